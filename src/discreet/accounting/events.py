@@ -1,0 +1,403 @@
+"""What happened: frozen, serialisable values that an accountant turns into epsilon.
+
+The rules of this file:
+
+* An event states its mathematics completely, so that an accountant needs nothing else.
+* `noise` is the multiplier z on a sum: standard deviation of the noise / clip. It is stated once, against
+  the add/remove sensitivity of one clip; `units(relation)` says how many clips one change of a record moves
+  the sum, and the accountants divide by it where they meet the event, once.
+* Composition is not an event: a `Charge` says how often each event happened.
+* An event that an accountant does not know is refused, never guessed.
+
+>>> event = PoissonSampled(rate=0.01, event=Gaussian(noise=1.1))
+>>> event_from_json(event.to_json()) == event
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+
+_ABOUT_NOISE = "noise is the standard deviation on the sum divided by the clip, 0 meaning no privacy"
+_ABOUT_RATE = "the rate is a probability; for batch 256 of 50000 records use 256/50000"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that touched the data, or nothing. Equal events cost the same."""
+
+    kind: ClassVar[str] = "event"
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as plain JSON values, tagged with its kind."""
+        fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"kind": self.kind, **fields}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Event):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def units(relation: Neighbouring) -> float:
+    """How many clips the sum moves between neighbours: 1 if a record comes or goes, 2 if it is replaced."""
+    return 1.0 if relation is Neighbouring.ADD_REMOVE else 2.0
+
+
+def _nested(value: Any, allowed: tuple[type[Event], ...], owner: str) -> None:
+    names = " or ".join(kind.__name__ for kind in allowed)
+    remedy = f"{owner} is proven for these events only"
+    check.require(isinstance(value, allowed), f"event to be {names}", f"event={value!r}", remedy)
+
+
+# Releases: what is done with one batch -----------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """One sum of records, each of norm <= clip, released with noise N(0, (noise * clip)^2 I)."""
+
+    noise: float
+    kind: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        check.not_negative(_ABOUT_NOISE, noise=self.noise)
+
+    @property
+    def whitened(self) -> Gaussian:
+        """The equivalent single Gaussian."""
+        return self
+
+
+@final
+@dataclass(frozen=True)
+class CountQuery(Event):
+    """The count of adaptive quantile clipping, centred: every record adds -1/2 or +1/2; noise N(0, sigma^2).
+
+    Centring makes the add/remove sensitivity 1/2, so that the multiplier is sigma / (1/2).
+
+    >>> CountQuery(sigma=5.0).whitened
+    Gaussian(noise=10.0)
+    """
+
+    sigma: float
+    kind: ClassVar[str] = "count-query"
+
+    def __post_init__(self) -> None:
+        check.not_negative("sigma is the standard deviation of the noise on the count", sigma=self.sigma)
+
+    @property
+    def whitened(self) -> Gaussian:
+        """The equivalent single Gaussian."""
+        return Gaussian(noise=self.sigma / 0.5)
+
+
+@final
+@dataclass(frozen=True)
+class SelectionQuery(Event):
+    """A noisy test on private data (accept or reject a step): a statistic plus N(0, sigma^2).
+
+    `sensitivity` bounds the change when one record comes or goes (twice that when it is replaced).
+    """
+
+    sigma: float
+    sensitivity: float
+    kind: ClassVar[str] = "selection-query"
+
+    def __post_init__(self) -> None:
+        check.not_negative("sigma is the standard deviation of the noise on the test", sigma=self.sigma)
+        check.positive("state how far one record can move the tested statistic", sensitivity=self.sensitivity)
+
+    @property
+    def whitened(self) -> Gaussian:
+        """The equivalent single Gaussian."""
+        return Gaussian(noise=self.sigma / self.sensitivity)
+
+
+Query = Gaussian | CountQuery | SelectionQuery
+_QUERIES = (Gaussian, CountQuery, SelectionQuery)
+
+
+@final
+@dataclass(frozen=True)
+class Queries(Event):
+    """Several queries on ONE sample. Whitened they are one Gaussian: z = (sum_i z_i^-2)^(-1/2).
+
+    >>> round(Queries((Gaussian(1.2), Gaussian(4.0))).whitened.noise, 6)
+    1.149392
+    """
+
+    queries: tuple[Query, ...]
+    kind: ClassVar[str] = "queries"
+
+    def __post_init__(self) -> None:
+        remedy = "give the tuple of queries that saw the same sample"
+        is_tuple = isinstance(self.queries, tuple) and len(self.queries) > 0
+        check.require(is_tuple, "queries to be a tuple of at least one event", f"{self.queries!r}", remedy)
+        for query in self.queries:
+            _nested(query, _QUERIES, "Queries")
+
+    @property
+    def whitened(self) -> Gaussian:
+        """The equivalent single Gaussian."""
+        noises = [query.whitened.noise for query in self.queries]
+        if len(noises) == 1 or min(noises) == 0:
+            return Gaussian(noise=min(noises))
+        # Scaled by the smallest, so that tiny and huge multipliers neither overflow nor vanish.
+        least = min(noises)
+        return Gaussian(noise=least / math.sqrt(sum((least / noise) ** 2 for noise in noises)))
+
+
+@final
+@dataclass(frozen=True)
+class ProjectedGaussian(Event):
+    """y_l = A_l^T S_l / sqrt(p_l) + N(0, (noise * clip)^2 I), A_l dense, iid N(0, 1), fresh and public.
+
+    `dims` holds p_l, the width of the projection of each layer. Orthonormal projections are plain `Gaussian`.
+    """
+
+    noise: float
+    dims: tuple[int, ...]
+    kind: ClassVar[str] = "projected-gaussian"
+
+    def __post_init__(self) -> None:
+        check.not_negative(_ABOUT_NOISE, noise=self.noise)
+        remedy = "give the width of the projection of every layer"
+        is_tuple = isinstance(self.dims, tuple) and len(self.dims) > 0
+        check.require(is_tuple, "dims to be a tuple of at least one width", f"dims={self.dims!r}", remedy)
+        for width in self.dims:
+            check.count(remedy, width=width)
+
+
+Release = Gaussian | CountQuery | SelectionQuery | Queries | ProjectedGaussian
+_RELEASES = (Gaussian, CountQuery, SelectionQuery, Queries, ProjectedGaussian)
+Whitenable = Gaussian | CountQuery | SelectionQuery | Queries
+_WHITENABLE = (Gaussian, CountQuery, SelectionQuery, Queries)
+
+
+# Sampled releases: one step of a run ---------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class PoissonSampled(Event):
+    """`event` on a sample that holds each record independently with probability `rate`."""
+
+    rate: float
+    event: Release
+    kind: ClassVar[str] = "poisson-sampled"
+
+    def __post_init__(self) -> None:
+        check.fraction(_ABOUT_RATE, rate=self.rate)
+        _nested(self.event, _RELEASES, "PoissonSampled")
+
+
+@final
+@dataclass(frozen=True)
+class TruncatedPoisson(Event):
+    """`event` on a Poisson sample cut to `cap` records, chosen uniformly, where it held more.
+
+    `records` is a PUBLIC upper bound on the size of the data.
+    """
+
+    rate: float
+    cap: int
+    records: int
+    event: Whitenable
+    kind: ClassVar[str] = "truncated-poisson"
+
+    def __post_init__(self) -> None:
+        check.fraction(_ABOUT_RATE, rate=self.rate)
+        check.count("cap bounds the batch; records is a public upper bound", cap=self.cap, records=self.records)
+        _nested(self.event, _WHITENABLE, "TruncatedPoisson")
+
+
+@final
+@dataclass(frozen=True)
+class WithoutReplacement(Event):
+    """`event` on `batch` of exactly `records` records, uniform without replacement. Replace-one only."""
+
+    records: int
+    batch: int
+    event: Whitenable
+    kind: ClassVar[str] = "without-replacement"
+
+    def __post_init__(self) -> None:
+        remedy = "a sample without replacement takes batch <= records"
+        check.count(remedy, records=self.records, batch=self.batch)
+        check.require(self.batch <= self.records, f"batch <= {self.records}", f"batch={self.batch}", remedy)
+        _nested(self.event, _WHITENABLE, "WithoutReplacement")
+
+
+@final
+@dataclass(frozen=True)
+class BallsInBins(Event):
+    """A whole run: in each of `epochs` epochs every record joins one uniformly chosen step, independently."""
+
+    epochs: int
+    event: Whitenable
+    kind: ClassVar[str] = "balls-in-bins"
+
+    def __post_init__(self) -> None:
+        check.count("count the passes over the data", epochs=self.epochs)
+        _nested(self.event, _WHITENABLE, "BallsInBins")
+
+
+@final
+@dataclass(frozen=True)
+class ShuffledEpoch(Event):
+    """One pass over a shuffled order in which every record joins exactly one step. Replace-one only.
+
+    Billed as one `event` without amplification: shuffling is never billed as Poisson sampling.
+    """
+
+    event: Whitenable
+    kind: ClassVar[str] = "shuffled-epoch"
+
+    def __post_init__(self) -> None:
+        _nested(self.event, _WHITENABLE, "ShuffledEpoch")
+
+
+@final
+@dataclass(frozen=True)
+class Unamplified(Event):
+    """One step on a batch from a loader that we do not know: `event`, with no credit for sampling."""
+
+    event: Whitenable
+    kind: ClassVar[str] = "unamplified"
+
+    def __post_init__(self) -> None:
+        _nested(self.event, _WHITENABLE, "Unamplified")
+
+
+# Whole runs ------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ClippedFeedback(Event):
+    """A whole run with clipped error feedback: v_t = clip(e_t, feedback_clip) + mean clip(g, clip) + noise.
+
+    The mean divides by the public `batch`, the noise has standard deviation `noise_std_on_mean`, the error
+    e_{t+1} = e_t + mean g - v_t (without noise) stays hidden. `preclip` bounds every g beforehand, None: unbounded.
+    """
+
+    rate: float
+    steps: int
+    batch: float
+    clip: float
+    feedback_clip: float
+    noise_std_on_mean: float
+    preclip: float | None = None
+    kind: ClassVar[str] = "clipped-feedback"
+
+    def __post_init__(self) -> None:
+        check.fraction(_ABOUT_RATE, rate=self.rate)
+        check.count("count the steps of the run", steps=self.steps)
+        check.positive("bounds and batch sizes are positive", batch=self.batch, clip=self.clip)
+        check.not_negative("0 means no feedback, or no noise", feedback_clip=self.feedback_clip)
+        check.not_negative("0 means no feedback, or no noise", noise_std_on_mean=self.noise_std_on_mean)
+        if self.preclip is not None:
+            check.positive("the pre-clip bounds every gradient; None leaves it unbounded", preclip=self.preclip)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LastIterateRun(Event):
+    """A whole run of `steps` updates x <- project(x - learning_rate * (sum/batch + noise)); only the last x leaves.
+
+    `step` is one step as sampled (its noise is against the clip on the sum), `diameter` that of the convex
+    domain, `expansion` c a Lipschitz constant of the noiseless update for EVERY batch that can occur: batches
+    must therefore be bounded, which plain Poisson sampling does not do.
+    """
+
+    step: Gaussian | TruncatedPoisson | WithoutReplacement
+    steps: int
+    clip: float
+    batch: float
+    learning_rate: float
+    diameter: float
+    expansion: float
+    kind: ClassVar[str] = "last-iterate-run"
+
+    def __post_init__(self) -> None:
+        _nested(self.step, (Gaussian, TruncatedPoisson, WithoutReplacement), "LastIterateRun")
+        check.count("count the steps of the run", steps=self.steps)
+        check.positive("bounds and batch sizes are positive", clip=self.clip, batch=self.batch)
+        check.positive("the learning rate multiplies the mean", learning_rate=self.learning_rate)
+        check.positive("the diameter of the domain; a ball of radius r has 2r", diameter=self.diameter)
+        check.not_negative("a Lipschitz constant of the update", expansion=self.expansion)
+
+
+# Nothing, and everything -------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Free(Event):
+    """Post-processing of what was released already: costs nothing."""
+
+    kind: ClassVar[str] = "free"
+
+
+@final
+@dataclass(frozen=True)
+class NonPrivate(Event):
+    """Something for which no bound is proven: epsilon is infinite."""
+
+    kind: ClassVar[str] = "non-private"
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        Gaussian,
+        CountQuery,
+        SelectionQuery,
+        Queries,
+        ProjectedGaussian,
+        PoissonSampled,
+        TruncatedPoisson,
+        WithoutReplacement,
+        BallsInBins,
+        ShuffledEpoch,
+        Unamplified,
+        ClippedFeedback,
+        LastIterateRun,
+        Free,
+        NonPrivate,
+    )
+}
+
+
+def event_from_json(body: Mapping[str, Any]) -> Event:
+    """The event that `to_json` wrote; an unknown kind or a field too many or too few is refused."""
+    remedy = "read it with the version of the library that wrote it"
+    check.require(isinstance(body, Mapping), "an event as a JSON object", f"{body!r}", remedy)
+    kind = body.get("kind")
+    known = isinstance(kind, str) and kind in EVENTS
+    check.require(known, f"kind to be one of {', '.join(EVENTS)}", f"kind={kind!r}", remedy)
+    cls = EVENTS[str(kind)]
+    names = {f.name for f in dataclasses.fields(cls)}
+    given = set(body) - {"kind"}
+    check.require(given == names, f"{kind} with {sorted(names)}", f"{sorted(given)}", remedy)
+    return cls(**{name: _value(body[name]) for name in names})
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, Mapping):
+        return event_from_json(plain)
+    if isinstance(plain, list):
+        return tuple(_value(item) for item in plain)
+    return plain

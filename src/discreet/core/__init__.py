@@ -1,0 +1,1 @@
+"""Ground that every other layer stands on; imports nothing of ours."""
