@@ -219,7 +219,7 @@ class TruncatedPoisson(Event):
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
-        check.count("cap bounds the batch; records is a public upper bound", cap=self.cap, records=self.records)
+        check.count("records is a public upper bound", cap=self.cap, records=self.records)
         _nested(self.event, _WHITENABLE, "TruncatedPoisson")
 
 
@@ -290,7 +290,7 @@ class ClippedFeedback(Event):
     """A whole run with clipped error feedback: v_t = clip(e_t, feedback_clip) + mean clip(g, clip) + noise.
 
     The mean divides by the public `batch`, the noise has standard deviation `noise_std_on_mean`, the error
-    e_{t+1} = e_t + mean g - v_t (without noise) stays hidden. `preclip` bounds every g beforehand, None: unbounded.
+    e_{t+1} = e_t + mean g - v_t (without noise) stays hidden. `preclip` bounds every g, None: nothing does.
     """
 
     rate: float
@@ -309,13 +309,13 @@ class ClippedFeedback(Event):
         check.not_negative("0 means no feedback, or no noise", feedback_clip=self.feedback_clip)
         check.not_negative("0 means no feedback, or no noise", noise_std_on_mean=self.noise_std_on_mean)
         if self.preclip is not None:
-            check.positive("the pre-clip bounds every gradient; None leaves it unbounded", preclip=self.preclip)
+            check.positive("the pre-clip bounds every gradient, None nothing", preclip=self.preclip)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LastIterateRun(Event):
-    """A whole run of `steps` updates x <- project(x - learning_rate * (sum/batch + noise)); only the last x leaves.
+    """A whole run of updates x <- project(x - learning_rate * (sum/batch + noise)); only the last x leaves.
 
     `step` is one step as sampled (its noise is against the clip on the sum), `diameter` that of the convex
     domain, `expansion` c a Lipschitz constant of the noiseless update for EVERY batch that can occur: batches
@@ -340,7 +340,7 @@ class LastIterateRun(Event):
         check.not_negative("a Lipschitz constant of the update", expansion=self.expansion)
 
 
-# Nothing, and everything -------------------------------------------------------------------------------------
+# Nothing, and everything ---------------------------------------------------------------------------------
 
 
 @final

@@ -60,7 +60,9 @@ class Convolution:
 
     def square_norms(self) -> tuple[Tensor, Tensor]:
         square, underflow = norms_by_chunks(self, math.prod(self.shape))
-        taps = math.sqrt(math.prod(self.shape[2:]))  # each input value lies in at most this many patches, squared
+        taps = math.sqrt(
+            math.prod(self.shape[2:])
+        )  # each input value lies in at most this many patches, squared
         images = row_norms(self.images.unflatten(0, (self._records, -1)))
         outputs = row_norms(self.outputs.unflatten(0, (self._records, -1)))
         return square, underflow + rounding_slack(taps * images, outputs, self.images.dtype)
@@ -119,7 +121,9 @@ def _by_groups(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: 
     N = images.shape[0]
     alone = Geometry(geometry.stride, geometry.padding, geometry.dilation, N * geometry.groups)
     stacked = (N * shape[0], *shape[1:])
-    gradient = _weight_gradient(images.reshape(1, -1, *images.shape[2:]), outputs.reshape(1, -1, *outputs.shape[2:]), stacked, alone)
+    gradient = _weight_gradient(
+        images.reshape(1, -1, *images.shape[2:]), outputs.reshape(1, -1, *outputs.shape[2:]), stacked, alone
+    )
     return gradient.unflatten(0, (N, shape[0]))
 
 

@@ -31,6 +31,10 @@ GRAM_RATIO = 12.0
 class Factors(Protocol):
     """Per-sample gradients of one parameter, in factored form."""
 
+    @property
+    def records(self) -> int:
+        """N."""
+
     def square_norms(self) -> tuple[Tensor, Tensor]:
         """Squared norms and slacks, float64, both of shape [N]."""
 
@@ -44,21 +48,17 @@ class Factors(Protocol):
         """The same factors with the records of `bad_N` set to exact zero."""
 
 
-def _accumulator(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _widen(tensor: Tensor) -> Tensor:
+def widen(tensor: Tensor) -> Tensor:
     """At least float32: norms and sums never run in half precision."""
-    return tensor.to(_accumulator(tensor))
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _zero_rows(tensor: Tensor, bad_N: Tensor) -> Tensor:
+def zero_rows(tensor: Tensor, bad_N: Tensor) -> Tensor:
     shape = (-1,) + (1,) * (tensor.dim() - 1)
     return tensor.masked_fill(bad_N.view(shape), 0)
 
 
-def _row_norms(tensor: Tensor) -> Tensor:
+def row_norms(tensor: Tensor) -> Tensor:
     """Norms over everything but the first axis, accumulated in float64 so that no square overflows or vanishes."""
     return torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=torch.float64)
 
@@ -67,10 +67,14 @@ class Dense:
     """Per-sample gradients that are already there: biases, norm layers, scales, any op by `vmap`."""
 
     def __init__(self, grads_N: Tensor) -> None:
-        self.grads_N = _widen(grads_N)
+        self.grads_N = widen(grads_N)
+
+    @property
+    def records(self) -> int:
+        return self.grads_N.shape[0]
 
     def square_norms(self) -> tuple[Tensor, Tensor]:
-        flat = self.grads_N.flatten(1)
+        flat = self.grads_N.reshape(self.records, -1)
         # Squares in the working precision are fast; below its range they vanish, by at most `underflow` in the norm.
         square = torch.linalg.vecdot(flat, flat).double()
         tiny = torch.finfo(flat.dtype).tiny
@@ -78,28 +82,44 @@ class Dense:
         return square, torch.full_like(square, underflow)
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
-        total_Q.flatten(1).addmm_(weights_QN.to(total_Q.dtype), self.grads_N.flatten(1).to(total_Q.dtype))
+        queries = total_Q.shape[0]
+        flat = self.grads_N.reshape(self.records, -1).to(total_Q.dtype)
+        total_Q.view(queries, -1).addmm_(weights_QN.to(total_Q.dtype), flat)
 
     def instantiate(self, start: int, stop: int) -> Tensor:
         return self.grads_N[start:stop]
 
     def silence(self, bad_N: Tensor) -> Dense:
-        return Dense(_zero_rows(self.grads_N, bad_N))
+        return Dense(zero_rows(self.grads_N, bad_N))
 
 
 class Outer:
     """g_n = sum_p left[n, p] (x) right[n, p]: what a linear map leaves, over its positions."""
 
     def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
-        self.left_NPA, self.right_NPB = _widen(left_NPA), _widen(right_NPB)
+        self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
         self.shape = tuple(shape)
 
+    @property
+    def records(self) -> int:
+        return self.right_NPB.shape[0]
+
+    @property
+    def gram_is_cheaper(self) -> bool:
+        """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
+        (_, P, A), B = self.left_NPA.shape, self.right_NPB.shape[2]
+        return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
+
     def square_norms(self) -> tuple[Tensor, Tensor]:
-        left, right = _row_norms(self.left_NPA), _row_norms(self.right_NPB)
+        left, right = row_norms(self.left_NPA), row_norms(self.right_NPB)
         if self.left_NPA.shape[1] == 1:
             return (left * right).square(), torch.zeros_like(left)
-        gram = _left_gram(self) * _gram(self.right_NPB)
-        return gram.sum((1, 2)).clamp(min=0), _slack(left, right, self.right_NPB.dtype)
+        slack = rounding_slack(left, right, self.right_NPB.dtype)
+        if self.gram_is_cheaper:
+            gram = _gram(self.left_NPA) * _gram(self.right_NPB)
+            return gram.sum((1, 2)).clamp(min=0), slack
+        square, underflow = norms_by_chunks(self, math.prod(self.shape))
+        return square, slack + underflow
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         A, B = self.left_NPA.shape[2], self.right_NPB.shape[2]
@@ -113,21 +133,36 @@ class Outer:
         left, right = self.left_NPA[start:stop], self.right_NPB[start:stop]
         return torch.bmm(left.transpose(1, 2), right).view(-1, *self.shape)
 
+    def lines(self, rows_A: Tensor | None, columns_B: Tensor | None) -> Outer:
+        """The part on active rows and columns; only for its norms."""
+        left = self.left_NPA if rows_A is None else self.left_NPA[..., rows_A]
+        right = self.right_NPB if columns_B is None else self.right_NPB[..., columns_B]
+        return Outer(left, right, (left.shape[2], right.shape[2]))
+
+    def masked_square(self, active_AB: Tensor) -> Tensor:
+        """Squared norms on single active elements, for one position: one matrix product."""
+        left_NA, right_NB = self.left_NPA[:, 0].double().square(), self.right_NPB[:, 0].double().square()
+        return ((left_NA @ active_AB.double()) * right_NB).sum(1)
+
     def silence(self, bad_N: Tensor) -> Outer:
-        return Outer(_zero_rows(self.left_NPA, bad_N), _zero_rows(self.right_NPB, bad_N), self.shape)
+        return Outer(zero_rows(self.left_NPA, bad_N), zero_rows(self.right_NPB, bad_N), self.shape)
 
 
 class OneHot:
     """An embedding's part: g_n = sum_p onehot(index[n, p]) (x) right[n, p]."""
 
     def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
-        self.index_NP, self.right_NPB, self.shape = index_NP, _widen(right_NPB), tuple(shape)
+        self.index_NP, self.right_NPB, self.shape = index_NP, widen(right_NPB), tuple(shape)
+
+    @property
+    def records(self) -> int:
+        return self.right_NPB.shape[0]
 
     def square_norms(self) -> tuple[Tensor, Tensor]:
-        right = _row_norms(self.right_NPB)
-        gram = _left_gram(self) * _gram(self.right_NPB)
+        right = row_norms(self.right_NPB)
+        gram = _left_cross(self, self) * _gram(self.right_NPB)
         length = torch.full_like(right, math.sqrt(self.index_NP.shape[1]))
-        return gram.sum((1, 2)).clamp(min=0), _slack(length, right, self.right_NPB.dtype)
+        return gram.sum((1, 2)).clamp(min=0), rounding_slack(length, right, self.right_NPB.dtype)
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         rows = self.index_NP.flatten()
@@ -141,7 +176,7 @@ class OneHot:
         return grads.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
 
     def silence(self, bad_N: Tensor) -> OneHot:
-        return OneHot(self.index_NP, _zero_rows(self.right_NPB, bad_N), self.shape)
+        return OneHot(self.index_NP, zero_rows(self.right_NPB, bad_N), self.shape)
 
 
 class Sum:
@@ -149,6 +184,10 @@ class Sum:
 
     def __init__(self, parts: Sequence[Outer | OneHot]) -> None:
         self.parts = tuple(parts)
+
+    @property
+    def records(self) -> int:
+        return self.parts[0].records
 
     def square_norms(self) -> tuple[Tensor, Tensor]:
         square, slack = self.parts[0].square_norms()
@@ -171,19 +210,26 @@ class Sum:
         return Sum([part.silence(bad_N) for part in self.parts])
 
 
-def _slack(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+def rounding_slack(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """Rounding of a sum over positions: sum_p |l_p||r_p| <= ||l|| ||r|| by Cauchy-Schwarz."""
     return ROUNDING_ULPS * torch.finfo(dtype).eps * left * right
+
+
+def norms_by_chunks(part: Factors, size: int) -> tuple[Tensor, Tensor]:
+    """Square norms of gradients that are too large to keep: instantiate some records, measure, forget."""
+    step = max(1, KEEP_ELEMENTS // size)
+    pieces = [
+        Dense(part.instantiate(start, min(start + step, part.records))).square_norms()
+        for start in range(0, part.records, step)
+    ]
+    squares, slacks = zip(*pieces, strict=True)
+    return torch.cat(squares), torch.cat(slacks)
 
 
 def _gram(rows_NPB: Tensor) -> Tensor:
     """<r_p, r_q>, in float64: in float32 alternating signs cancel to anything, even below zero."""
     wide = rows_NPB.double()
     return torch.bmm(wide, wide.transpose(1, 2))
-
-
-def _left_gram(part: Outer | OneHot) -> Tensor:
-    return _gram(part.left_NPA) if isinstance(part, Outer) else _left_cross(part, part)
 
 
 def _left_cross(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
@@ -197,15 +243,6 @@ def _left_cross(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
     assert isinstance(first, Outer) and isinstance(other, OneHot)
     index = other.index_NP.unsqueeze(1).expand(-1, first.left_NPA.shape[1], -1)
     return first.left_NPA.double().gather(2, index)
-
-
-def gram_is_cheaper(part: Outer | OneHot) -> bool:
-    """Compare the Gram matrices' work with writing and reading N instantiated gradients."""
-    _, P, B = part.right_NPB.shape
-    if isinstance(part, OneHot):
-        return True  # its rows are many and empty
-    A = part.left_NPA.shape[2]
-    return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
 
 
 def merge(parts: Sequence[Factors], shape: Sequence[int]) -> Factors:
@@ -225,22 +262,18 @@ def merge(parts: Sequence[Factors], shape: Sequence[int]) -> Factors:
     if len(factored) > 1:
         return Sum(factored)
     whole = factored[0]
-    records = whole.right_NPB.shape[0]
-    if not gram_is_cheaper(whole) and records * math.prod(shape) <= KEEP_ELEMENTS:
-        return Dense(whole.instantiate(0, records))
-    return whole
+    return keep_if_small(whole, math.prod(shape)) if isinstance(whole, Outer) else whole
+
+
+def keep_if_small(part: Outer, size: int) -> Factors:
+    """Instantiate now, once: the norm and the weighted sum then both read the same gradients."""
+    if part.gram_is_cheaper or part.records * size > KEEP_ELEMENTS:
+        return part
+    return Dense(part.instantiate(0, part.records))
 
 
 def _add_up(parts: Sequence[Factors]) -> Dense:
-    def everything(part: Factors) -> Tensor:
-        return part.instantiate(0, _records(part))
-
-    total = everything(parts[0]).clone()
+    total = parts[0].instantiate(0, parts[0].records).clone()
     for part in parts[1:]:
-        total += everything(part)
+        total += part.instantiate(0, part.records)
     return Dense(total)
-
-
-def _records(part: Factors) -> int:
-    zero = part.square_norms()[0] if not isinstance(part, Dense) else part.grads_N
-    return zero.shape[0]

@@ -1,0 +1,243 @@
+"""Privacy-loss distributions on a grid, rounded so that they never promise too much.
+
+A pair of distributions (P, Q) enters only through its loss log(P/Q) under P. `discretise` moves every bit of
+mass to the two grid points around it so that the mass under P and under Q is kept ("connect the dots"
+[Doroshenko et al. 2022, Algorithm 1]): the result has a hockey-stick divergence that is never below the true one
+and equals it on the grid. dp-accounting does the same point by point in Python; here it is one vector
+operation (about fifty times faster) and the tails keep their relative precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# exp() of more overflows; below it every comparison of ours is still exact.
+_LARGEST_EXPONENT = 700.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pmf:
+    """Mass `mass[j]` at the loss (first + j) * grid, and the mass `infinite` at an infinite loss."""
+
+    grid: float
+    first: int
+    mass: Floats
+    infinite: float
+
+    @property
+    def last(self) -> int:
+        """The index of the highest finite loss."""
+        return self.first + len(self.mass) - 1
+
+    @property
+    def losses(self) -> Floats:
+        """The finite losses."""
+        return self.grid * np.arange(self.first, self.last + 1, dtype=np.float64)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pld:
+    """One dominating loss distribution for each direction of the relation; the same object if they agree."""
+
+    with_without: Pmf
+    without_with: Pmf
+
+    @classmethod
+    def symmetric(cls, pmf: Pmf) -> Pld:
+        """A pair whose two directions have the same loss distribution."""
+        return cls(pmf, pmf)
+
+    @classmethod
+    def from_dp_accounting(cls, pld: Any) -> Pld:
+        """The same distribution out of dp-accounting's `PrivacyLossDistribution`."""
+        upper = _from_dense(pld._pmf_remove.to_dense_pmf())
+        if pld._symmetric:
+            return cls(upper, upper)
+        return cls(upper, _from_dense(pld._pmf_add.to_dense_pmf()))
+
+
+def _from_dense(pmf: Any) -> Pmf:
+    mass = np.array(pmf._probs, dtype=np.float64)
+    return Pmf(float(pmf._discretization), int(pmf._lower_loss), mass, float(pmf._infinity_mass))
+
+
+def mix(parts: Sequence[tuple[float, Pmf]]) -> Pmf:
+    """The loss distribution when a public draw decides which part happens: sum of weight * part.
+
+    Weights that sum to less than 1 leave the rest at infinite loss.
+    """
+    first = min(part.first for _, part in parts)
+    last = max(part.last for _, part in parts)
+    mass = np.zeros(last - first + 1)
+    infinite = max(0.0, 1.0 - math.fsum(weight for weight, _ in parts))
+    for weight, part in parts:
+        mass[part.first - first : part.last - first + 1] += weight * part.mass
+        infinite += weight * part.infinite
+    return Pmf(parts[0][1].grid, first, mass, infinite)
+
+
+# Gaussian mixtures on a line ------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Line:
+    """A mixture of normal distributions of one standard deviation on the real line."""
+
+    weights: tuple[float, ...]
+    means: tuple[float, ...]
+    std: float
+
+    def above(self, x: Floats) -> Floats:
+        """The mass above x, by survival functions: precise in the upper tail."""
+        return self._sum(lambda scaled: _ndtr(-scaled), x)
+
+    def below(self, x: Floats) -> Floats:
+        """The mass below x."""
+        return self._sum(_ndtr, x)
+
+    def between(self, x: Floats) -> Floats:
+        """The masses between successive x (non-decreasing), from whichever tail is smaller."""
+        return self._sum(_normal_between, x)
+
+    def _sum(self, function: Callable[[Floats], Floats], x: Floats) -> Floats:
+        parts = [w * function((x - m) / self.std) for w, m in zip(self.weights, self.means, strict=True) if w > 0]
+        return np.sum(parts, axis=0)
+
+
+def _ndtr(x: Floats) -> Floats:
+    from scipy import special
+
+    values: Floats = special.ndtr(x)
+    return values
+
+
+def _normal_between(x: Floats) -> Floats:
+    below, above = _ndtr(x), _ndtr(-x)
+    right = x[:-1] > 0
+    return np.where(right, above[:-1] - above[1:], below[1:] - below[:-1])
+
+
+def reach(log_tail: float) -> float:
+    """How many standard deviations leave at most exp(log_tail) of a normal distribution above."""
+    from scipy import special
+
+    return float(-special.ndtri_exp(log_tail))
+
+
+def discretise(
+    upper: Line, lower: Line, threshold: Callable[[Floats], Floats], grid: float, low: float, high: float
+) -> Pmf:
+    """The loss distribution of (upper, lower) on multiples of `grid` from `low` to `high`.
+
+    threshold(loss) is the point on the line above which log(upper/lower) exceeds the loss; non-decreasing.
+    Guarantee: dominates the exact one. Below `low` the loss is raised to it; above `high` the mass that the
+    lower distribution can pay for sits at `high`, the rest at infinity.
+    """
+    first, last = math.floor(low / grid), max(math.ceil(high / grid), math.floor(low / grid) + 1)
+    losses = grid * np.arange(first, last + 1, dtype=np.float64)
+    x = threshold(losses)
+    odds = np.exp(np.minimum(losses, _LARGEST_EXPONENT))
+    in_upper = upper.between(x)
+    # Solves: up + down = mass under P, up * e^-l[i+1] + down * e^-l[i] = mass under Q.
+    up = (in_upper - odds[:-1] * lower.between(x)) / -math.expm1(-grid)
+    up = np.clip(up, 0.0, in_upper)
+    mass = np.zeros(len(losses))
+    mass[:-1] += in_upper - up
+    mass[1:] += up
+    mass[0] += float(upper.below(x[:1])[0])
+    beyond = float(upper.above(x[-1:])[0])
+    paid = min(beyond, float(odds[-1] * lower.above(x[-1:])[0]))
+    mass[-1] += paid
+    return Pmf(grid, first, mass, beyond - paid)
+
+
+# Pairs that events need ------------------------------------------------------------------------------------
+
+
+def gaussian(noise: float, grid: float, log_tail: float) -> Pld:
+    """N(1, z^2) against N(0, z^2)."""
+    return sampled_gaussian(1.0, noise, grid, log_tail)
+
+
+def sampled_gaussian(rate: float, noise: float, grid: float, log_tail: float) -> Pld:
+    """(1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), and the other way round."""
+    span = noise * reach(log_tail)
+    variance = noise * noise
+
+    def loss(x: float) -> float:
+        shifted = (2 * x - 1) / (2 * variance)
+        return shifted if rate == 1 else float(np.logaddexp(math.log1p(-rate), math.log(rate) + shifted))
+
+    def threshold(losses: Floats) -> Floats:
+        return variance * _log_unmixed(losses, rate) + 0.5
+
+    def reflected(losses: Floats) -> Floats:
+        return -threshold(-losses)
+
+    mixed, plain = Line((1 - rate, rate), (0.0, 1.0), noise), Line((1.0,), (0.0,), noise)
+    upper = discretise(mixed, plain, threshold, grid, loss(-span), loss(1 + span))
+    if rate == 1:
+        return Pld.symmetric(upper)
+    mirrored = Line((1 - rate, rate), (0.0, -1.0), noise)
+    return Pld(upper, discretise(plain, mirrored, reflected, grid, -loss(1 + span), -loss(-span)))
+
+
+def _log_unmixed(losses: Floats, rate: float) -> Floats:
+    """log((e^loss - (1 - q)) / q): the loss without sampling; -inf where sampling never gets so low."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        near = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + rate, 0.0))
+        far = losses + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 1.0)))
+    unmixed: Floats = np.where(losses < 1.0, near, far) - math.log(rate)
+    return unmixed
+
+
+def replaced_gaussian(rate: float, noise: float, grid: float, log_tail: float) -> Pld:
+    """(1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), standard deviation z: symmetric."""
+    span, variance = noise * reach(log_tail), noise * noise
+    stay = -math.inf if rate == 1 else math.log1p(-rate) - math.log(rate) + 1 / (2 * variance)
+
+    def threshold(losses: Floats) -> Floats:
+        half = np.abs(losses) / 2
+        with np.errstate(divide="ignore"):
+            log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+        product = log_sinh + stay
+        asinh = np.logaddexp(product, 0.5 * np.logaddexp(0.0, 2 * product))
+        return np.sign(losses) * variance * (asinh + half)
+
+    def loss(x: float) -> float:
+        up, down = (2 * x - 1) / (2 * variance), (-2 * x - 1) / (2 * variance)
+        if rate == 1:
+            return up - down
+        keep, take = math.log1p(-rate), math.log(rate)
+        return float(np.logaddexp(keep, take + up) - np.logaddexp(keep, take + down))
+
+    upper, lower = Line((1 - rate, rate), (0.0, 1.0), noise), Line((1 - rate, rate), (0.0, -1.0), noise)
+    edge = loss(1 + span)
+    return Pld.symmetric(discretise(upper, lower, threshold, grid, -edge, edge))
+
+
+def without_replacement(rate: float, noise: float, grid: float, log_tail: float) -> Pld:
+    """The curve delta(log(1 + q (e^eps - 1))) = q delta_Gauss(eps) for eps >= 0, mirrored below 0.
+
+    Its loss distribution has the positive losses of "(1-q) Q + q P against Q", the negative losses of
+    "P against (1-q) P + q Q", and everything else at loss 0 (docs/proofs/WithoutReplacement.md).
+    """
+    if rate == 1:
+        return gaussian(noise, grid, log_tail)
+    sampled = sampled_gaussian(rate, noise, grid, log_tail)
+    above, below = sampled.with_without, sampled.without_with
+    negative, positive = below.mass[: max(0, -below.first)], above.mass[max(0, 1 - above.first) :]
+    middle = 1.0 - math.fsum(negative) - math.fsum(positive) - above.infinite
+    mass = np.concatenate([negative, [max(0.0, middle)], positive])
+    return Pld.symmetric(Pmf(grid, min(0, below.first), mass, above.infinite))

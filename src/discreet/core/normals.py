@@ -1,0 +1,135 @@
+"""Standard normals from a counter-based cipher, computed by several threads.
+
+Pair j of a key is the pair that Box-Muller makes of cipher block j, so the values depend on the key and
+the position alone: not on the number of threads, and not on how a draw is cut into chunks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+
+BLOCK_BYTES: Final = 16
+WORD_BYTES: Final = 8
+CHUNK: Final = 1 << 15  # normals in one task: large enough to hide call overhead, small enough for the cache
+WORDS, NORMALS = 0, 1  # the lanes of a key: disjoint ranges of 2^64 blocks each
+
+_ZEROS: Final = memoryview(bytes(WORD_BYTES * CHUNK))
+Put = Callable[[torch.Tensor, torch.Tensor], object]
+
+
+def cipher(key: bytes, lane: int, block: int = 0) -> CipherContext:
+    """The key stream of AES-256-CTR from `block` of `lane` on."""
+    start = lane.to_bytes(8, "big") + block.to_bytes(8, "big")
+    return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+
+
+def key_stream(source: CipherContext, target: memoryview, size: int) -> None:
+    """Write the next `size` bytes of `source` to `target`, which is one block longer."""
+    # Older releases of the cipher library want that block of slack behind the output.
+    for start in range(0, size, len(_ZEROS)):
+        zeros = _ZEROS[: min(size - start, len(_ZEROS))]
+        source.update_into(zeros, target[start : start + len(zeros) + BLOCK_BYTES])
+
+
+def box_muller(words: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
+    """Turn 2m uniform 64-bit words into 2m standard normals, pair by pair; `work` is float64 [3, >= m].
+
+    u = |w0 + 1/2| / 2^63 in [2^-64, 1],  r = sqrt(-2 ln u) in [0, 9.42],  a = pi w1 / 2^63
+    out[2j] = r cos a,  out[2j + 1] = r sin a
+
+    Guarantee: u is never 0, so every output is finite; a pair depends on its own two words alone.
+    """
+    radius, angle, cosine = work[:, : len(words) // 2].unbind()
+    radius.copy_(words[0::2])
+    angle.copy_(words[1::2])
+    radius.add_(0.5).mul_(2.0**-63)
+    radius.mul_(radius).log_().abs_().sqrt_()  # |ln(u^2)| = -2 ln u, without a -0.0 below the root
+    angle.mul_(math.pi * 2.0**-63)
+    torch.cos(angle, out=cosine)
+    angle.sin_()
+    torch.mul(radius, cosine, out=out[0::2])
+    torch.mul(radius, angle, out=out[1::2])
+
+
+class _Workspace(threading.local):
+    """Buffers of one thread; they carry nothing from one task to the next."""
+
+    def __init__(self) -> None:
+        self.words = np.empty(CHUNK + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
+        self.bytes = self.words.data.cast("B")
+        self.tensor = torch.from_numpy(self.words)
+        self.work = torch.empty(3, CHUNK // 2, dtype=torch.float64, device="cpu")
+        self.out = torch.empty(CHUNK, dtype=torch.float64, device="cpu")
+
+
+_WORKSPACE: Final = _Workspace()
+
+
+def _task(key: bytes, block: int, target: torch.Tensor, put: Put, inference: bool) -> None:
+    size, space = target.numel(), _WORKSPACE
+    with torch.inference_mode(inference):  # a thread-local mode: take it over from the caller
+        key_stream(cipher(key, NORMALS, block), space.bytes, size * WORD_BYTES)
+        box_muller(space.tensor[:size], space.out[:size], space.work)
+        put(target, space.out[:size])
+
+
+def spread(key: bytes, block: int, target: torch.Tensor, put: Put) -> list[Future[None]]:
+    """Start `put(part, normals)` for every part of the flat `target`, whose even length uses blocks from `block` on.
+
+    One thread: the work is done on return. Several: wait for the futures.
+    """
+    count, threads = target.numel(), torch.get_num_threads()
+    size = min(CHUNK, 2 * -(-count // (2 * threads)))
+    parts = [(key, block + start // 2, target[start : start + size], put) for start in range(0, count, max(size, 1))]
+    inference = torch.is_inference_mode_enabled()
+    if threads == 1:
+        for part in parts:
+            _task(*part, inference)
+        return []
+    workers = _WORKERS.of(threads)
+    return [workers.submit(_task, *part, inference) for part in parts]
+
+
+class _Workers:
+    """Threads that each run torch serially.
+
+    A torch op on several threads meets a barrier; ten such ops a chunk, on cores that others use too, cost up to
+    fifty times the work itself. Whole chunks side by side meet once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made_for = (0, 0)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def of(self, threads: int) -> ThreadPoolExecutor:
+        """The pool of this process (a fork has none of its parent's threads) with `threads` threads."""
+        with self._lock:
+            if self._pool is None or self._made_for != (os.getpid(), threads):
+                if self._pool is not None and self._made_for[0] == os.getpid():
+                    self._pool.shutdown(wait=False)
+                self._pool = _serial_pool(threads)
+                self._made_for = (os.getpid(), threads)
+            return self._pool
+
+
+def _serial_pool(threads: int) -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(threads, "discreet-noise", initializer=torch.set_num_threads, initargs=(1,))
+    everyone = threading.Barrier(threads)
+    for started in [pool.submit(everyone.wait) for _ in range(threads)]:
+        started.result()
+    # set_num_threads binds its own thread, and the default of threads to come: put that default back.
+    torch.set_num_threads(threads)
+    return pool
+
+
+_WORKERS: Final = _Workers()

@@ -1,0 +1,323 @@
+"""Named random streams: AES-256 in counter mode, keyed by the operating system.
+
+A stream hands out each cipher block at most once. Privacy rests on that, so a stream cannot be copied,
+pickled, or used in a forked process, and it never touches the generators of torch or numpy.
+
+>>> streams = Streams.seeded(5)
+>>> streams.statement
+'seeded: not private'
+>>> streams.noise.normal(3).shape
+torch.Size([3])
+>>> streams.sampling.bernoulli(4, rate=1.0).tolist()
+[True, True, True, True]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Final, NoReturn, final, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.core import check
+from discreet.core.normals import BLOCK_BYTES, CHUNK, NORMALS, WORD_BYTES, WORDS, cipher, key_stream, spread
+
+__all__ = ["Stream", "Streams"]
+
+Words = npt.NDArray[np.uint64]
+Indices = npt.NDArray[np.int64]
+
+_KEY_BYTES: Final = 32
+_ONCE: Final = ("noise", "sampling")  # replaying one of these would break the guarantee
+_REPLAYABLE: Final = ("mask", "projection", "init")
+
+
+def _derive(key: bytes, label: str, *, size: int = _KEY_BYTES) -> bytes:
+    return hashlib.blake2b(label.encode(), key=key, digest_size=size, person=b"discreet.streams").digest()
+
+
+@final
+class Stream:
+    """A forward-only sequence of random values under one 256-bit key.
+
+    Guarantee: no cipher block serves two values, in one thread or several. Words and normals come from
+    separate counter ranges, and each of the two sequences depends on the key alone, not on how the draws
+    are cut: normal(3) then normal(5) are the values of normal(8).
+    """
+
+    def __init__(self, key: bytes, *, name: str, replayable: bool) -> None:
+        check.require(
+            len(key) == _KEY_BYTES,
+            f"a key of {_KEY_BYTES} bytes",
+            f"{len(key)} bytes",
+            "take streams from Streams.from_os() or Streams.seeded(seed)",
+        )
+        self.name = name
+        self._key = key
+        self._replayable = replayable
+        self._used: set[int] = set()
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        cipher_key = _derive(key, "cipher")
+        self._words, self._normals = _Lane(cipher_key, 0), _Lane(cipher_key, 1)
+        self._pool = torch.empty(0, dtype=torch.float64)  # normals that are drawn and not yet handed out
+        self._next = 0
+
+    @property
+    def spent(self) -> int:
+        """Cipher blocks drawn so far (a block is two words, or two normals)."""
+        return self._words.blocks + self._normals.blocks
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the key that is safe to print."""
+        return _derive(self._key, "fingerprint", size=8).hex()
+
+    def __repr__(self) -> str:
+        return f"Stream(name={self.name!r}, fingerprint={self.fingerprint!r}, spent={self.spent})"
+
+    def at(self, index: int) -> Stream:
+        """The sub-stream of step, epoch or rank `index`; its key is a keyed hash of this key and the index.
+
+        Replayable streams (mask, projection, init) give the same sub-stream again; noise and sampling
+        give each index once.
+        """
+        self._guard()
+        check.count("number sub-streams from 0", least=0, index=index)
+        index = int(index)
+        if not self._replayable:
+            with self._lock:
+                check.require(
+                    index not in self._used,
+                    f"a new index for {self.name}.at",
+                    f"index={index} again",
+                    f"{self.name} is never replayed; take the next index, or draw from {self.name} itself",
+                )
+                self._used.add(index)
+        key = _derive(self._key, f"at {index}")
+        return Stream(key, name=f"{self.name}.at({index})", replayable=self._replayable)
+
+    def normal(
+        self, count: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """`count` standard normals: Box-Muller in float64, rounded once to `dtype`."""
+        self._guard()
+        check.count("say how many normals to draw", least=0, count=count)
+        _check_dtype(dtype)
+        out = torch.empty(int(count), dtype=dtype)
+        with self._lock:
+            for start, noise in self._pieces(int(count)):
+                out[start : start + len(noise)].copy_(noise)
+        return out.to(device)
+
+    def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
+        """value += std * N(0, 1) in place: summed in float64 and rounded after adding, chunk by chunk."""
+        self._guard()
+        check.not_negative("std is the standard deviation of the noise", std=std)
+        _check_dtype(value.dtype)
+        value_ = value.detach()
+        flat = value_.view(-1) if value_.is_contiguous() else value_.reshape(-1)
+        with self._lock:
+            for start, noise in self._pieces(flat.numel()):
+                flat[start : start + len(noise)].add_(noise.to(flat.device), alpha=float(std))
+        if not value_.is_contiguous():
+            value_.copy_(flat.view(value_.shape))
+        return value
+
+    def uniform64(self, count: int) -> Words:
+        """`count` uniform 64-bit words."""
+        self._guard()
+        check.count("say how many words to draw", least=0, count=count)
+        out = np.empty(int(count) + _BLOCK_BYTES // _WORD_BYTES, dtype=np.uint64)
+        with self._lock:
+            self._words.fill(out.data.cast("B"), int(count) * _WORD_BYTES)
+        return out[: int(count)]
+
+    def bernoulli(self, count: int, rate: float) -> npt.NDArray[np.bool_]:
+        """`count` independent coins, each true with probability exactly `rate`.
+
+        A word w is compared with the integer part of rate * 2^64, rate being the exact fraction of the
+        float. Where rate has bits below 2^-64 and w ties with that integer, further words decide.
+        """
+        check.fraction("rate is the probability that a record is included", rate=rate)
+        words = self.uniform64(count)
+        threshold, rest = divmod(Fraction(rate) * 2**64, 1)
+        if threshold == 2**64:
+            return np.ones(len(words), dtype=np.bool_)
+        included: npt.NDArray[np.bool_] = words < np.uint64(threshold)
+        if rest:
+            for tie in np.flatnonzero(words == np.uint64(threshold)):
+                included[tie] = self._coin(rest)
+        return included
+
+    def choice(self, count: int, of: int) -> Indices:
+        """`count` of the indices 0 .. of-1 without replacement, sorted; every subset is equally likely."""
+        check.count("say how many records there are", of=of)
+        check.count("say how many records to take", least=0, count=count)
+        count, of = int(count), int(of)
+        check.require(count <= of, f"count <= of={of}", f"count={count}", "a record is taken at most once")
+        if 2 * count > of:
+            left_out = np.ones(of, dtype=np.bool_)
+            left_out[self.choice(of - count, of)] = False
+            return np.flatnonzero(left_out)
+        # Floyd: step `last` adds a uniform index of 0..last, or `last` itself if that one is taken.
+        taken: set[int] = set()
+        lasts = range(of - count, of)
+        for last, index in zip(lasts, self._below(np.arange(of - count + 1, of + 1)), strict=True):
+            taken.add(last if index in taken else index)
+        return np.array(sorted(taken), dtype=np.int64)
+
+    def permutation(self, n: int) -> Indices:
+        """A uniform random order of 0 .. n-1: the ranks of n distinct words; a tie redraws them all."""
+        check.count("say how many records there are", least=0, n=n)
+        while True:
+            words = self.uniform64(n)
+            order = np.argsort(words)
+            ranked = words[order]
+            if not (ranked[1:] == ranked[:-1]).any():
+                return order
+
+    def _below(self, bounds: Indices) -> list[int]:
+        """One exact uniform integer in [0, bound) for each bound, by rejection of the biased residues."""
+        limits = bounds.astype(np.uint64)
+        out = np.zeros(len(bounds), dtype=np.uint64)
+        missing = np.arange(len(bounds))
+        while len(missing):
+            words, limit = self.uniform64(len(missing)), limits[missing]
+            kept = unbiased(words, limit)
+            out[missing[kept]] = words[kept] % limit[kept]
+            missing = missing[~kept]
+        return [int(value) for value in out]
+
+    def _coin(self, rate: Fraction) -> bool:
+        """True with probability exactly `rate`, 64 bits at a time."""
+        while rate:
+            word = int(self.uniform64(1)[0])
+            threshold, rate = divmod(rate * 2**64, 1)
+            if word != threshold:
+                return word < threshold
+        return False
+
+    def _pieces(self, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """The next `count` normals as (start, float64 values); a piece is valid until the next one."""
+        start = 0
+        while start < count:
+            if self._next == len(self._pool):
+                self._refill(count - start)
+            take = min(count - start, len(self._pool) - self._next)
+            piece = self._pool[self._next : self._next + take]
+            self._next += take  # before the caller sees it: an exception may lose values, never repeat them
+            yield start, piece
+            start += take
+
+    def _refill(self, needed: int) -> None:
+        # Draw as much again as was drawn before: short streams stay cheap, long ones pay few calls.
+        size = min(_CHUNK, max(needed + needed % 2, self._normals.bytes // _WORD_BYTES))
+        if len(self._pool) != size:
+            self._pool = torch.empty(size, dtype=torch.float64)
+        self._next = size  # nothing to hand out until the new values stand
+        space, pairs = _WORKSPACE, size // 2
+        self._normals.fill(space.bytes, size * _WORD_BYTES)
+        work = (space.radius, space.angle, space.spare)
+        if size < _CHUNK:
+            work = (space.radius[:pairs], space.angle[:pairs], space.spare[:pairs])
+        box_muller(space.tensor[:size], *work, self._pool)
+        self._next = 0
+
+    def _guard(self) -> None:
+        check.require(
+            os.getpid() == self._process,
+            f"{self.name} to be used in the process that made it",
+            "a forked process",
+            "a fork would repeat the parent's noise; make Streams.from_os() in the new process",
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        _refuse_copy()
+
+    def __copy__(self) -> NoReturn:
+        _refuse_copy()
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        _refuse_copy()
+
+
+def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:
+    """Which words lie below the largest multiple of `bound` that 2^64 holds, so that w % bound is uniform."""
+    top = np.uint64(2**64 - 1)
+    beyond = (top % bound + np.uint64(1)) % bound  # 2^64 mod bound
+    return words <= top - beyond
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    check.require(
+        dtype in (torch.float32, torch.float64),
+        "noise in float32 or float64",
+        dtype,
+        "sum and add noise in float32, then cast the result",
+    )
+
+
+def _refuse_copy() -> NoReturn:
+    check.refuse(
+        "one owner for a random stream",
+        "a copy or a pickle",
+        "a copied position would repeat noise; make new streams with Streams.from_os()",
+    )
+
+
+class _Seeded:
+    """`Streams.seeded(seed)` makes streams; `streams.seeded` says whether they came from a seed."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Streams]) -> Callable[[int], Streams]: ...
+    @overload
+    def __get__(self, instance: Streams, owner: type[Streams]) -> bool: ...
+    def __get__(self, instance: Streams | None, owner: type[Streams]) -> Callable[[int], Streams] | bool:
+        return _from_seed if instance is None else instance._is_seeded
+
+
+@final
+class Streams:
+    """The named streams of one run; each key is a keyed hash of the root key and the name.
+
+    from_os()     root key: 256 bits of the operating system; no two instances share a key
+    seeded(seed)  root key: a hash of the seed, for tests and repeatable experiments; not private
+    """
+
+    seeded = _Seeded()
+
+    def __init__(self, root: bytes, *, is_seeded: bool) -> None:
+        self._is_seeded = is_seeded
+        once = {name: Stream(_derive(root, name), name=name, replayable=False) for name in _ONCE}
+        again = {name: Stream(_derive(root, name), name=name, replayable=True) for name in _REPLAYABLE}
+        self.noise: Final = once["noise"]
+        self.sampling: Final = once["sampling"]
+        self.mask: Final = again["mask"]
+        self.projection: Final = again["projection"]
+        self.init: Final = again["init"]
+
+    @classmethod
+    def from_os(cls) -> Streams:
+        """Streams under a fresh key of the operating system."""
+        return cls(os.urandom(_KEY_BYTES), is_seeded=False)
+
+    @property
+    def statement(self) -> str:
+        """Where the key came from, in the words of the privacy statement."""
+        return "seeded: not private" if self._is_seeded else "keyed by the operating system"
+
+    def __repr__(self) -> str:
+        return f"Streams({self.statement})"
+
+
+def _from_seed(seed: int) -> Streams:
+    check.count("a seed is a whole number; use Streams.from_os() for privacy", least=0, seed=seed)
+    # Every digit counts: a seed is hashed as text, so 5 and 5 + 2**32 differ.
+    return Streams(_derive(b"seed", str(int(seed))), is_seeded=True)

@@ -1,0 +1,442 @@
+"""From one recorded call to the per-sample factors of the parameters in it.
+
+A rule has the signature of its torch function with the `Use` in front and yields (argument, factors) for each
+parameter argument that is wanted. Any op without a rule is handled by `vmap` of its own `vjp`.
+Index legend: N records, P positions, A rows, B columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.core.check import Refused, refuse
+from discreet.stages.capture import RecordAxis, Tracked, name_of, replace, tensors_in
+from discreet.stages.convolution import Geometry, convolution
+from discreet.stages.factors import Dense, Factors, OneHot, Outer, widen
+
+Parts = Iterator[tuple[Tensor, Factors]]
+
+
+class Unfit(Exception):
+    """A rule does not cover this form of its op; the general way does."""
+
+
+@dataclass(eq=False)
+class Use:
+    """One call that mixed parameters with records, and the gradient of its output."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    targets: dict[int, Tracked]  # by the identity of the argument tensor
+    axes: dict[int, RecordAxis]
+    output_axis: RecordAxis
+    records: int
+    versions: tuple[int, ...]
+    gradient: Tensor | None = None
+
+    def keep_gradient(self, gradient: Tensor) -> None:
+        """The hook on the call's output."""
+        self.gradient = gradient.detach()
+
+    def wants(self, argument: Tensor | None) -> bool:
+        return argument is not None and id(argument) in self.targets
+
+    def by_record(self, tensor: Tensor) -> Tensor:
+        """Shape [N, ...], the record axis in front."""
+        axis = self.axes.get(id(tensor))
+        if axis is None:
+            raise Unfit
+        return axis.split(tensor, self.records)
+
+    @property
+    def gradient_N(self) -> Tensor:
+        assert self.gradient is not None
+        return self.output_axis.split(self.gradient, self.records)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Shape [N, P, features]."""
+        return _rows(self.by_record(tensor))
+
+    @property
+    def gradient_rows(self) -> Tensor:
+        return _rows(self.gradient_N)
+
+    def unchanged(self) -> None:
+        """Refuse if an argument was written to after the call: its record would be of another value."""
+        if tuple(t._version for t in tensors_in((self.args, self.kwargs))) != self.versions:
+            refuse(
+                "inputs of a parametrised call to stay as they were until the backward pass",
+                f"an input of {name_of(self.func)} with {_names(self)} changed in place",
+                "replace the in-place operation (for example ReLU(inplace=True) on a reused tensor)",
+            )
+
+    def parts(self) -> list[tuple[Tracked, Factors]]:
+        """The factors of every parameter in this call."""
+        self.unchanged()
+        rule = RULES.get(self.func, _general)
+        try:
+            found = list(rule(self, *self.args, **self.kwargs))
+        except Unfit:
+            found = list(_general(self, *self.args, **self.kwargs))
+        return [(self.targets[id(argument)], factors) for argument, factors in found]
+
+
+def _names(use: Use) -> str:
+    return ", ".join(target.name for target in use.targets.values())
+
+
+def _rows(by_record: Tensor) -> Tensor:
+    return by_record.reshape(by_record.shape[0], -1, by_record.shape[-1])
+
+
+def _reduce(by_record: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum [N, ...] over all that was broadcast from `shape`."""
+    missing = by_record.dim() - 1 - len(shape)
+    summed = by_record.sum(tuple(range(1, 1 + missing))) if missing else by_record
+    spread = [1 + i for i, size in enumerate(shape) if size == 1 and summed.shape[1 + i] != 1]
+    return summed.sum(spread, keepdim=True) if spread else summed
+
+
+def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
+    if use.wants(weight):
+        yield weight, Outer(use.gradient_rows, use.rows(input), weight.shape)
+    if bias is not None and use.wants(bias):
+        yield bias, Dense(widen(use.gradient_rows).sum(1))
+
+
+def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
+    if weight.dim() != 2 or input.dim() < 2 or not use.wants(weight) or use.wants(input):
+        raise Unfit
+    axis = use.axes.get(id(input))
+    if axis is None or axis.axis == input.dim() - 1:
+        raise Unfit
+    yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
+
+
+def _reverse_matmul(use: Use, weight: Tensor, input: Tensor) -> Parts:
+    return _matmul(use, input, weight)
+
+
+def _addmm(use: Use, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Parts:
+    if beta != 1 or alpha != 1 or use.wants(input):
+        raise Unfit
+    if use.wants(weight):
+        yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
+    if use.wants(bias):
+        yield bias, Dense(_reduce(widen(use.gradient_N), bias.shape))
+
+
+def _embedding(
+    use: Use,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Parts:
+    index_NP = use.by_record(input).reshape(use.records, -1)
+    right_NPB = use.gradient_rows
+    if padding_idx is not None:
+        padded = index_NP == padding_idx % weight.shape[0]
+        right_NPB = right_NPB.masked_fill(padded.unsqueeze(-1), 0)
+    yield weight, OneHot(index_NP, right_NPB, weight.shape)
+
+
+def _tuple(value: Any, dimensions: int) -> tuple[int, ...]:
+    return (value,) * dimensions if isinstance(value, int) else tuple(value)
+
+
+def _conv(
+    use: Use,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Parts:
+    dimensions = weight.dim() - 2
+    if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
+        raise Unfit
+    assert use.gradient is not None
+    if use.wants(weight):
+        steps = _tuple(dilation, dimensions)
+        images = input
+        if isinstance(padding, str):
+            totals = [(k - 1) * d for k, d in zip(weight.shape[2:], steps, strict=True)]
+            if padding == "same":  # an odd total pads one more at the end
+                images = F.pad(input, [p for t in reversed(totals) for p in (t // 2, t - t // 2)])
+            padding = 0
+        geometry = Geometry(_tuple(stride, dimensions), _tuple(padding, dimensions), steps, groups)
+        yield weight, convolution(images, use.gradient, weight.shape, geometry, use.records)
+    if bias is not None and use.wants(bias):
+        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
+        yield bias, Dense(widen(channels).sum(2))
+
+
+def _conv_transpose(
+    use: Use,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Parts:
+    """A transposed convolution is a convolution's input gradient: swap the input and the output gradient."""
+    dimensions = weight.dim() - 2
+    if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
+        raise Unfit
+    assert use.gradient is not None
+    if use.wants(weight):
+        sizes = (_tuple(v, dimensions) for v in (stride, padding, dilation))
+        geometry = Geometry(*sizes, groups)
+        yield weight, convolution(use.gradient, input, weight.shape, geometry, use.records)
+    if bias is not None and use.wants(bias):
+        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
+        yield bias, Dense(widen(channels).sum(2))
+
+
+def _affine(use: Use, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None) -> Parts:
+    """weight * plain + bias along the channels (`axis`) or over the trailing shape (None)."""
+    for argument, product in ((weight, plain), (bias, None)):
+        if argument is None or not use.wants(argument):
+            continue
+        gradient = (
+            use.gradient_N
+            if product is None
+            else use.gradient_N * use.output_axis.split(product, use.records)
+        )
+        gradient = widen(gradient)
+        if axis is not None:  # [N, F, C, ...] -> [N, ..., C], the channels last
+            gradient = gradient.movedim(1 + axis, -1)
+        yield argument, Dense(_reduce(gradient, argument.shape))
+
+
+def _layer_norm(
+    use: Use,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Parts:
+    return _affine(use, F.layer_norm(input, normalized_shape, eps=eps), weight, bias, None)
+
+
+def _rms_norm(
+    use: Use,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Parts:
+    return _affine(use, F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, None)
+
+
+def _group_norm(
+    use: Use,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Parts:
+    return _affine(use, F.group_norm(input, num_groups, eps=eps), weight, bias, 1)
+
+
+def _instance_norm(
+    use: Use,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Parts:
+    plain = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    return _affine(use, plain, weight, bias, 1)
+
+
+def _batch_norm(
+    use: Use,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Parts:
+    plain = F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps)
+    return _affine(use, plain, weight, bias, 1)
+
+
+def _add(use: Use, first: Any, second: Any, *, alpha: Any = 1) -> Parts:
+    if alpha != 1:
+        raise Unfit
+    for argument in (first, second):
+        if use.wants(argument):
+            yield argument, Dense(_reduce(widen(use.gradient_N), argument.shape))
+
+
+def _mul(use: Use, first: Any, second: Any) -> Parts:
+    argument, other = (first, second) if use.wants(first) else (second, first)
+    if (
+        use.wants(other)
+        or not isinstance(other, Tensor)
+        or use.gradient is None
+        or other.shape != use.gradient.shape
+    ):
+        raise Unfit
+    yield argument, Dense(_reduce(widen(use.gradient_N * use.by_record(other)), argument.shape))
+
+
+def _expand(use: Use, input: Tensor, *sizes: Any, **named: Any) -> Parts:
+    yield input, Dense(_reduce(widen(use.gradient_N), input.shape))
+
+
+def _repeat(use: Use, input: Tensor, *sizes: Any) -> Parts:
+    counts = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    shape = (1,) * (len(counts) - input.dim()) + tuple(input.shape)
+    if any(count != 1 and size != 1 for count, size in zip(counts, shape, strict=True)):
+        raise Unfit
+    yield input, Dense(_reduce(widen(use.gradient_N), input.shape))
+
+
+def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
+    """Per-sample gradients of any op: vmap, over the records, of the vjp of the op on one record."""
+    leaves = list(tensors_in((args, kwargs)))
+    wanted = [leaf for leaf in leaves if use.wants(leaf)]
+    batched = [leaf for leaf in leaves if id(leaf) in use.axes and not use.wants(leaf)]
+    if not batched:
+        refuse(
+            "an op whose record axis is known",
+            f"{name_of(use.func)} spreads parameter {_names(use)} over the records",
+            "use expand, or combine the parameter with a tensor of the batch",
+        )
+
+    def one(slices: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+        swapped = {id(leaf): piece for leaf, piece in zip(batched, slices, strict=True)}
+
+        def run(*parameters: Tensor) -> Tensor:
+            here = {**swapped, **{id(leaf): p for leaf, p in zip(wanted, parameters, strict=True)}}
+            again, named = replace((args, kwargs), lambda t: here.get(id(t), t))
+            result: Tensor = use.func(*again, **named)
+            return result
+
+        gradients: tuple[Tensor, ...] = torch.func.vjp(run, *wanted)[1](gradient)
+        return gradients
+
+    try:
+        slices = [use.by_record(leaf) for leaf in batched]
+        grads = torch.func.vmap(one, randomness="error")(slices, use.gradient_N)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if isinstance(error, Refused):
+            raise
+        refuse(
+            "an op that can be differentiated record by record",
+            f"{name_of(use.func)} with {_names(use)} ({str(error).splitlines()[0]})",
+            "write it with supported ops (docs/architecture.md lists them) or freeze the parameter",
+        )
+    for leaf, grad in zip(wanted, grads, strict=True):
+        yield leaf, Dense(grad)
+
+
+Rule = Callable[..., Parts]
+RULES: dict[Callable[..., Any], Rule] = {
+    F.linear: _linear,
+    torch.matmul: _matmul,
+    torch.mm: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.mm: _matmul,
+    Tensor.__matmul__: _matmul,
+    Tensor.__rmatmul__: _reverse_matmul,
+    torch.addmm: _addmm,
+    Tensor.addmm: _addmm,
+    F.embedding: _embedding,
+    F.conv1d: _conv,
+    F.conv2d: _conv,
+    F.conv3d: _conv,
+    F.conv_transpose1d: _conv_transpose,
+    F.conv_transpose2d: _conv_transpose,
+    F.conv_transpose3d: _conv_transpose,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
+    F.batch_norm: _batch_norm,
+    torch.add: _add,
+    Tensor.add: _add,
+    Tensor.__add__: _add,
+    Tensor.__radd__: _add,
+    torch.mul: _mul,
+    Tensor.mul: _mul,
+    Tensor.__mul__: _mul,
+    Tensor.__rmul__: _mul,
+    Tensor.expand: _expand,
+    Tensor.expand_as: _expand,
+    torch.broadcast_to: _expand,
+    Tensor.broadcast_to: _expand,
+    Tensor.repeat: _repeat,
+}
+
+
+def _no_training_batch_norm(*args: Any, training: bool = False, **_: Any) -> None:
+    if training or (len(args) > 5 and args[5]):
+        refuse(
+            "no BatchNorm in training mode: its statistics mix the records of a batch",
+            "F.batch_norm with training=True",
+            "call discreet.fix(model) to swap it for GroupNorm, or put the layer in eval mode",
+        )
+
+
+def _no_tracking_instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, *args: Any, use_input_stats: bool = True, **_: Any
+) -> None:
+    if running_mean is not None and use_input_stats:
+        refuse(
+            "no running statistics of the records",
+            "InstanceNorm with track_running_stats=True",
+            "build the layer with track_running_stats=False",
+        )
+
+
+def _no_rewriting_embedding(
+    *args: Any, max_norm: float | None = None, scale_grad_by_freq: bool = False, **_: Any
+) -> None:
+    if max_norm is not None or (len(args) > 3 and args[3] is not None):
+        refuse(
+            "an embedding that leaves its weights alone in the forward pass",
+            "Embedding(max_norm=...)",
+            "drop max_norm, or project the weights after the update",
+        )
+    if scale_grad_by_freq:
+        refuse(
+            "an embedding whose gradient is a sum over records",
+            "Embedding(scale_grad_by_freq=True)",
+            "drop scale_grad_by_freq: it counts tokens over the whole batch",
+        )
+
+
+FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
+    F.batch_norm: _no_training_batch_norm,
+    torch.batch_norm: _no_training_batch_norm,
+    F.instance_norm: _no_tracking_instance_norm,
+    F.embedding: _no_rewriting_embedding,
+}

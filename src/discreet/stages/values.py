@@ -1,0 +1,188 @@
+"""Values that hold tensors and carry what is known about them.
+
+    engine --factors--> aggregation --BoundedSum--> mechanism --Released--> update
+
+A mechanism accepts only `BoundedSum`s, an update only a `Released`; hidden state is a `PrivateState`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from discreet.core import check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """How the trainable parameters lie in one flat vector, in the order of `named_parameters`.
+
+    >>> Layout(("w", "b"), ((2, 3), (3,))).size
+    9
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        return sum(self.sizes)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parameters' shapes as views of `flat`, whose last axis is the coordinates."""
+        lead = flat.shape[:-1]
+        pieces = flat.split(self.sizes, dim=-1)
+        return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Active rows and columns of one parameter (None: all of them)."""
+
+    rows: Tensor | None
+    columns: Tensor | None
+
+
+Piece = bool | Lines | Any  # whole tensor on or off, lines, or a boolean tensor of the parameter's shape
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """The active coordinates of a step, parameter by parameter.
+
+    True or False   the whole tensor
+    Lines           rows and columns
+    a bool tensor   single elements
+    """
+
+    pieces: tuple[Piece, ...]
+
+    @staticmethod
+    def everything(layout: Layout) -> Mask:
+        return Mask(tuple(True for _ in layout.names))
+
+    def of(self, index: int, like: Tensor) -> Tensor | None:
+        """The piece as a boolean tensor of the parameter's shape; None where all is active."""
+        piece = self.pieces[index]
+        if piece is True:
+            return None
+        if piece is False:
+            return like.new_zeros(like.shape).bool()
+        if isinstance(piece, Lines):
+            active = like.new_ones(like.shape).bool()
+            if piece.rows is not None:
+                active &= piece.rows.view(-1, *(1,) * (like.dim() - 1))
+            if piece.columns is not None:
+                active &= piece.columns.view(1, -1, *(1,) * (like.dim() - 2))
+            return active
+        return piece  # type: ignore[no-any-return]
+
+    def apply_(self, views: Sequence[Tensor]) -> None:
+        """Set the frozen coordinates of the parameters' views to exact zero."""
+        for index, view in enumerate(views):
+            active = self.of(index, view)
+            if active is not None:
+                view.masked_fill_(~active, 0)
+
+
+_AGGREGATION = object()  # the key that only aggregation.py holds
+
+
+@final
+class BoundedSum:
+    """A sum over records in which adding or removing one record moves at most `sensitivity` (L2).
+
+    Built by aggregation alone. Division by a public number divides the sensitivity too; the size of a batch
+    is private and is refused by type, because it is not a `Public`.
+    """
+
+    __slots__ = ("sensitivity", "value")
+
+    def __init__(self, value: Tensor, sensitivity: float, *, key: object) -> None:
+        check.require(
+            key is _AGGREGATION,
+            "a BoundedSum from aggregation, which proves the bound",
+            "a BoundedSum built elsewhere",
+            "sum per-sample contributions through a bounder",
+        )
+        check.positive("the sensitivity is the bounder's proven bound", sensitivity=sensitivity)
+        self.value = value
+        self.sensitivity = sensitivity
+
+    def __truediv__(self, divisor: Public) -> BoundedSum:
+        check.require(
+            isinstance(divisor, Public),
+            "a Public divisor",
+            f"a {type(divisor).__name__}",
+            "divide by the plan's batch size: the size of the drawn batch is private",
+        )
+        return BoundedSum(self.value / divisor.number, self.sensitivity / divisor.number, key=_AGGREGATION)
+
+    def __repr__(self) -> str:
+        return f"BoundedSum(<private>, sensitivity={self.sensitivity})"
+
+
+@final
+@dataclass(frozen=True)
+class Public:
+    """A number that is the same for neighbouring datasets: a plan's batch, a clip, a count of steps."""
+
+    number: float
+
+    def __post_init__(self) -> None:
+        check.positive("a public divisor is a positive number of the plan", number=self.number)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Released:
+    """What left a mechanism: safe to log, store, and feed to any optimizer."""
+
+    value: Tensor
+    layout: Layout
+    mask: Mask | None = None
+
+    def views(self) -> Iterator[Tensor]:
+        """One view per parameter."""
+        return iter(self.layout.views(self.value))
+
+
+@final
+class PrivateState:
+    """State that depends on private records without a mechanism in between: never logged, never published.
+
+    >>> print(PrivateState([1.0]))
+    PrivateState(<hidden>)
+    """
+
+    __slots__ = ("_hidden",)
+
+    def __init__(self, hidden: Any) -> None:
+        self._hidden = hidden
+
+    def reveal_to_mechanism(self) -> Any:
+        """The state, for the mechanism that owns it."""
+        return self._hidden
+
+    def __repr__(self) -> str:
+        return "PrivateState(<hidden>)"
+
+    def __reduce__(self) -> str:
+        check.refuse(
+            "private state to stay in memory",
+            "a copy or pickle of a PrivateState",
+            "write it only through a private checkpoint",
+        )

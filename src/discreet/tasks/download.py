@@ -1,0 +1,60 @@
+"""Fetch one public file over https, whole or not at all."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import tempfile
+import urllib.request
+from pathlib import Path
+
+from discreet.core.check import require
+
+TIMEOUT = 60.0
+LARGEST = 512 * 2**20
+"""No standard file of ours is larger (the largest, CIFAR-10, has 162 MiB)."""
+
+
+class NetworkError(Exception):
+    """The file could not be fetched: no network, no such file, or a broken connection."""
+
+
+def fetch(url: str, target: Path) -> Path:
+    """Save `url` as `target`; a broken connection leaves nothing behind.
+
+    The content is not trusted: the caller compares its digest with the published one.
+    """
+    _demand_https(url)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+                _demand_https(answer.geturl())  # a redirect must not leave https
+                shutil.copyfileobj(_Capped(answer), out)
+            os.replace(temporary, target)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except (http.client.HTTPException, OSError) as error:  # URLError is an OSError
+        raise NetworkError(f"{url}: {error}") from error
+    return target
+
+
+def _demand_https(url: str) -> None:
+    require(url.startswith("https://"), "an https address", url, "datasets are fetched over https alone")
+
+
+class _Capped:
+    """A reader that stops a server which sends without end."""
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self._answer = answer
+        self._left = LARGEST
+
+    def read(self, size: int = -1, /) -> bytes:
+        chunk = self._answer.read(size)
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise OSError(f"more than {LARGEST} bytes")
+        return chunk
