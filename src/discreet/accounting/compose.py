@@ -24,7 +24,7 @@ from discreet.accounting.pld import Floats, Pmf
 _SLACK = 1e-9  # relative, added to every answer: above the rounding of the transform
 _WRAPPED = math.log(1e-13)  # tilted mass that may wrap around from either side
 _RIGHT = math.log(1e-5)  # share of delta that may be charged for what is cut off on the right
-_SEARCH = 18  # golden sections: the tilt decides precision and speed, not validity
+_SEARCH = 10  # golden sections: the tilt decides precision and speed, not validity
 
 
 @final
@@ -100,8 +100,7 @@ class Composition:
 
     def _best_tilt(self, bound: Callable[[float], float]) -> float:
         """A tilt near the one that makes this bound, unimodal in the tilt, least."""
-        _, variance = self._moments(0.0)
-        guess = math.log(4.0 / (math.sqrt(variance) + self._grid))
+        guess = math.log(4.0 / (math.sqrt(self._variance(0.0)) + self._grid))
         low, high = guess - 7.0, min(guess + 4.0, -math.log(self._grid))
         golden = (math.sqrt(5) - 1) / 2
         left, right = high - golden * (high - low), low + golden * (high - low)
@@ -117,42 +116,45 @@ class Composition:
                 at_right = bound(math.exp(right))
         return math.exp(left if at_left <= at_right else right)
 
-    def _tilted(self, tilt: float) -> list[tuple[Floats, float]]:
-        """For every part its mass times e^(tilt * loss), up to a factor with the logarithm given."""
-        fade = np.exp(-abs(tilt) * self._grid * np.arange(self._longest))
-        tilted = []
-        for part, _ in self._parts:
-            factors = fade[: len(part.mass)]
-            # Anchored at the end that the tilt favours: nothing overflows, and what vanishes is negligible.
-            if tilt >= 0:
-                tilted.append((part.mass * factors[::-1], tilt * part.last * self._grid))
-            else:
-                tilted.append((part.mass * factors, tilt * part.first * self._grid))
-        return tilted
+    def _fading(self, tilt: float) -> Floats:
+        """e^(-|tilt| * k * grid) for k = longest-1 .. 0: the factor of a loss k places from the favoured end."""
+        fading: Floats = np.exp(-abs(tilt) * self._grid * np.arange(self._longest - 1, -1, -1))
+        return fading
+
+    def _factors(self, fading: Floats, tilt: float, part: Pmf) -> tuple[Floats, float]:
+        """e^(tilt * loss) for the losses of a part, up to a factor of which the logarithm is given.
+
+        Anchored at the end that the tilt favours: nothing overflows, and what vanishes is negligible.
+        """
+        factors = fading[self._longest - len(part.mass) :]
+        if tilt >= 0:
+            return factors, tilt * part.last * self._grid
+        return factors[::-1], tilt * part.first * self._grid
 
     def _log_mgf(self, tilt: float) -> float:
         """log E e^(tilt * loss) over the finite part of the sum."""
-        total = 0.0
-        for (mass, log_factor), (_, count) in zip(self._tilted(tilt), self._parts, strict=True):
-            value = float(mass.sum())
+        total, fading = 0.0, self._fading(tilt)
+        for part, count in self._parts:
+            factors, log_factor = self._factors(fading, tilt, part)
+            value = float(part.mass @ factors)
             total += count * (math.log(value) + log_factor) if value > 0 else -math.inf
         return total
 
-    def _moments(self, tilt: float) -> tuple[float, float]:
-        """Mean and variance of the tilted sum."""
-        mean = variance = 0.0
-        for (mass, _), (part, count) in zip(self._tilted(tilt), self._parts, strict=True):
-            share = mass / mass.sum()
-            losses = part.losses
-            centre = float(share @ losses)
-            mean += count * centre
-            variance += count * float(share @ (losses - centre) ** 2)
-        return mean, variance
+    def _variance(self, tilt: float) -> float:
+        """Variance of the tilted sum."""
+        variance, fading = 0.0, self._fading(tilt)
+        for part, count in self._parts:
+            mass = part.mass * self._factors(fading, tilt, part)[0]
+            places = np.arange(len(mass), dtype=np.float64)
+            total = mass.sum()
+            centred = places - float(mass @ places) / total
+            variance += count * float(mass @ (centred * centred)) / total
+        return variance * self._grid**2
 
     def _window(self, tilt: float, log_delta: float, cover: float | None = None) -> Window:
         """delta on the losses where the tilted sum lives."""
-        log_mgf, (_, variance) = self._log_mgf(tilt), self._moments(tilt)
-        rates = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 16.0]) / (math.sqrt(variance) + self._grid)
+        log_mgf = self._log_mgf(tilt)
+        rates = np.array([1.0, 2.0, 4.0, 8.0, 16.0]) / (math.sqrt(self._variance(tilt)) + self._grid)
         chernoff = [(self._log_mgf(tilt + rate), tilt + rate) for rate in rates]
         cheap = min((value - log_delta - _RIGHT) / slope for value, slope in chernoff)
         # Tilted mass beyond the right edge would come back on the left, enlarged when the tilt is undone.
@@ -177,7 +179,9 @@ class Composition:
         size = fft.next_fast_len(last - first + 1, real=True)
         product = np.ones(size // 2 + 1, dtype=np.complex128)
         offset = 0
-        for (mass, _), (part, count) in zip(self._tilted(tilt), self._parts, strict=True):
+        fading = self._fading(tilt)
+        for part, count in self._parts:
+            mass = part.mass * self._factors(fading, tilt, part)[0]
             share = mass / mass.sum()
             centre = round(float(share @ np.arange(len(share))))
             product *= _power(fft.rfft(_fold(share, centre, size)), count)

@@ -123,9 +123,10 @@ def _ndtr(x: Floats) -> Floats:
 
 
 def _normal_between(x: Floats) -> Floats:
-    below, above = _ndtr(x), _ndtr(-x)
-    right = x[:-1] > 0
-    return np.where(right, above[:-1] - above[1:], below[1:] - below[:-1])
+    tail = _ndtr(-np.abs(x))
+    left, right = tail[:-1], tail[1:]
+    outside = np.abs(left - right)
+    return np.where((x[:-1] <= 0) & (x[1:] > 0), 1 - left - right, outside)
 
 
 def reach(log_tail: float) -> float:
@@ -200,31 +201,6 @@ def _log_unmixed(losses: Floats, rate: float) -> Floats:
         far = losses + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 1.0)))
     unmixed: Floats = np.where(losses < 1.0, near, far) - math.log(rate)
     return unmixed
-
-
-def replaced_gaussian(rate: float, noise: float, grid: float, log_tail: float) -> Pld:
-    """(1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), standard deviation z: symmetric."""
-    span, variance = noise * reach(log_tail), noise * noise
-    stay = -math.inf if rate == 1 else math.log1p(-rate) - math.log(rate) + 1 / (2 * variance)
-
-    def threshold(losses: Floats) -> Floats:
-        half = np.abs(losses) / 2
-        with np.errstate(divide="ignore"):
-            log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
-        product = log_sinh + stay
-        asinh = np.logaddexp(product, 0.5 * np.logaddexp(0.0, 2 * product))
-        return np.sign(losses) * variance * (asinh + half)
-
-    def loss(x: float) -> float:
-        up, down = (2 * x - 1) / (2 * variance), (-2 * x - 1) / (2 * variance)
-        if rate == 1:
-            return up - down
-        keep, take = math.log1p(-rate), math.log(rate)
-        return float(np.logaddexp(keep, take + up) - np.logaddexp(keep, take + down))
-
-    upper, lower = Line((1 - rate, rate), (0.0, 1.0), noise), Line((1 - rate, rate), (0.0, -1.0), noise)
-    edge = loss(1 + span)
-    return Pld.symmetric(discretise(upper, lower, threshold, grid, -edge, edge))
 
 
 def without_replacement(rate: float, noise: float, grid: float, log_tail: float) -> Pld:

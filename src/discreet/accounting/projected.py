@@ -28,30 +28,37 @@ from discreet.core import check
 
 _FINE = 64  # sub-buckets of a bucket: they only round the mean up
 _FAR = 12.0  # standard deviations after which a Gaussian tail (< 1e-32) is charged to infinite loss
-_POINTS = 4_000_000  # the longest grid; what lies beyond is charged as infinite loss
+_POINTS = 1_000_000  # the longest grid; what lies beyond is charged as infinite loss
 _LOWEST = 35.0  # a loss below -x has probability <= e^-x under the first distribution of the pair
 
 
-def gaussian_profile(t: Floats, mu: float) -> Floats:
+def gaussian_profile(t: Floats, mu: float | Floats) -> Floats:
     """delta(t) of N(mu, 1) against N(0, 1): Phi(mu/2 - t/mu) - e^t Phi(-mu/2 - t/mu), without cancellation.
 
-    With u = t/mu - mu/2 and Mills' ratio R both terms share the factor phi(u): phi(u) (R(u) - R(u + mu)).
+    With u = t/mu - mu/2 both terms share a factor: e^{-u^2/2} (m(u) - m(u + mu)), m(u) = Phi(-u) e^{u^2/2}.
 
     >>> float(gaussian_profile(np.array([4.37718]), 1.0)[0])  # doctest: +ELLIPSIS
     1.0000...e-05
     """
-    if mu == 0:
+    if np.ndim(mu) == 0 and mu == 0:
         return np.maximum(0.0, -np.expm1(np.minimum(t, 0.0)))
+    t, mu = np.broadcast_arrays(t, mu)
     u = t / mu - mu / 2
-    density = np.exp(-u * u / 2) / math.sqrt(2 * math.pi)
-    tail = np.where(u > 0, density * _mills(np.maximum(u, 0.0)), special.ndtr(-u))
     v = u + mu
-    scaled = np.where(v > 0, density * _mills(np.maximum(v, 0.0)), np.exp(np.minimum(t, 0.0)) * special.ndtr(-v))
-    return np.clip(tail - scaled, 0.0, 1.0)
+    delta = np.empty_like(u)
+    left, right = v <= 0, u > 0
+    middle = ~(left | right)
+    density = np.exp(-u * u / 2)
+    delta[right] = density[right] * (_mills(u[right]) - _mills(v[right]))
+    delta[middle] = special.ndtr(-u[middle]) - density[middle] * _mills(v[middle])
+    delta[left] = special.ndtr(-u[left]) - np.exp(t[left]) * special.ndtr(-v[left])
+    return np.clip(delta, 0.0, 1.0)
 
 
 def _mills(u: Floats) -> Floats:
-    return math.sqrt(math.pi / 2) * special.erfcx(u / math.sqrt(2))
+    """Phi(-u) e^{u^2/2}."""
+    scaled: Floats = 0.5 * special.erfcx(u / math.sqrt(2))
+    return scaled
 
 
 def _amplified(epsilons: Floats, rate: float) -> tuple[Floats, Floats]:
@@ -114,6 +121,7 @@ def pld_from_profiles(*, removed: Floats, added: Floats, grid: float) -> Pld:
 
 
 def _pmf(above: Floats, dual: Floats, grid: float) -> Pmf:
+    above = above[: max(1, int(np.count_nonzero(above))) + 1]  # from its first zero on the profile is zero
     lowest = min(len(dual) - 1, math.ceil(_LOWEST / grid))
     vanished = np.flatnonzero(dual[: lowest + 1] == 0)
     if len(vanished):
@@ -131,7 +139,7 @@ def _pmf(above: Floats, dual: Floats, grid: float) -> Pmf:
     return Pmf(grid, -lowest, np.maximum(masses, 0.0), float(above[-1]))
 
 
-def _reach(delta_at: Callable[[float], float], grid: float, enough: float) -> int:
+def reach_on_grid(delta_at: Callable[[float], float], grid: float, enough: float) -> int:
     """The first grid index where the profile is at most `enough`, at most the longest grid."""
     high = 2
     while high < _POINTS and delta_at(high * grid) > enough:
@@ -253,7 +261,7 @@ def pld_step(
     def worst(epsilon: float) -> float:
         return float(_mixed(np.array([epsilon]), rate, noise, mixture)[0][0]) - mixture[2]
 
-    last = _reach(worst, grid, tail / 10)
+    last = reach_on_grid(worst, grid, tail / 10)
     removed, added = _mixed(grid * np.arange(last + 1), rate, noise, mixture)
     beyond = added[-1]
     support = int(np.argmax(added <= beyond)) + 1 if rate < 1 else last
@@ -320,17 +328,17 @@ def _real(rate: float, noise: float, p: float, order: float) -> float:
     def log_density(y: Floats) -> Floats:  # of y = log s
         return math.log(2) - special.gammaln(p / 2) + p / 2 * math.log(p / 2) + p * y - p / 2 * np.exp(2 * y)
 
-    y = np.linspace(math.log(1e-16), math.log(1e4), 400_001)
+    y = np.linspace(math.log(1e-16), math.log(1e4), 40_001)
     density, mu = log_density(y), np.exp(y) / noise
     quadratic = order * (order - 1) / 2 * mu * mu
     low = density + np.minimum(np.log(quadratic) + 2 * math.log(rate), 0.0)
     high = density + np.maximum(np.log(quadratic), quadratic)
     kept = np.flatnonzero(high > low.max() - 45)
-    y = np.linspace(y[max(0, kept[0] - 1)], y[min(len(y) - 1, kept[-1] + 1)], 401)
+    y = np.linspace(y[max(0, kept[0] - 1)], y[min(len(y) - 1, kept[-1] + 1)], 321)
     if order * math.exp(2 * y[-1]) / noise**2 > 1e5:
         return math.inf
     logs = np.array([_inner(rate, m, order) for m in (np.exp(y) / noise).tolist()])
-    return float(special.logsumexp(log_density(y) + logs)) + math.log(y[1] - y[0]) + 1e-9
+    return float(special.logsumexp(log_density(y) + logs)) + math.log(y[1] - y[0]) + 1e-6
 
 
 def _inner(rate: float, mu: float, order: float) -> float:

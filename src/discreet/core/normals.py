@@ -14,15 +14,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 BLOCK_BYTES: Final = 16
 WORD_BYTES: Final = 8
-CHUNK: Final = 1 << 15  # normals in one task: large enough to hide call overhead, small enough for the cache
+CHUNK: Final = 1 << 16  # normals in one task: large enough to hide call overhead, small enough for the cache
 WORDS, NORMALS = 0, 1  # the lanes of a key: disjoint ranges of 2^64 blocks each
 
 _ZEROS: Final = memoryview(bytes(WORD_BYTES * CHUNK))
+Floats = npt.NDArray[np.float64]
 Put = Callable[[torch.Tensor, torch.Tensor], object]
 
 
@@ -40,7 +42,7 @@ def key_stream(source: CipherContext, target: memoryview, size: int) -> None:
         source.update_into(zeros, target[start : start + len(zeros) + BLOCK_BYTES])
 
 
-def box_muller(words: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> None:
+def box_muller(words: npt.NDArray[np.int64], out: Floats, work: torch.Tensor) -> None:
     """Turn 2m uniform 64-bit words into 2m standard normals, pair by pair; `work` is float64 [3, >= m].
 
     u = |w0 + 1/2| / 2^63 in [2^-64, 1],  r = sqrt(-2 ln u) in [0, 9.42],  a = pi w1 / 2^63
@@ -48,16 +50,22 @@ def box_muller(words: torch.Tensor, out: torch.Tensor, work: torch.Tensor) -> No
 
     Guarantee: u is never 0, so every output is finite; a pair depends on its own two words alone.
     """
-    radius, angle, cosine = work[:, : len(words) // 2].unbind()
-    radius.copy_(words[0::2])
-    angle.copy_(words[1::2])
-    radius.add_(0.5).mul_(2.0**-63)
-    radius.mul_(radius).log_().abs_().sqrt_()  # |ln(u^2)| = -2 ln u, without a -0.0 below the root
-    angle.mul_(math.pi * 2.0**-63)
-    torch.cos(angle, out=cosine)
-    angle.sin_()
-    torch.mul(radius, cosine, out=out[0::2])
-    torch.mul(radius, angle, out=out[1::2])
+    # torch has the fast transcendental functions, numpy the fast root and the cheaper calls.
+    used = work[:, : len(words) // 2]
+    radius, angle, cosine = used.numpy()
+    radius[:] = words[0::2]
+    angle[:] = words[1::2]
+    radius += 0.5
+    radius *= 2.0**-63
+    radius *= radius
+    used[0].log_()
+    np.abs(radius, out=radius)  # |ln(u^2)| = -2 ln u, and no -0.0 below the root
+    np.sqrt(radius, out=radius)
+    angle *= math.pi * 2.0**-63
+    torch.cos(used[1], out=used[2])
+    used[1].sin_()
+    np.multiply(radius, cosine, out=out[0::2])
+    np.multiply(radius, angle, out=out[1::2])
 
 
 class _Workspace(threading.local):
@@ -66,7 +74,6 @@ class _Workspace(threading.local):
     def __init__(self) -> None:
         self.words = np.empty(CHUNK + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
         self.bytes = self.words.data.cast("B")
-        self.tensor = torch.from_numpy(self.words)
         self.work = torch.empty(3, CHUNK // 2, dtype=torch.float64, device="cpu")
         self.out = torch.empty(CHUNK, dtype=torch.float64, device="cpu")
 
@@ -78,18 +85,22 @@ def _task(key: bytes, block: int, target: torch.Tensor, put: Put, inference: boo
     size, space = target.numel(), _WORKSPACE
     with torch.inference_mode(inference):  # a thread-local mode: take it over from the caller
         key_stream(cipher(key, NORMALS, block), space.bytes, size * WORD_BYTES)
-        box_muller(space.tensor[:size], space.out[:size], space.work)
-        put(target, space.out[:size])
+        noise = space.out[:size]
+        box_muller(space.words[:size], noise.numpy(), space.work)
+        put(target, noise)
 
 
 def spread(key: bytes, block: int, target: torch.Tensor, put: Put) -> list[Future[None]]:
-    """Start `put(part, normals)` for every part of the flat `target`, whose even length uses blocks from `block` on.
+    """Start `put(part, normals)` for each part of the flat `target`, which uses the blocks from `block` on.
 
-    One thread: the work is done on return. Several: wait for the futures.
+    The length is even. With one thread the work is done on return; with several, wait for the futures.
     """
     count, threads = target.numel(), torch.get_num_threads()
     size = min(CHUNK, 2 * -(-count // (2 * threads)))
-    parts = [(key, block + start // 2, target[start : start + size], put) for start in range(0, count, max(size, 1))]
+    parts = [
+        (key, block + start // 2, target[start : start + size], put)
+        for start in range(0, count, max(size, 1))
+    ]
     inference = torch.is_inference_mode_enabled()
     if threads == 1:
         for part in parts:
@@ -102,8 +113,8 @@ def spread(key: bytes, block: int, target: torch.Tensor, put: Put) -> list[Futur
 class _Workers:
     """Threads that each run torch serially.
 
-    A torch op on several threads meets a barrier; ten such ops a chunk, on cores that others use too, cost up to
-    fifty times the work itself. Whole chunks side by side meet once.
+    An op on several threads ends at a barrier; many short ops a chunk, on cores that others use too, were
+    measured at up to fifty times the work itself. Whole chunks side by side meet once, at the end.
     """
 
     def __init__(self) -> None:

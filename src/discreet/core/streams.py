@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Final, NoReturn, final, overload
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from discreet.core import check
-from discreet.core.normals import BLOCK_BYTES, CHUNK, NORMALS, WORD_BYTES, WORDS, cipher, key_stream, spread
+from discreet.core.normals import BLOCK_BYTES, CHUNK, WORD_BYTES, WORDS, Put, cipher, key_stream, spread
 
 __all__ = ["Stream", "Streams"]
 
@@ -34,6 +34,7 @@ Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 
 _KEY_BYTES: Final = 32
+_BULK: Final = CHUNK // 2  # draws from this size on go straight to their target, without the pool
 _ONCE: Final = ("noise", "sampling")  # replaying one of these would break the guarantee
 _REPLAYABLE: Final = ("mask", "projection", "init")
 
@@ -64,15 +65,16 @@ class Stream:
         self._used: set[int] = set()
         self._process = os.getpid()
         self._lock = threading.Lock()
-        cipher_key = _derive(key, "cipher")
-        self._words, self._normals = _Lane(cipher_key, 0), _Lane(cipher_key, 1)
-        self._pool = torch.empty(0, dtype=torch.float64)  # normals that are drawn and not yet handed out
+        self._cipher_key = _derive(key, "cipher")
+        self._words, self._word_bytes = cipher(self._cipher_key, WORDS), 0
+        self._normal_blocks = 0
+        self._pool = torch.empty(0, dtype=torch.float64, device="cpu")  # normals drawn and not yet handed out
         self._next = 0
 
     @property
     def spent(self) -> int:
         """Cipher blocks drawn so far (a block is two words, or two normals)."""
-        return self._words.blocks + self._normals.blocks
+        return -(-self._word_bytes // BLOCK_BYTES) + self._normal_blocks
 
     @property
     def fingerprint(self) -> str:
@@ -110,10 +112,9 @@ class Stream:
         self._guard()
         check.count("say how many normals to draw", least=0, count=count)
         _check_dtype(dtype)
-        out = torch.empty(int(count), dtype=dtype)
+        out = torch.empty(int(count), dtype=dtype, device="cpu")
         with self._lock:
-            for start, noise in self._pieces(int(count)):
-                out[start : start + len(noise)].copy_(noise)
+            self._apply(out, torch.Tensor.copy_)
         return out.to(device)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
@@ -121,23 +122,24 @@ class Stream:
         self._guard()
         check.not_negative("std is the standard deviation of the noise", std=std)
         _check_dtype(value.dtype)
-        value_ = value.detach()
-        flat = value_.view(-1) if value_.is_contiguous() else value_.reshape(-1)
+        bare, alpha = value.detach(), float(std)
+        flat = bare.reshape(-1)  # a view if it can be one, else a copy that goes back below
         with self._lock:
-            for start, noise in self._pieces(flat.numel()):
-                flat[start : start + len(noise)].add_(noise.to(flat.device), alpha=float(std))
-        if not value_.is_contiguous():
-            value_.copy_(flat.view(value_.shape))
+            self._apply(flat, lambda part, noise: part.add_(noise.to(part.device), alpha=alpha))
+        if not bare.is_contiguous():
+            bare.copy_(flat.view(bare.shape))
         return value
 
     def uniform64(self, count: int) -> Words:
         """`count` uniform 64-bit words."""
         self._guard()
         check.count("say how many words to draw", least=0, count=count)
-        out = np.empty(int(count) + _BLOCK_BYTES // _WORD_BYTES, dtype=np.uint64)
+        size = int(count) * WORD_BYTES
+        out = np.empty(size + BLOCK_BYTES, dtype=np.uint8)
         with self._lock:
-            self._words.fill(out.data.cast("B"), int(count) * _WORD_BYTES)
-        return out[: int(count)]
+            self._word_bytes += size
+            key_stream(self._words, out.data, size)
+        return out[:size].view(np.uint64)
 
     def bernoulli(self, count: int, rate: float) -> npt.NDArray[np.bool_]:
         """`count` independent coins, each true with probability exactly `rate`.
@@ -183,6 +185,12 @@ class Stream:
             if not (ranked[1:] == ranked[:-1]).any():
                 return order
 
+    def integers(self, count: int, below: int) -> Indices:
+        """`count` independent whole numbers, each uniform in 0 .. below-1."""
+        check.count("say how many numbers to draw", least=0, count=count)
+        check.count("numbers are drawn from 0 .. below-1", below=below)
+        return np.array(self._below(np.full(int(count), int(below))), dtype=np.int64)
+
     def _below(self, bounds: Indices) -> list[int]:
         """One exact uniform integer in [0, bound) for each bound, by rejection of the biased residues."""
         limits = bounds.astype(np.uint64)
@@ -204,31 +212,36 @@ class Stream:
                 return word < threshold
         return False
 
-    def _pieces(self, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """The next `count` normals as (start, float64 values); a piece is valid until the next one."""
-        start = 0
-        while start < count:
-            if self._next == len(self._pool):
-                self._refill(count - start)
-            take = min(count - start, len(self._pool) - self._next)
-            piece = self._pool[self._next : self._next + take]
-            self._next += take  # before the caller sees it: an exception may lose values, never repeat them
-            yield start, piece
-            start += take
+    def _apply(self, flat: torch.Tensor, put: Put) -> None:
+        """put(part, normals) for the whole of `flat`: the pool's rest, whole pairs, a new pool."""
+        start = self._from_pool(flat, put)
+        rest = flat[start:]
+        if rest.numel() >= _BULK:
+            bulk = rest.numel() // 2 * 2
+            self._draw(rest[:bulk], put)
+            rest = rest[bulk:]
+        if rest.numel():
+            # As much again as was drawn before: short streams stay cheap, long ones pay few calls.
+            size = max(rest.numel(), min(CHUNK, 2 * self._normal_blocks))
+            self._next = len(self._pool)
+            fresh = torch.empty(size + size % 2, dtype=torch.float64, device="cpu")
+            self._draw(fresh, torch.Tensor.copy_)
+            self._pool, self._next = fresh, 0
+            self._from_pool(rest, put)
 
-    def _refill(self, needed: int) -> None:
-        # Draw as much again as was drawn before: short streams stay cheap, long ones pay few calls.
-        size = min(_CHUNK, max(needed + needed % 2, self._normals.bytes // _WORD_BYTES))
-        if len(self._pool) != size:
-            self._pool = torch.empty(size, dtype=torch.float64)
-        self._next = size  # nothing to hand out until the new values stand
-        space, pairs = _WORKSPACE, size // 2
-        self._normals.fill(space.bytes, size * _WORD_BYTES)
-        work = (space.radius, space.angle, space.spare)
-        if size < _CHUNK:
-            work = (space.radius[:pairs], space.angle[:pairs], space.spare[:pairs])
-        box_muller(space.tensor[:size], *work, self._pool)
-        self._next = 0
+    def _from_pool(self, flat: torch.Tensor, put: Put) -> int:
+        take = min(flat.numel(), len(self._pool) - self._next)
+        piece = self._pool[self._next : self._next + take]
+        self._next += take  # before the values are used: an exception may lose some, never repeat one
+        if take:
+            put(flat[:take], piece)
+        return take
+
+    def _draw(self, flat: torch.Tensor, put: Put) -> None:
+        first = self._normal_blocks
+        self._normal_blocks += flat.numel() // 2
+        for done in spread(self._cipher_key, first, flat, put):
+            done.result()
 
     def _guard(self) -> None:
         check.require(

@@ -79,7 +79,7 @@ def verified(sha256: Mapping[str, str], parts: Parts, what: str) -> Parts:
             refuse(
                 f"{what} to have the published content ({part} with sha256 {digest})",
                 f"sha256 {got}",
-                "the file is damaged, or of another dataset: get it again, and keep each dataset in its own folder",
+                "damaged, or another dataset: get it again, and keep each dataset in a folder of its name",
             )
     return parts
 

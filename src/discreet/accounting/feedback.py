@@ -1,0 +1,357 @@
+"""Clipped error feedback (DiceSGD): bounds for a whole run, in which every release depends on a hidden error.
+
+    v_t = (1/batch) sum_i clip(g_i, clip) + clip(e_t, feedback_clip),   released: v_t + N(0, noise_std^2 I)
+    e_{t+1} = e_t + (1/batch) sum_i g_i - v_t,   e_0 = 0, never released
+
+Four bounds hold under add/remove, each for both directions; the smallest counts.
+
+    mixture    every step is N(0) against (1-q) N(2 C2) + q N(2 C2 + C1/batch), composed
+    one-shot   a record that is never sampled changes nothing: sampling rate 1 - (1-q)^T, one Gaussian for the run
+    energy     if every gradient is bounded by `preclip`, n inclusions move the run by sqrt(n) C1 + n (G - C1)
+    patterns   both of them at once, over the step of the first inclusion and the number of later ones
+
+`clip` must be the projection on the ball (min(1, C/norm)); automatic clipping (Algorithm 4) has no energy bound.
+Proof: docs/proofs/ClippedFeedback.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from scipy import special, stats
+
+from discreet.accounting.compose import Composition
+from discreet.accounting.pld import Floats, Pld
+from discreet.accounting.projected import gaussian_profile, pld_from_profiles, profile, reach_on_grid
+from discreet.core import check
+
+_SLACK = 1e-9  # relative: far above the rounding of the sums below
+_FAR = 1e-15  # loss mass of one step that is charged as infinite
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The public numbers of a run. `noise_std` is the standard deviation of the noise on the mean."""
+
+    rate: float
+    steps: int
+    batch: float
+    clip: float
+    feedback_clip: float
+    noise_std: float
+    preclip: float | None = None
+
+    def __post_init__(self) -> None:
+        check.fraction("the rate is the probability that a record is sampled", rate=self.rate)
+        check.count("count the steps of the run", steps=self.steps)
+        check.positive("bounds, batch and noise are positive", batch=self.batch, clip=self.clip)
+        check.positive("without noise nothing is certified", noise_std=self.noise_std)
+        check.not_negative("0 means no feedback: plain DP-SGD", feedback_clip=self.feedback_clip)
+        if self.preclip is not None:
+            check.positive("the pre-clip bounds every gradient, None nothing", preclip=self.preclip)
+
+    @property
+    def held(self) -> float:
+        """How far the clipped error can be moved, in standard deviations: 2 C2 / sigma."""
+        return 2 * self.feedback_clip / self.noise_std
+
+    @property
+    def fresh(self) -> float:
+        """How far one inclusion moves its own step, in standard deviations: C1 / (batch sigma)."""
+        return self.clip / (self.batch * self.noise_std)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A certified number and the name of the argument that proves it."""
+
+    value: float
+    name: str
+
+
+def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
+    """The smallest certified epsilon at `delta`, and which bound gives it.
+
+    >>> found = epsilon(Run(rate=0.02, steps=100, batch=1000, clip=1, feedback_clip=1, noise_std=80), delta=1e-5)
+    >>> round(found.value, 3), found.name
+    (0.653, 'patterns')
+    """
+    check.inside_unit("delta is a probability", delta=delta)
+    bounds = [
+        Bound(value=patterns_epsilon(run, delta=delta), name="patterns"),
+        Bound(value=one_shot_epsilon(run, delta=delta), name="one-shot"),
+        Bound(value=energy_epsilon(run, delta=delta), name="energy"),
+    ]
+    best = min(bound.value for bound in bounds)
+    if _mixture_may_win(run, best):
+        bounds.append(Bound(value=mixture_epsilon(run, delta=delta, grid=grid or _grid(best)), name="mixture"))
+    return min(bounds, key=lambda bound: bound.value)
+
+
+def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
+    """The smallest certified delta at `epsilon`, and which bound gives it."""
+    check.not_negative("epsilon is at least 0", epsilon=epsilon)
+    bounds = [
+        Bound(value=patterns_delta(run, epsilon=epsilon), name="patterns"),
+        Bound(value=one_shot_delta(run, epsilon=epsilon), name="one-shot"),
+        Bound(value=energy_delta(run, epsilon=epsilon), name="energy"),
+    ]
+    if _mixture_may_win(run, epsilon):
+        bounds.append(Bound(value=mixture_delta(run, epsilon=epsilon, grid=grid or _grid(epsilon)), name="mixture"))
+    return min(bounds, key=lambda bound: bound.value)
+
+
+def _mixture_may_win(run: Run, epsilon: float) -> bool:
+    """Not if its expected loss, at least T held^2 / 2, is far beyond: leaving a bound out is always sound."""
+    return run.steps * run.held**2 / 2 < 4 * epsilon + 50
+
+
+def _grid(about: float) -> float:
+    """A grid fine enough for an epsilon of this size to move by less than 0.5 % when it is halved."""
+    return min(5e-3, max(1e-4, about / 2000))
+
+
+# The mixture, composed -----------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
+    """One step: (1-q) N(a) + q N(a + u) against N(0), standard deviation 1, a = `held`, u = `fresh`.
+
+    With the threshold x(epsilon) at which the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2 / 2, both
+    directions are sums of Gaussian profiles: sum w_i delta_G(t_i; m_i) and sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
+    """
+    weights, means = (1 - rate, rate), (held, held + fresh)
+
+    def both(epsilons: Floats) -> tuple[Floats, Floats]:
+        if held == 0:
+            return profile(epsilons, rate=rate, mu=fresh)
+        above, below = _threshold(epsilons, weights, means), _threshold(-epsilons, weights, means)
+        removed, added = np.zeros_like(epsilons), np.zeros_like(epsilons)
+        for weight, mean in zip(weights, means, strict=True):
+            if weight > 0:
+                removed += weight * gaussian_profile(mean * above - mean * mean / 2, mean)
+                t = mean * below - mean * mean / 2
+                added += weight * np.exp(epsilons + t) * gaussian_profile(-t, mean)
+        return removed, added
+
+    def worst(at: float) -> float:
+        return float(max(side[0] for side in both(np.array([at]))))
+
+    last = reach_on_grid(worst, grid, _FAR)
+    removed, added = both(grid * np.arange(last + 1))
+    return pld_from_profiles(removed=removed, added=added, grid=grid)
+
+
+def _threshold(losses: Floats, weights: tuple[float, ...], means: tuple[float, ...]) -> Floats:
+    """x with log sum_i w_i e^{m_i x - m_i^2/2} = loss: increasing and convex, so Newton from the right is monotone."""
+    w, m = np.array(weights)[:, None], np.array(means)[:, None]
+    w, m = w[w[:, 0] > 0], m[w[:, 0] > 0]
+    x = ((losses - np.log(w) + m * m / 2) / m).min(axis=0)
+    for _ in range(100):
+        logs = np.log(w) + m * x - m * m / 2
+        value = special.logsumexp(logs, axis=0)
+        slope = (m * np.exp(logs - value)).sum(axis=0)
+        change = (value - losses) / slope
+        x = x - change
+        if np.all(np.abs(change) <= 1e-13 * (1 + np.abs(x))):
+            break
+    return np.asarray(x, dtype=np.float64)
+
+
+def _composed(run: Run, grid: float) -> tuple[Composition, Composition] | None:
+    """Both directions of the run, or None where one step alone leaves the grid (its epsilon is useless)."""
+    step = mixture_step(rate=run.rate, held=run.held, fresh=run.fresh, grid=grid)
+    if max(step.with_without.infinite, step.without_with.infinite) > 10 * _FAR:
+        return None
+    return Composition([(step.with_without, run.steps)]), Composition([(step.without_with, run.steps)])
+
+
+def mixture_epsilon(run: Run, *, delta: float, grid: float) -> float:
+    """Epsilon of the composed mixture; infinite where the losses do not fit on a grid."""
+    both = _composed(run, grid)
+    return math.inf if both is None else max(direction.epsilon(delta) for direction in both)
+
+
+def mixture_delta(run: Run, *, epsilon: float, grid: float) -> float:
+    """Delta of the composed mixture; 1 where the losses do not fit on a grid."""
+    both = _composed(run, grid)
+    return 1.0 if both is None else max(direction.delta(epsilon) for direction in both)
+
+
+# Bounds on the whole run ------------------------------------------------------------------------------------
+
+
+def one_shot_delta(run: Run, *, epsilon: float) -> float:
+    """With probability (1-q)^T nothing differs; else every step moves by at most 2 C2 + C1/batch.
+
+    rho delta_G(log(1 + (e^epsilon - 1)/rho); mu), rho = 1 - (1-q)^T, mu = sqrt(T) (2 C2 + C1/batch) / sigma.
+    """
+    mu = math.sqrt(run.steps) * (run.held + run.fresh)
+    both = profile(np.array([epsilon]), rate=_ever(run), mu=mu)
+    return min(1.0, float(max(side[0] for side in both)) * (1 + _SLACK))
+
+
+def one_shot_epsilon(run: Run, *, delta: float) -> float:
+    """Epsilon of the one-shot bound."""
+    return _invert(lambda epsilon: one_shot_delta(run, epsilon=epsilon), delta)
+
+
+def _ever(run: Run) -> float:
+    """The probability that a record is ever sampled."""
+    return 1.0 if run.rate == 1 else -math.expm1(run.steps * math.log1p(-run.rate))
+
+
+def energy_delta(run: Run, *, epsilon: float) -> float:
+    """sum_n Bin(n; T, q) delta_G(epsilon; mu_n), with gradients bounded by G = preclip.
+
+    mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)); a record with G <= C1 leaves no error.
+    """
+    if run.preclip is None:
+        return 1.0
+    counts, weights, rest = _inclusions(run.steps, run.rate)
+    total = rest + float(weights @ gaussian_profile(np.array([epsilon]), _energy_mu(run, counts, run.steps)))
+    return min(1.0, total * (1 + _SLACK))
+
+
+def _energy_mu(run: Run, counts: Floats, steps: int) -> Floats:
+    """How far `counts` inclusions move the run if the error is felt in at most `steps` steps; inf without pre-clip."""
+    if run.preclip is None:
+        return np.full(len(counts), math.inf)
+    once = min(run.clip, run.preclip) / (run.batch * run.noise_std)
+    kept = max(0.0, run.preclip - run.clip) / (run.batch * run.noise_std)
+    return np.sqrt(counts) * once + np.minimum(counts * kept, math.sqrt(steps) * run.held)
+
+
+@functools.lru_cache(maxsize=64)
+def _inclusions(steps: int, rate: float) -> tuple[Floats, Floats, float]:
+    """n >= 1, Bin(n; steps, rate), and the mass above the last n that is kept (below 1e-40, charged in full)."""
+    if rate == 1:
+        return np.array([float(steps)]), np.array([1.0]), 0.0
+    first, last = _central(steps, rate, 1e-40, 1e-40)
+    counts = np.arange(max(1, first), last + 1)
+    outside = float(stats.binom.sf(last, steps, rate))
+    if first > 1:  # n = 0 costs nothing: it belongs to no tail
+        outside += float(stats.binom.cdf(first - 1, steps, rate))
+    return counts.astype(np.float64), np.asarray(stats.binom.pmf(counts, steps, rate)), outside
+
+
+def _central(steps: int, rate: float, below: float, above: float) -> tuple[int, int]:
+    """Counts with at most `below` of Bin(steps, rate) under the first and at most `above` over the second.
+
+    By bisection on cdf and survival function: scipy's own quantiles lose tails below 1e-16.
+    """
+    low, high = 0, steps
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if stats.binom.sf(middle, steps, rate) <= above else (middle + 1, high)
+    last = high
+    low, high = 0, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if stats.binom.cdf(middle - 1, steps, rate) <= below else (low, middle - 1)
+    return low, last
+
+
+def energy_epsilon(run: Run, *, delta: float) -> float:
+    """Epsilon of the energy bound; infinite without a pre-clip."""
+    if run.preclip is None:
+        return math.inf
+    return _invert(lambda epsilon: energy_delta(run, epsilon=epsilon), delta)
+
+
+def patterns_delta(run: Run, *, epsilon: float) -> float:
+    """The one-shot bound, with its Gaussian averaged over what the sampling did.
+
+    First inclusion with R steps to go, k inclusions later: nothing moves before, C1/batch at that step, and then
+    mu^2 = fresh^2 + R held^2 + k ((held + fresh)^2 - held^2), or the energy bound for 1 + k inclusions if smaller.
+    """
+    mu, weights, rest = _patterns(run)
+    rho = _ever(run)
+    behind = 0.0
+    inside = math.log1p(math.expm1(epsilon) / rho) if epsilon < 700 else epsilon - math.log(rho)
+    ahead = rho * (rest + float(weights @ gaussian_profile(np.array([inside]), mu)))
+    left = 1.0 if rho == 1 else -math.expm1(min(0.0, epsilon + math.log1p(-rho)))
+    if left > 0:
+        outside = epsilon + math.log(rho) - math.log(left)
+        behind = left * (rest + float(weights @ gaussian_profile(np.array([outside]), mu)))
+    return min(1.0, max(ahead, behind) * (1 + _SLACK))
+
+
+def patterns_epsilon(run: Run, *, delta: float) -> float:
+    """Epsilon of the bound over patterns."""
+    return _invert(lambda epsilon: patterns_delta(run, epsilon=epsilon), delta)
+
+
+@functools.lru_cache(maxsize=16)
+def _patterns(run: Run) -> tuple[Floats, Floats, float]:
+    """mu and the weight of each pattern given at least one inclusion, and the weight left out (charged in full).
+
+    First inclusions are grouped in at most 200 groups, each counted as its earliest step: that raises mu.
+    """
+    edges = np.unique(np.concatenate([[0, run.steps], np.geomspace(1, run.steps, 100), np.linspace(0, run.steps, 101)]).astype(int))
+    start, stop = edges[:-1], edges[1:]  # groups of steps start + 1 .. stop
+    log_miss = -math.inf if run.rate == 1 else math.log1p(-run.rate)
+    with np.errstate(invalid="ignore"):
+        alive = np.where(start == 0, 1.0, np.exp(start * log_miss))
+        weights = alive * -np.expm1((stop - start) * log_miss) / _ever(run)
+    mus, shares, rest = [], [], 0.0
+    for first, weight in zip(start.tolist(), weights.tolist(), strict=True):
+        later, chance, lost = _later(run.steps - first - 1, run.rate)
+        square = run.fresh**2 + (run.steps - first - 1) * run.held**2 + later * (run.fresh**2 + 2 * run.held * run.fresh)
+        mus.append(np.minimum(np.sqrt(square), _energy_mu(run, 1 + later, run.steps - first - 1)))
+        shares.append(weight * chance)
+        rest += weight * lost
+    return np.concatenate(mus), np.concatenate(shares), rest
+
+
+def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
+    """Counts of later inclusions in at most 60 groups, each counted as its largest; their weights; the rest."""
+    if rate == 1 or steps == 0:
+        return np.array([float(steps)]), np.array([1.0]), 0.0
+    low, last = _central(steps, rate, 1e-12, 1e-25)
+    tops = np.unique(np.ceil(np.linspace(low, last, 60)).astype(int))
+    below = np.concatenate([[0.0], stats.binom.cdf(tops, steps, rate)])
+    above = np.concatenate([[1.0], stats.binom.sf(tops, steps, rate)])
+    weights = np.where(above[:-1] < 0.5, above[:-1] - above[1:], below[1:] - below[:-1])
+    return tops.astype(np.float64), np.maximum(weights, 0.0), float(above[-1])
+
+
+def _invert(delta_at: Callable[[float], float], delta: float) -> float:
+    """The least epsilon >= 0 with delta_at(epsilon) <= delta, rounded up; infinite beyond 1e9."""
+    if delta_at(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while delta_at(high) > delta:
+        low, high = high, 2 * high
+        if high > 1e9:
+            return math.inf
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
+    return high
+
+
+# What the paper claims --------------------------------------------------------------------------------------
+
+
+def claimed_epsilon(run: Run, *, records: int, delta: float) -> float | None:
+    """Theorem 3.8 solved for epsilon: sqrt(32 T (C1^2 + 2 min(C^2, G'^2)) ln(1/delta)) / (N sigma), C = batch C2.
+
+    G' = G - C1 from the pre-clip, or infinite. None where its hypotheses fail: batch/N <= 1/5 and C1 <= C2.
+    The claim is false (tests/golden/test_golden_feedback.py); it is shown beside the certificate, never used.
+    """
+    check.count("records is the public size N", records=records)
+    check.inside_unit("delta is a probability", delta=delta)
+    if run.batch / records > 0.2 or run.clip > run.feedback_clip:
+        return None
+    error = math.inf if run.preclip is None else max(0.0, run.preclip - run.clip)
+    bias = run.clip**2 + 2 * min(run.batch * run.feedback_clip, error) ** 2
+    return math.sqrt(32 * run.steps * bias * math.log(1 / delta)) / (records * run.noise_std)

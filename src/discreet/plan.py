@@ -1,0 +1,146 @@
+"""A plan: the frozen, public composition of stages, which knows what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from discreet.accounting import Certificate, Charge, Claim, calibrate_noise, certify
+from discreet.accounting.events import Event
+from discreet.core import check
+from discreet.core.plain import digest, plain
+from discreet.core.relation import Neighbouring
+from discreet.stages.bounding import Bounder, Query
+from discreet.stages.mechanisms.gaussian import GaussianNoise
+from discreet.stages.sampling import Horizon, Poisson, Sampling, bill_run, event_at
+from discreet.stages.schedules import Constant, Schedule
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a private run does, before any record is seen.
+
+    A recipe gives the stages; `for_budget` (or `bind`) adds the noise and the public numbers of the run. The
+    charge is derived from the stages themselves: nobody hands a noise multiplier to an accountant.
+
+    >>> from discreet import methods
+    >>> plan = methods.dp_sgd(clip=1.0).bind(noise=1.1, horizon=Horizon.of_rate(rate=0.01, steps=100), delta=1e-5)
+    >>> plan.certificate().epsilon < 1
+    True
+    """
+
+    method: str
+    bounder: Bounder
+    mechanism: GaussianNoise = GaussianNoise()
+    schedule: Schedule = Constant()
+    sampling: Sampling = Poisson()
+    relation: Neighbouring = Neighbouring.ADD_REMOVE
+    noise: float | None = None
+    horizon: Horizon | None = None
+    delta: float | None = None
+    claims: Callable[[Plan], Claim | None] | None = None
+
+    def __post_init__(self) -> None:
+        check.require(
+            self.relation in self.sampling.relations,
+            f"a relation that {type(self.sampling).__name__} is proven for "
+            f"({' or '.join(str(relation) for relation in self.sampling.relations)})",
+            str(self.relation),
+            "change the relation or the sampling",
+        )
+        if self.noise is not None:
+            check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
+        if self.delta is not None:
+            check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+
+    # -- completing a plan -----------------------------------------------------------------------------
+
+    def bind(self, *, noise: float, horizon: Horizon, delta: float) -> Plan:
+        """The plan with its noise and the public numbers of the run."""
+        return dataclasses.replace(self, noise=noise, horizon=horizon, delta=delta)
+
+    def for_budget(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        records: int,
+        batch: float,
+        epochs: int | None = None,
+        steps: int | None = None,
+    ) -> Plan:
+        """The plan with the least noise whose certificate stays within (epsilon, delta)."""
+        horizon = Horizon.of(records=records, batch=batch, epochs=epochs, steps=steps)
+        return self.for_horizon(epsilon=epsilon, delta=delta, horizon=horizon)
+
+    def for_horizon(self, *, epsilon: float, delta: float, horizon: Horizon) -> Plan:
+        """`for_budget` for a horizon that is already there."""
+
+        def charge(noise: float) -> Charge:
+            return self.bind(noise=noise, horizon=horizon, delta=delta).charge()
+
+        noise = calibrate_noise(charge, epsilon=epsilon, delta=delta, relation=self.relation)
+        return self.bind(noise=noise, horizon=horizon, delta=delta)
+
+    # -- what it costs ---------------------------------------------------------------------------------
+
+    def charge(self, steps: int | None = None) -> Charge:
+        """What the first `steps` steps cost (default: the whole run), certified and claimed."""
+        horizon = self.known_horizon
+        stop = horizon.steps if steps is None else steps
+        check.count("count steps of this run", least=0, steps=stop)
+        certified = bill_run(self.sampling, self.schedule, self._release, horizon, 0, stop)
+        claimed = self.claims(self) if self.claims is not None and stop == horizon.steps else None
+        return Charge(certified, claimed)
+
+    def event_at(self, step: int) -> Event:
+        """The charge that is due before the release of `step`."""
+        return event_at(self.sampling, self.schedule, self._release, self.known_horizon, step)
+
+    def certificate(self, steps: int | None = None) -> Certificate:
+        """The epsilon that is proven for the first `steps` steps."""
+        return certify(self.charge(steps), delta=self.known_delta, relation=self.relation)
+
+    def _release(self, factor: float) -> Event:
+        return self.mechanism.event(self.queries(1.0), self.known_noise * factor)
+
+    def queries(self, scale: float) -> tuple[Query, ...]:
+        """All queries on one sample, vectors first."""
+        return *self.bounder.vectors(scale), *self.bounder.scalars()
+
+    def noise_at(self, step: int) -> float:
+        """The noise multiplier of a step."""
+        return self.known_noise * self.schedule.factor(step, self.known_horizon.steps_per_epoch)
+
+    # -- what is known ---------------------------------------------------------------------------------
+
+    @property
+    def known_horizon(self) -> Horizon:
+        if self.horizon is None:
+            check.refuse("a plan with a horizon", "a recipe", "call plan.for_budget(...) first")
+        return self.horizon
+
+    @property
+    def known_noise(self) -> float:
+        if self.noise is None:
+            check.refuse("a plan with its noise", "a recipe", "call plan.for_budget(...) first")
+        return self.noise
+
+    @property
+    def known_delta(self) -> float:
+        if self.delta is None:
+            check.refuse("a plan with a delta", "a recipe", "call plan.for_budget(...) first")
+        return self.delta
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+        fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "claims"}
+        return {"is": "Plan", **fields}
+
+    @property
+    def digest(self) -> str:
+        """A hash that changes with anything the plan does."""
+        return digest(self.to_json())

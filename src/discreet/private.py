@@ -1,0 +1,294 @@
+"""Binding a plan to a model, an optimizer and data: the loop that users write."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from discreet.accounting import Ledger
+from discreet.accounting.events import Event, Free
+from discreet.core import check
+from discreet.core.streams import Streams
+from discreet.core.world import World
+from discreet.loading import Loader, to_device
+from discreet.plan import Plan
+from discreet.spending import Spent
+from discreet.stages.averaging import Average
+from discreet.stages.capture import replace, tensors_in
+from discreet.stages.engine import Engine
+from discreet.stages.sampling import OwnLoader
+from discreet.stages.selfcheck import self_check
+from discreet.stages.values import Released
+from discreet.step import LogicalBatch, Progress
+
+DEFAULT_MICRO_BATCH = 512
+
+
+@final
+class Private:
+    """Private training of one model, step by step.
+
+        for x, y in private:
+            private.step(F.cross_entropy(model(x), y, reduction="none"))
+
+    The iterator draws the plan's batches, cut to micro-batches, and takes empty batches itself as noise-only
+    steps. `step` returns True when the parameters moved, on the last micro-batch of a logical batch.
+
+    model, optimizer  as usual; the optimizer holds exactly the trainable parameters
+    plan              a complete plan (`plan.for_budget(...)`)
+    data              a map-style dataset; its size is private. None for `OwnLoader` plans (see `over`)
+    micro_batch       the most records in memory at once; it does not change the result
+    inputs            batch -> arguments of the model, for the dry run; default: the batch, or its first part
+    views, augment    `views` copies of each record pass through `augment`; their losses are averaged per record
+    average           decay of an exponential average of the released iterates, or None
+    ledger            where charges are written before they are spent; None keeps them in memory only
+    streams           the randomness; default: keyed by the operating system
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        data: Dataset[Any] | None,
+        *,
+        micro_batch: int = DEFAULT_MICRO_BATCH,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        device: torch.device | str | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        views: int = 1,
+        augment: Callable[[Any], Any] | None = None,
+        average: float | None = None,
+        ledger: str | Path | None = None,
+        streams: Streams | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        plan.certificate()  # refuses an incomplete plan and prices it before anything runs
+        check.count("the most records in memory at once", micro_batch=micro_batch)
+        check.count("how many augmented copies of each record", views=views)
+        self.model, self.optimizer, self.plan = model, optimizer, plan
+        self.streams = streams if streams is not None else Streams.from_os()
+        self.progress = progress if progress is not None else Progress()
+        self.world = World.current()
+        self._device = torch.device(device) if device is not None else _device_of(model)
+        self._data, self._views, self._augment = data, views, augment
+        self._engine = Engine(model)
+        _check_optimizer(optimizer, self._engine)
+        self._average = None if average is None else Average(model, average)
+        self._loader = None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)
+        self._dry_run(inputs, collate_fn)
+        self._ledger = self._open_ledger(ledger)
+        self._batch: LogicalBatch | None = None
+        self._awaits_step = self._is_last = self._stepping = False
+        self._guard = optimizer.register_step_pre_hook(self._only_from_here)
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batches of all steps that are left, on the device."""
+        loader, size = self._sampled()
+        self._no_open_batch()
+        horizon, start = self.plan.known_horizon, self.progress.step
+        stream = self.streams.sampling
+        drawn = self.plan.sampling.batches(size, horizon, stream, start)
+        for micro in loader.load(drawn):
+            if self._batch is None:
+                self._batch = LogicalBatch(self.plan, self._engine, self.progress)
+            if micro.records == 0:
+                self._release()
+                continue
+            yield self._offer(micro.batch, micro.records, micro.is_last)
+            self._was_stepped()
+
+    def over(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
+        check.require(
+            isinstance(self.plan.sampling, OwnLoader),
+            "a plan with sampling=OwnLoader()",
+            f"{type(self.plan.sampling).__name__}",
+            "iterate `private` itself: it draws the batches that the plan is priced for",
+        )
+        self._no_open_batch()
+        for batch in batches:
+            if self.progress.step >= self.plan.known_horizon.steps:
+                return
+            self._batch = LogicalBatch(self.plan, self._engine, self.progress)
+            first = next(tensors_in(batch))
+            yield self._offer(to_device(batch, self._device), first.shape[0], True)
+            self._was_stepped()
+
+    def step(self, losses: Tensor) -> bool:
+        """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
+        check.require(
+            self._awaits_step and self._batch is not None,
+            "one call of step for each batch of the iterator",
+            "a call without a new batch",
+            "call private.step once inside `for ... in private`",
+        )
+        assert self._batch is not None
+        self._batch.add(losses)
+        self._awaits_step = False
+        if self._is_last:
+            self._release()
+        return self._is_last
+
+    def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
+        if self._views > 1:
+            batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
+        if self._augment is not None:
+            batch = self._augment(batch)
+        self._engine.begin(records, self._views)
+        self._awaits_step, self._is_last = True, is_last
+        return batch
+
+    def _release(self) -> None:
+        assert self._batch is not None
+        released = self._batch.release(self._charge, self.streams.noise, self.world)
+        self._batch = None
+        self._update(released)
+
+    def _update(self, released: Released) -> None:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        for parameter, gradient in zip(parameters, released.views(), strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        self._stepping = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._stepping = False
+            for parameter in parameters:
+                parameter.grad = None
+        if self._average is not None:
+            self._average.update(self.model)
+
+    def _charge(self, event: Event, step: int) -> None:
+        if self.world.is_first and not isinstance(event, Free):
+            self._ledger.append(event, step=step)
+
+    # -- what it costs ---------------------------------------------------------------------------------
+
+    def spent(self) -> Spent:
+        """The privacy spent so far: certified, claimed (for a finished run), and how it was keyed."""
+        return Spent.of(self.plan, self.progress.step, self._ledger.charge(), self.streams)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every charge so far."""
+        return self._ledger
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with its averaged weights, inside the `with` block."""
+        if self._average is None:
+            check.refuse("an average", "none", "build Private with average=0.99")
+        with self._average.applied_to(self.model):
+            yield
+
+    @property
+    def average(self) -> Average | None:
+        """The running average of released iterates, if asked for."""
+        return self._average
+
+    def close(self) -> None:
+        """Let go of the model, the optimizer and the ledger."""
+        self._engine.close()
+        self._guard.remove()
+        self._ledger.close()
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _make_loader(self, data: Any, micro_batch: int, collate_fn: Any, num_workers: int) -> Loader:
+        return Loader(
+            data, micro_batch=micro_batch, collate_fn=collate_fn, num_workers=num_workers, device=self._device
+        )
+
+    def _sampled(self) -> tuple[Loader, int]:
+        if self._loader is None or self._data is None or isinstance(self.plan.sampling, OwnLoader):
+            check.refuse("data to draw batches from", "a plan for your own loader", "use private.over(loader)")
+        size = len(self._data)  # type: ignore[arg-type]
+        return self._loader, size
+
+    def _no_open_batch(self) -> None:
+        check.require(
+            self._batch is None,
+            "every logical batch to be finished",
+            "a new loop while one was abandoned half-way",
+            "finish the loop, or build a new Private: dropping batches changes what the noise is for",
+        )
+
+    def _was_stepped(self) -> None:
+        check.require(
+            not self._awaits_step,
+            "one call of step for each batch of the iterator",
+            "a batch that was skipped",
+            "call private.step(losses) for every batch; skipping some would change what is released",
+        )
+
+    def _only_from_here(self, *_: Any) -> None:
+        check.require(
+            self._stepping,
+            "the optimizer to step through private.step",
+            "optimizer.step() called directly",
+            "remove the call: private.step releases, updates and clears the gradients",
+        )
+
+    def _open_ledger(self, path: str | Path | None) -> Ledger:
+        header = {"plan": self.plan.digest, "relation": str(self.plan.relation), "delta": self.plan.delta}
+        return Ledger.in_memory(header) if path is None else Ledger.create(path, header)
+
+    def _dry_run(self, inputs: Callable[[Any], Any] | None, collate_fn: Any) -> None:
+        """The engine against autograd, on random inputs of the public shape: never on private values."""
+        if self._data is None or len(self._data) == 0:  # type: ignore[arg-type]
+            return
+        batch = to_device((collate_fn or torch.utils.data.default_collate)([self._data[0], self._data[0]]), self._device)
+        arguments = _default_inputs(batch) if inputs is None else inputs(batch)
+        args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
+        try:
+            self_check(self._engine, args, kwargs, 2)
+        except (TypeError, RuntimeError) as error:
+            check.refuse(
+                "a model that runs on random inputs of the data's shape",
+                f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                "pass inputs=lambda batch: (arguments of your model,)",
+            )
+
+
+def _default_inputs(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return batch
+    return (batch,) if isinstance(batch, Tensor) else (batch[0],)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, engine: Engine) -> None:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = {id(p): name for name, p in engine.model.named_parameters() if p.requires_grad}
+    left_out = [name for key, name in trained.items() if key not in held]
+    check.require(
+        not left_out,
+        "an optimizer that holds every trainable parameter",
+        f"none for {', '.join(left_out[:3])}",
+        "add it to the optimizer, or freeze it with requires_grad_(False)",
+    )
+    check.require(
+        held <= {id(p) for p in engine.model.parameters()},
+        "an optimizer of this model's parameters",
+        "parameters of something else",
+        "give each model its own optimizer and its own Private",
+    )
+    check.require(
+        not isinstance(optimizer, torch.optim.LBFGS),
+        "an optimizer that takes one gradient a step",
+        "LBFGS, which evaluates the loss again",
+        "use SGD, Adam or another first-order optimizer",
+    )

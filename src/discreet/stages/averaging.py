@@ -1,0 +1,66 @@
+"""An exponential average of released iterates: free, because it only sees what left a mechanism."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from discreet.core import check
+
+
+@final
+class Average:
+    """a <- decay * a + (1 - decay) * parameters, with the start's weight divided out.
+
+    Guarantee: post-processing of released iterates and the public start.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        check.inside_unit("the decay of the average, e.g. 0.99", decay=decay)
+        self._decay, self._updates = decay, 0
+        self._sums = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the newest iterate."""
+        self._updates += 1
+        for name, parameter in model.named_parameters():
+            if name in self._sums:
+                self._sums[name].lerp_(parameter, 1 - self._decay)
+
+    @contextlib.contextmanager
+    def applied_to(self, model: nn.Module) -> Iterator[None]:
+        """The averaged weights inside the block, the model's own after it."""
+        correction = 1 - self._decay**self._updates
+        own = {name: p.detach().clone() for name, p in model.named_parameters() if name in self._sums}
+        try:
+            if self._updates:
+                self._write(model, {name: total / correction for name, total in self._sums.items()})
+            yield
+        finally:
+            self._write(model, own)
+
+    @staticmethod
+    @torch.no_grad()
+    def _write(model: nn.Module, values: dict[str, torch.Tensor]) -> None:
+        for name, parameter in model.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"decay": self._decay, "updates": self._updates, "sums": self._sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint of the same model and decay."""
+        check.require(
+            state["decay"] == self._decay and state["sums"].keys() == self._sums.keys(),
+            "an average of this model with this decay",
+            f"decay={state['decay']}",
+            "resume with the settings of the run",
+        )
+        self._updates, self._sums = state["updates"], state["sums"]

@@ -1,0 +1,299 @@
+"""Bounding one record's influence: functions from per-sample norms to weights.
+
+A bounder turns norms [G, N] into weights [Q, G, N] (Q sums of weighted gradients) and, where it asks for numbers
+beside the gradient, into scalars [K, N]. Each of its `queries` states how far one record can move that sum.
+
+Guarantee, for every bounder: for all norms, weight * norm <= sensitivity of its query; a norm that is not finite
+gets weight 0. Index legend: N records, G groups of parameters, Q vector queries, K scalar queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
+
+from discreet.accounting.events import CountQuery, Gaussian
+from discreet.core import check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.stages.values import Layout
+
+# Weights are rounded towards zero by this much, so that float32 products stay within the bound.
+ROUND_DOWN = 1 - 2**-20
+
+
+@final
+@dataclass(frozen=True)
+class Query:
+    """One sum over the records of a sample.
+
+    sensitivity  how far adding or removing a record moves it (L2)
+    share        its noise multiplier is share * noise of the mechanism; shares satisfy sum share^-2 = 1
+    sigma        or: a standard deviation of its own, whatever the mechanism's noise (counts)
+    """
+
+    sensitivity: float
+    share: float = 1.0
+    sigma: float | None = None
+
+    def std(self, noise: float) -> float:
+        """The standard deviation of the noise on this sum."""
+        return self.sigma if self.sigma is not None else self.share * noise * self.sensitivity
+
+    def event(self, noise: float) -> Gaussian | CountQuery:
+        """What releasing it once costs, before sampling."""
+        if self.sigma is None:
+            return Gaussian(self.share * noise)
+        if self.sensitivity == 0.5:
+            return CountQuery(self.sigma)
+        return Gaussian(self.sigma / self.sensitivity)
+
+
+class Bounder(Protocol):
+    """Settings of a way to bound; `scale` is public state (1 unless the bounder adapts)."""
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        """The sums of weighted gradients."""
+
+    def scalars(self) -> tuple[Query, ...]:
+        """The sums of single numbers."""
+
+    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
+        """Which parameters share a norm."""
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        """Weights [Q, G, N]."""
+
+    def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
+        """The scalar queries' contributions [K, N]."""
+
+    def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
+        """The next public scale, from what the scalar queries released."""
+
+
+class _Still:
+    """A bounder that asks for no numbers and never adapts."""
+
+    def scalars(self) -> tuple[Query, ...]:
+        return ()
+
+    def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
+        return norms_GN.new_zeros(0, norms_GN.shape[1])
+
+    def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
+        return scale
+
+
+class _OneGroup:
+    """A bounder that sees the norm of the whole gradient."""
+
+    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
+        return [range(len(layout.names))]
+
+
+def _finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
+    """Weight 0 for a record with any norm that is not finite; one query in front."""
+    good_N = norms_GN.isfinite().all(0)
+    return weights_GN.nan_to_num(0.0, 0.0, 0.0).where(good_N, weights_GN.new_zeros(())).unsqueeze(0)
+
+
+@final
+@dataclass(frozen=True)
+class FlatClip(_Still, _OneGroup):
+    """w = min(1, C / n): the projection to the ball of radius C.
+
+    >>> import torch
+    >>> FlatClip(1.0).weights(torch.tensor([[0.5, 2.0, math.inf]]), 1.0).round(decimals=3)
+    tensor([[[1.0000, 0.5000, 0.0000]]])
+    """
+
+    clip: float
+
+    def __post_init__(self) -> None:
+        check.positive("the clip bounds each record's gradient norm, e.g. 1.0", clip=self.clip)
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(self.clip * scale),)
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        clip = self.clip * scale
+        shrunk = clip * ROUND_DOWN / norms_GN.clamp(min=clip)
+        return _finite(shrunk.where(norms_GN > clip, norms_GN.new_ones(())), norms_GN)
+
+
+@final
+@dataclass(frozen=True)
+class AutoS(_Still, _OneGroup):
+    """w = C / (n + gamma): automatic clipping, every record near the bound.
+
+    n = 0 -> w = C / gamma, a contribution of 0.
+    """
+
+    clip: float = 1.0
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        check.positive("clip is the bound, gamma the stability term, e.g. 0.01", clip=self.clip, gamma=self.gamma)
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(self.clip * scale),)
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        return _finite(self.clip * scale * ROUND_DOWN / (norms_GN + self.gamma), norms_GN)
+
+
+@final
+@dataclass(frozen=True)
+class AutoV(_Still, _OneGroup):
+    """w = C / n: pure normalisation. n = 0 -> w = 0."""
+
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.positive("the clip is the norm that every record gets, e.g. 1.0", clip=self.clip)
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(self.clip * scale),)
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        return _finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
+
+
+@final
+@dataclass(frozen=True)
+class Psac(_Still, _OneGroup):
+    """w = C / (n + r / (n + r)): per-sample adaptive clipping; small gradients keep less than normalisation gives.
+
+    n = 0 -> w = C, a contribution of 0.
+    """
+
+    clip: float = 1.0
+    r: float = 0.1
+
+    def __post_init__(self) -> None:
+        check.positive("clip is the bound, r the adaptive term, e.g. 0.1", clip=self.clip, r=self.r)
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(self.clip * scale),)
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        denominator = norms_GN + self.r / (norms_GN + self.r)
+        return _finite(self.clip * scale * ROUND_DOWN / denominator, norms_GN)
+
+
+@final
+@dataclass(frozen=True)
+class UnitDirection(_Still, _OneGroup):
+    """w = 1 / n: every record gives its direction. n = 0 -> w = 0."""
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(1.0),)
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        return _finite(ROUND_DOWN / norms_GN, norms_GN)
+
+
+@final
+@dataclass(frozen=True)
+class PerLayer(_Still):
+    """Each parameter clipped on its own to C / sqrt(number of parameters): the whole stays within C."""
+
+    clip: float
+
+    def __post_init__(self) -> None:
+        check.positive("the clip bounds each record's whole gradient, e.g. 1.0", clip=self.clip)
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(self.clip * scale),)
+
+    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
+        return [[index] for index in range(len(layout.names))]
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        share = self.clip * scale / math.sqrt(norms_GN.shape[0])
+        shrunk = share * ROUND_DOWN / norms_GN.clamp(min=share)
+        return _finite(shrunk.where(norms_GN > share, norms_GN.new_ones(())), norms_GN)
+
+
+@final
+@dataclass(frozen=True)
+class TwoLevel(_Still, _OneGroup):
+    """Two sums from one sample: clip(g, C) and clip(g - clip(g, C), R), the part that clipping took away.
+
+    `share` and its partner split the noise: 1/share^2 + 1/partner^2 = 1.
+    """
+
+    clip: float
+    residual: float
+    share: float = math.sqrt(2)
+
+    def __post_init__(self) -> None:
+        check.positive("both bounds are norms, e.g. 1.0 and 9.0", clip=self.clip, residual=self.residual)
+        check.require(
+            1 < self.share < math.inf,
+            "share > 1",
+            f"share={self.share!r}",
+            "the two shares satisfy 1/a^2 + 1/b^2 = 1; sqrt(2) splits evenly",
+        )
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        partner = self.share / math.sqrt(self.share**2 - 1)
+        return Query(self.clip * scale, self.share), Query(self.residual * scale, partner)
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        clip, residual = self.clip * scale, self.residual * scale
+        first = (clip * ROUND_DOWN / norms_GN.clamp(min=clip)).where(norms_GN > clip, norms_GN.new_ones(()))
+        # The upper bound on what is left keeps the second weight safe when the two norms nearly cancel.
+        left_over = norms_GN - clip * ROUND_DOWN
+        second = (1 - first) * (residual * ROUND_DOWN / left_over.clamp(min=residual)).clamp(max=1)
+        second = second.where(norms_GN > clip, norms_GN.new_zeros(()))
+        return _stack(_finite(first, norms_GN), _finite(second, norms_GN))
+
+
+def _stack(first: Tensor, second: Tensor) -> Tensor:
+    joined = first.new_empty(2, *first.shape[1:])
+    joined[0], joined[1] = first[0], second[0]
+    return joined
+
+
+@final
+@dataclass(frozen=True)
+class AdaptiveQuantile(_OneGroup):
+    """Flat clip whose bound follows a quantile of the norms, from a noisy count that is charged.
+
+    Every record adds +1/2 if its norm is at most the bound, else -1/2 (so that the count has sensitivity 1/2);
+    the released count moves the bound: C <- C * exp(-rate * (share of small norms - quantile)).
+    """
+
+    clip: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 10.0
+
+    def __post_init__(self) -> None:
+        check.positive("clip is where the bound starts, rate how fast it moves", clip=self.clip, rate=self.rate)
+        check.inside_unit("the quantile of norms that stays unclipped, e.g. 0.5", quantile=self.quantile)
+        check.positive("standard deviation of the noise on the count, about batch / 20", count_noise=self.count_noise)
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(self.clip * scale),)
+
+    def scalars(self) -> tuple[Query, ...]:
+        return (Query(0.5, sigma=self.count_noise),)
+
+    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
+        return FlatClip(self.clip).weights(norms_GN, scale)
+
+    def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
+        small = norms_GN <= self.clip * scale  # false for norms that are not finite
+        return small.to(norms_GN.dtype) - 0.5
+
+    def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
+        # The divisor is the public batch: the true size of the sample is private.
+        small = min(max(released[0] / batch + 0.5, 0.0), 1.0)
+        step = math.exp(-self.rate * (small - self.quantile))
+        return min(max(scale * step, 1e-6), 1e6)

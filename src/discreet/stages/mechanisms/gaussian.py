@@ -1,0 +1,48 @@
+"""The Gaussian mechanism on the bounded sums of one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from discreet.accounting.events import CountQuery, Gaussian, Queries
+from discreet.core import check
+from discreet.stages.bounding import Query
+from discreet.stages.values import BoundedSum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.core.streams import Stream
+
+
+@final
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Adds N(0, (noise * share * sensitivity)^2) to every coordinate of every sum.
+
+    Guarantee: all sums of one sample together cost one Gaussian release with multiplier
+    (sum_i z_i^-2)^(-1/2), where z_i is the standard deviation of sum i over its sensitivity (docs/proofs/Queries.md).
+    Noise 0 releases the sums as they are and is charged as non-private.
+    """
+
+    def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
+        """What one release costs, before sampling."""
+        events = tuple(query.event(noise) for query in queries)
+        return events[0] if len(events) == 1 else Queries(events)
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, stream: Stream
+    ) -> list[Tensor]:
+        """The noisy sums; the inputs' storage is reused, so that no exact sum stays behind."""
+        noisy = []
+        for total, query in zip(sums, queries, strict=True):
+            check.require(
+                isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
+                "sums with the sensitivity that the noise is for",
+                f"{total!r} for {query!r}",
+                "aggregate with the bounder of the plan",
+            )
+            noisy.append(stream.add_normal_(total.value, query.std(noise)))
+        return noisy
