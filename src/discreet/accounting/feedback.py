@@ -91,7 +91,9 @@ def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
     ]
     best = min(bound.value for bound in bounds)
     if _mixture_may_win(run, best):
-        bounds.append(Bound(value=mixture_epsilon(run, delta=delta, grid=grid or _grid(best)), name="mixture"))
+        bounds.append(
+            Bound(value=mixture_epsilon(run, delta=delta, grid=grid or _grid(best)), name="mixture")
+        )
     return min(bounds, key=lambda bound: bound.value)
 
 
@@ -104,7 +106,9 @@ def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
         Bound(value=energy_delta(run, epsilon=epsilon), name="energy"),
     ]
     if _mixture_may_win(run, epsilon):
-        bounds.append(Bound(value=mixture_delta(run, epsilon=epsilon, grid=grid or _grid(epsilon)), name="mixture"))
+        bounds.append(
+            Bound(value=mixture_delta(run, epsilon=epsilon, grid=grid or _grid(epsilon)), name="mixture")
+        )
     return min(bounds, key=lambda bound: bound.value)
 
 
@@ -201,7 +205,7 @@ def one_shot_delta(run: Run, *, epsilon: float) -> float:
 
 def one_shot_epsilon(run: Run, *, delta: float) -> float:
     """Epsilon of the one-shot bound."""
-    return _invert(lambda epsilon: one_shot_delta(run, epsilon=epsilon), delta)
+    return invert(lambda epsilon: one_shot_delta(run, epsilon=epsilon), delta)
 
 
 def _ever(run: Run) -> float:
@@ -264,7 +268,7 @@ def energy_epsilon(run: Run, *, delta: float) -> float:
     """Epsilon of the energy bound; infinite without a pre-clip."""
     if run.preclip is None:
         return math.inf
-    return _invert(lambda epsilon: energy_delta(run, epsilon=epsilon), delta)
+    return invert(lambda epsilon: energy_delta(run, epsilon=epsilon), delta)
 
 
 def patterns_delta(run: Run, *, epsilon: float) -> float:
@@ -287,7 +291,7 @@ def patterns_delta(run: Run, *, epsilon: float) -> float:
 
 def patterns_epsilon(run: Run, *, delta: float) -> float:
     """Epsilon of the bound over patterns."""
-    return _invert(lambda epsilon: patterns_delta(run, epsilon=epsilon), delta)
+    return invert(lambda epsilon: patterns_delta(run, epsilon=epsilon), delta)
 
 
 @functools.lru_cache(maxsize=16)
@@ -296,7 +300,8 @@ def _patterns(run: Run) -> tuple[Floats, Floats, float]:
 
     First inclusions are grouped in at most 200 groups, each counted as its earliest step: that raises mu.
     """
-    edges = np.unique(np.concatenate([[0, run.steps], np.geomspace(1, run.steps, 100), np.linspace(0, run.steps, 101)]).astype(int))
+    marks = [[0, run.steps], np.geomspace(1, run.steps, 100), np.linspace(0, run.steps, 101)]
+    edges = np.unique(np.concatenate(marks).astype(int))
     start, stop = edges[:-1], edges[1:]  # groups of steps start + 1 .. stop
     log_miss = -math.inf if run.rate == 1 else math.log1p(-run.rate)
     with np.errstate(invalid="ignore"):
@@ -304,9 +309,10 @@ def _patterns(run: Run) -> tuple[Floats, Floats, float]:
         weights = alive * -np.expm1((stop - start) * log_miss) / _ever(run)
     mus, shares, rest = [], [], 0.0
     for first, weight in zip(start.tolist(), weights.tolist(), strict=True):
-        later, chance, lost = _later(run.steps - first - 1, run.rate)
-        square = run.fresh**2 + (run.steps - first - 1) * run.held**2 + later * (run.fresh**2 + 2 * run.held * run.fresh)
-        mus.append(np.minimum(np.sqrt(square), _energy_mu(run, 1 + later, run.steps - first - 1)))
+        left = run.steps - first - 1
+        later, chance, lost = _later(left, run.rate)
+        square = run.fresh**2 + left * run.held**2 + later * run.fresh * (run.fresh + 2 * run.held)
+        mus.append(np.minimum(np.sqrt(square), _energy_mu(run, 1 + later, left)))
         shares.append(weight * chance)
         rest += weight * lost
     return np.concatenate(mus), np.concatenate(shares), rest
@@ -324,7 +330,7 @@ def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
     return tops.astype(np.float64), np.maximum(weights, 0.0), float(above[-1])
 
 
-def _invert(delta_at: Callable[[float], float], delta: float) -> float:
+def invert(delta_at: Callable[[float], float], delta: float) -> float:
     """The least epsilon >= 0 with delta_at(epsilon) <= delta, rounded up; infinite beyond 1e9."""
     if delta_at(0.0) <= delta:
         return 0.0

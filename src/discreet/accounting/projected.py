@@ -204,7 +204,9 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
     inner = masses[1:].reshape(nodes, _FINE)
     left, right = above[:-1:_FINE, None], above[_FINE::_FINE, None]
     width = left - right
-    share = np.where(width > 1e-290, (left - above[1:].reshape(nodes, _FINE)) / np.maximum(width, 1e-290), 1.0)
+    share = np.where(
+        width > 1e-290, (left - above[1:].reshape(nodes, _FINE)) / np.maximum(width, 1e-290), 1.0
+    )
     share = np.minimum(1.0, share * (1 + 1e-9))
     weights[1:] += (inner * share).sum(axis=1)
     weights[:-1] += (inner * (1 - share)).sum(axis=1)
@@ -215,7 +217,13 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
 
 
 def step_profile(
-    epsilons: Floats, *, rate: float, noise: float, dims: tuple[float, ...], tail: float = 1e-13, nodes: int = 200
+    epsilons: Floats,
+    *,
+    rate: float,
+    noise: float,
+    dims: tuple[float, ...],
+    tail: float = 1e-13,
+    nodes: int = 200,
 ) -> tuple[Floats, Floats]:
     """An upper bound of both directions of the profile of one step, at epsilon >= 0 in increasing order."""
     _check(rate, noise, dims)
@@ -302,7 +310,11 @@ def _divergence(rate: float, noise: float, p: float, order: float) -> float:
     if rate == 1:
         return _log_moment(order, noise, p) / (order - 1)
     log_excess = _whole(rate, noise, p, int(order)) if order == int(order) else _real(rate, noise, p, order)
-    return float(np.logaddexp(0.0, log_excess)) / (order - 1) if log_excess > -30 else math.exp(log_excess) / (order - 1)
+    return (
+        float(np.logaddexp(0.0, log_excess)) / (order - 1)
+        if log_excess > -30
+        else math.exp(log_excess) / (order - 1)
+    )
 
 
 def _log_moment(k: float, noise: float, p: float) -> float:

@@ -1,0 +1,428 @@
+"""Whole runs on a bounded domain of which only the last iterate leaves: the shift is forgotten step by step.
+
+    x_{t+1} = project(x_t - learning_rate * (mean of clipped gradients + N(0, sigma^2 I)))
+
+Whatever happened before the last m steps, two runs are at most the diameter apart there. Their distance is
+absorbed by a share 1 - beta of the noise of those m steps, and the share beta hides the record as usual:
+
+    epsilon(a) <= m * step_a(sqrt(beta) z) + a/2 * shift^2 E(m, c) / (1 - beta)
+    shift = diameter / (learning_rate * sigma),     E(m, c) = c^(2m) / sum_{j<m} c^(2j)
+
+and the same as a loss distribution: m steps at sqrt(beta) z composed with one Gaussian of mu^2 = shift^2 E / (1 - beta).
+c is a Lipschitz constant of the noiseless update for every batch that can occur. Any m <= T and beta in (0, 1) is
+valid; plain composition of all T steps is one of the candidates. Both directions of the relation.
+Proof: docs/proofs/LastIterateRun.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from discreet.accounting import pld, rdp
+from discreet.accounting.compose import Composition
+from discreet.accounting.feedback import Bound, invert
+from discreet.accounting.pld import Floats, Pld
+from discreet.accounting.projected import gaussian_profile
+from discreet.accounting.rdp import ORDERS
+from discreet.core import check
+
+_LOG_TAIL = -50.0
+_BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+_EDGE = 1e-3  # beta stays this far from 0 and 1
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step as a function of its noise multiplier z, taken against what one record moves in the relation.
+
+    rdp   z -> Renyi divergences at ORDERS, None if no bound is known
+    pld   z, grid -> dominating loss distribution
+    gaussian   the step is exactly a Gaussian (full batch): closed forms are used
+    """
+
+    noise: float
+    pld: Callable[[float, float], Pld]
+    rdp: Callable[[float], Floats] | None = None
+    gaussian: bool = False
+
+    def __post_init__(self) -> None:
+        check.positive("noise is the standard deviation divided by what one record moves", noise=self.noise)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """`steps` of `step`; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; `factor` is c.
+
+    `overflow` is the probability, per step, of a batch for which c does not hold (0 where batches are bounded).
+    """
+
+    step: Step
+    steps: int
+    shift: float
+    factor: float
+    overflow: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.count("count the steps of the run", steps=self.steps)
+        check.positive("shift is diameter / (learning rate * noise on the mean)", shift=self.shift)
+        check.not_negative("the factor is a Lipschitz constant", factor=self.factor)
+        check.not_negative("overflow is a probability", overflow=self.overflow)
+
+
+# What a step can be -----------------------------------------------------------------------------------------
+
+
+def gaussian_step(*, noise: float) -> Step:
+    """Full batch: one Gaussian."""
+    return Step(
+        noise=noise,
+        pld=lambda z, grid: pld.gaussian(z, grid, _LOG_TAIL),
+        rdp=lambda z: rdp.gaussian(z),
+        gaussian=True,
+    )
+
+
+def poisson_step(*, rate: float, noise: float) -> Step:
+    """Poisson sampling, add/remove. Batches are unbounded: c must hold for all records, or `overflow` be charged."""
+    return Step(
+        noise=noise,
+        pld=lambda z, grid: pld.sampled_gaussian(rate, z, grid, _LOG_TAIL),
+        rdp=lambda z: rdp.sampled_gaussian(rate, z),
+    )
+
+
+def fixed_size_step(*, rate: float, noise: float) -> Step:
+    """A fixed size without replacement, replace-one: noise = sigma b / (2 C)."""
+    return Step(
+        noise=noise,
+        pld=lambda z, grid: pld.without_replacement(rate, z, grid, _LOG_TAIL),
+        rdp=lambda z: fixed_size_rdp(rate=rate, noise=z),
+    )
+
+
+def fixed_size_rdp(*, rate: float, noise: float, orders: tuple[float, ...] = ORDERS) -> Floats:
+    """Renyi divergence of any pair with delta(log(1 + q (e^t - 1))) <= q delta_G(t) in both directions.
+
+    1 + a (a-1) int_0^inf (e^{(a-1) y} + e^{-a y}) h(y) dy with y = log(1 + q (e^t - 1)), h = q delta_G(t; 1/z).
+
+    >>> round(float(fixed_size_rdp(rate=0.25, noise=2.0, orders=(1.1,))[0]), 6)
+    0.011547
+    """
+    return np.array([_fixed_size(rate, noise, order) for order in orders])
+
+
+@functools.lru_cache(maxsize=65536)
+def _fixed_size(rate: float, noise: float, order: float) -> float:
+    mu = 1 / noise
+    if rate == 1:
+        return order * mu * mu / 2
+    panels = math.ceil(4 * (order * mu + 14))
+    if panels > 20_000:
+        return math.inf
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    width = mu / 4
+    t = ((np.arange(panels)[:, None] + (nodes + 1) / 2) * width).ravel()
+    moved = np.logaddexp(math.log1p(-rate), math.log(rate) + t)
+    logs = np.logaddexp((order - 1) * moved, -order * moved) + _log_gaussian_profile(t, mu)
+    logs += 2 * math.log(rate) + t - moved  # h = q delta_G, dy = q e^t / e^y dt
+    total = float(special.logsumexp(logs + np.log(np.tile(weights, panels) * width / 2)))
+    return float(np.logaddexp(0.0, math.log(order * (order - 1)) + total + 1e-9)) / (order - 1)
+
+
+def _log_gaussian_profile(t: Floats, mu: float) -> Floats:
+    """log delta_G(t; mu), also where delta_G itself would vanish."""
+    u = np.maximum(t / mu - mu / 2, 0.0)
+    tail = special.erfcx(u / math.sqrt(2)) - special.erfcx((u + mu) / math.sqrt(2))
+    near = np.log(np.maximum(gaussian_profile(t, mu), 1e-300))
+    return np.where(u > 0, -u * u / 2 + np.log(0.5 * tail), near)
+
+
+# Lipschitz constants of the update, with per-sample clipping ---------------------------------------------------
+
+
+def _size(learning_rate: float, smoothness: float, ratio: float) -> float:
+    check.positive("rates and smoothness are positive", learning_rate=learning_rate, smoothness=smoothness)
+    check.positive("ratio is the largest batch divided by the public divisor", ratio=ratio)
+    return learning_rate * smoothness * ratio
+
+
+def lipschitz_smooth(
+    *, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0
+) -> float:
+    """|1 - eta decay| + eta L ratio, for any L-smooth losses; `decay` is an L2 term outside of the clip.
+
+    >>> lipschitz_smooth(learning_rate=0.2, smoothness=1.0)
+    1.2
+    """
+    size = _size(learning_rate, smoothness, ratio)
+    check.not_negative("an L2 term pulls towards zero", decay=decay)
+    return abs(1 - learning_rate * decay) + size
+
+
+def lipschitz_convex(*, learning_rate: float, smoothness: float, ratio: float = 1.0) -> float:
+    """2 / sqrt(4 - eta L ratio), for convex L-smooth losses and eta L ratio <= 2: tight from dimension 2 on.
+
+    Not 1: clipping turns a symmetric Jacobian into a product with a projection.
+    """
+    size = _size(learning_rate, smoothness, ratio)
+    remedy = "take a smaller learning rate, or lipschitz_smooth"
+    check.require(size <= 2, "learning_rate * smoothness * ratio <= 2", f"{size}", remedy)
+    return 2 / math.sqrt(4 - size)
+
+
+def lipschitz_glm(
+    *, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0
+) -> float:
+    """max(|1 - eta decay|, |1 - eta decay - eta L ratio|), for convex losses phi(<a, x>) of ONE score.
+
+    Binary logistic and linear regression. Not multinomial: a clipped gradient must stay a multiple of a.
+    Without decay this is 1 as long as eta L ratio <= 2.
+    """
+    size = _size(learning_rate, smoothness, ratio)
+    check.not_negative("an L2 term pulls towards zero", decay=decay)
+    kept = 1 - learning_rate * decay
+    return max(abs(kept), abs(kept - size))
+
+
+def overflow(*, records: int, rate: float, largest: int) -> float:
+    """P(|B| > largest) for a Poisson batch; `records` is a PUBLIC upper bound on the size of the data."""
+    check.count("records is a public upper bound", records=records, largest=largest)
+    check.fraction("the rate is the probability that a record is sampled", rate=rate)
+    return float(stats.binom.sf(largest, records, rate))
+
+
+# The certificate ----------------------------------------------------------------------------------------------
+
+
+def left_over(steps: float | Floats, factor: float) -> Floats:
+    """E(m, c) = c^(2m) / sum_{j<m} c^(2j): what m steps leave of a squared shift of 1.
+
+    >>> left_over(np.array([1.0, 4.0]), 1.0).tolist(), left_over(np.array([1.0, 2.0]), 2.0).tolist()
+    ([1.0, 0.25], [4.0, 3.2])
+    """
+    m = np.asarray(steps, dtype=np.float64)
+    if factor == 0:
+        return np.zeros_like(m)
+    growth = 2 * math.log(factor)
+    if abs(growth) < 1e-9:  # c^(2m) / sum lies between the two ends; take the upper one
+        return np.exp(np.maximum(growth, 0.0) * m) / m
+    # (c^2 - 1) / (1 - c^(-2m)), the same for c < 1 with both signs turned
+    with np.errstate(over="ignore"):
+        return np.asarray(math.expm1(growth) / -np.expm1(-growth * m))
+
+
+def _candidates(steps: int) -> Floats:
+    few = np.arange(1, min(steps, 64) + 1)
+    many = np.geomspace(1, steps, 400)
+    return np.unique(np.concatenate([few, np.round(many)])).astype(np.float64)
+
+
+def rdp_at(
+    order: float, *, step: Callable[[float], float], noise: float, steps: int, shift: float, factor: float
+) -> tuple[float, int, float]:
+    """The least RDP bound at one order, and its (m, beta); m = steps and beta = 1 mean composition.
+
+    `step` gives the divergence of one step at this order for a noise multiplier. Any m and beta are valid, so that
+    the search can lose tightness only.
+    """
+    best = (steps * step(noise), steps, 1.0)
+    m = _candidates(steps)
+    shifted = order / 2 * shift * shift * left_over(m, factor)
+
+    def at(beta: float, counts: Floats, rest: Floats) -> tuple[float, int]:
+        values = counts * step(math.sqrt(beta) * noise) + rest / (1 - beta)
+        index = int(np.argmin(values))
+        return float(values[index]), int(counts[index])
+
+    def objective(beta: float) -> float:
+        return at(beta, m, shifted)[0]
+
+    start = min(_BETAS, key=objective)
+    low, high = max(_EDGE, start - 0.1), min(1 - _EDGE, start + 0.1)
+    found = optimize.minimize_scalar(objective, bounds=(low, high), method="bounded", options={"xatol": 1e-4})
+    beta = min((start, float(found.x)), key=objective)
+    near = at(beta, m, shifted)[1]
+    around = np.arange(
+        max(1, math.floor(near * 0.97) - 2), min(steps, math.ceil(near * 1.03) + 2) + 1, dtype=np.float64
+    )
+    if len(around) > 4000:
+        around = np.unique(np.round(np.linspace(around[0], around[-1], 4000)))
+    value, count = at(beta, around, order / 2 * shift * shift * left_over(around, factor))
+    return min(best, (value, count, beta))
+
+
+def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tuple[float, int]:
+    """Full batch: the run is mu-GDP, mu = min over m of sqrt(m)/z + shift sqrt(E(m, c)), and m (steps: composition).
+
+    The best beta is in closed form here. With c = 1 and m = shift * z this is the plateau 2 sqrt(shift / z).
+    """
+    best = (math.sqrt(steps) / noise, steps)
+    m = _candidates(steps)
+    guess = min(steps, max(1, round(shift * noise)))
+    m = np.unique(np.concatenate([m, [max(1, guess - 1), guess, min(steps, guess + 1)]]))
+    values = np.sqrt(m) / noise + shift * np.sqrt(left_over(m, factor))
+    index = int(np.argmin(values))
+    return min(best, (float(values[index]), int(m[index])))
+
+
+def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
+    """The smallest certified epsilon of the run at `delta`, and the name of its argument.
+
+    >>> run = Run(step=gaussian_step(noise=1000**0.5), steps=50_000, shift=1000 / 4 / 1000**0.5, factor=1.0)
+    >>> found = epsilon(run, delta=1e-5)
+    >>> round(found.value, 3), found.name
+    (4.377, 'last iterate, Gaussian')
+    """
+    check.inside_unit("delta is a probability", delta=delta)
+    if run.step.gaussian and run.overflow == 0:
+        mu, m = gaussian_mu(steps=run.steps, noise=run.step.noise, shift=run.shift, factor=run.factor)
+        name = "last iterate, Gaussian" if m < run.steps else "composition, Gaussian"
+        return Bound(value=_gaussian_epsilon(mu, delta), name=name)
+    bounds, guesses = _by_rdp(run, delta)
+    about = min((bound.value for bound in bounds), default=1.0)
+    grid = grid or min(5e-3, max(1e-4, about / 2000))
+    whole = run.step.pld(run.step.noise, grid)
+    composed = max(
+        _solve([(side, run.steps)], delta, 0.0) for side in (whole.with_without, whole.without_with)
+    )
+    bounds.append(Bound(value=composed, name="composition, PLD"))
+    for m, beta in guesses:
+        bounds.append(
+            Bound(
+                value=pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=grid),
+                name="last iterate, PLD",
+            )
+        )
+    return min(bounds, key=lambda bound: bound.value)
+
+
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    return invert(lambda at: float(gaussian_profile(np.array([at]), mu)[0]) * (1 + 1e-9), delta)
+
+
+def _by_rdp(run: Run, delta: float) -> tuple[list[Bound], list[tuple[int, float]]]:
+    """The RDP bounds, and the pairs (m, beta) that are worth trying as loss distributions."""
+    if run.step.rdp is None:
+        counts = np.unique(np.round(np.geomspace(1, run.steps, 9))).astype(int)
+        return [], [(int(m), beta) for m in counts for beta in (0.35, 0.65)]
+    orders = np.array(ORDERS)
+    m = _candidates(run.steps)
+    plain = rdp.epsilon(run.steps * run.step.rdp(run.step.noise), delta)
+    bounds, guesses = [Bound(value=plain, name="composition, RDP")], []
+    rest = run.shift**2 / 2 * left_over(m, run.factor)
+    for beta in _BETAS:
+        values = m[:, None] * run.step.rdp(math.sqrt(beta) * run.step.noise) + rest[:, None] * orders / (
+            1 - beta
+        )
+        converted = values + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+        index = int(np.argmin(converted.min(axis=1)))
+        found = float(converted[index].min())
+        guesses.append((found, int(m[index]), beta))
+        if run.overflow == 0:
+            bounds.append(Bound(value=max(0.0, found), name="last iterate, RDP"))
+    least = min(found for found, _, _ in guesses)
+    # Where RDP is far above composition, the loss distribution cannot win either.
+    kept = sorted(guess for guess in guesses if guess[0] <= 1.15 * least)[:4] if least < 2 * plain + 1 else []
+    return bounds, [(count, beta) for _, count, beta in kept]
+
+
+def pld_epsilon(run: Run, *, absorbed: int, beta: float, delta: float, grid: float) -> float:
+    """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian that pays for the shift."""
+    check.require(
+        1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps"
+    )
+    check.inside_unit("beta splits the noise", beta=beta)
+    step = run.step.pld(math.sqrt(beta) * run.step.noise, grid)
+    mu = run.shift * math.sqrt(float(left_over(absorbed, run.factor)) / (1 - beta))
+    if mu * mu / 2 > 500:
+        return math.inf
+    paid = pld.gaussian(1 / mu, grid, _LOG_TAIL)
+    late = absorbed * run.overflow
+    return max(
+        _solve([(step.with_without, absorbed), (paid.with_without, 1)], delta, late),
+        _solve([(step.without_with, absorbed), (paid.without_with, 1)], delta, late),
+    )
+
+
+def _solve(parts: list[tuple[pld.Pmf, int]], delta: float, late: float) -> float:
+    """The least epsilon with delta(epsilon) + (1 + e^epsilon) late <= delta, rounded up."""
+    run = Composition(parts)
+    if late == 0:
+        return run.epsilon(delta)
+    found = 0.0
+    for _ in range(60):
+        # Iterating from below finds the smallest solution; a little above it the inequality is checked, not assumed.
+        above = found * (1 + 1e-4) + 1e-6
+        room = delta - (1 + math.exp(above)) * late if above < 700 else 0.0
+        if room <= 0:
+            return math.inf
+        needed = run.epsilon(room)
+        if needed <= above:
+            return above
+        found = needed
+    return math.inf
+
+
+# What the paper claims -------------------------------------------------------------------------------------------
+
+
+def claimed_slope(
+    *, rate: float, noise: float, steps: int, shift: float | None = None, factor: float = 1.0
+) -> float:
+    """RDP per order: Theorem 3.3, 2 q T / z^2, and with a domain Theorem 3.4 (its Eq. 54), whichever is smaller.
+
+    noise = sigma b / C; shift = D / (learning_rate sigma) with the paper's D; factor = 1 + eta L.
+    False for with||without (tests/golden/test_golden_last_iterate.py): shown beside the certificate, never used.
+    """
+    open_ended = 2 * rate * steps / noise**2
+    if shift is None:
+        return open_ended
+    return min(open_ended, (math.sqrt(2 * rate) / noise + factor * shift / math.sqrt(2)) ** 2)
+
+
+def claimed_epsilon(
+    *, rate: float, noise: float, steps: int, delta: float, shift: float | None = None, factor: float = 1.0
+) -> float:
+    """The claim by Lemma 2.4, min over orders a of a k + log(1/delta) / (a - 1), with the strengthened slopes.
+
+    The strengthened form needs q <= 1/5, z sqrt(beta) > 8 and orders up to a*(q, z sqrt(beta) / 2).
+    """
+    check.inside_unit("delta is a probability", delta=delta)
+    need = math.log(1 / delta)
+    slope = claimed_slope(rate=rate, noise=noise, steps=steps, shift=shift, factor=factor)
+    best = slope + 2 * math.sqrt(slope * need)
+    options = [(8 * rate**2 * steps / noise**2, 1.0)]
+    if shift is not None:
+        hide, forget = math.sqrt(8) * rate / noise, factor * shift / math.sqrt(2)
+        options.append(((hide + forget) ** 2, hide / (hide + forget)))
+    for stronger, beta in options:
+        if rate <= 0.2 and noise * math.sqrt(beta) > 8:
+            order = min(1 + math.sqrt(need / stronger), largest_order(rate, noise * math.sqrt(beta) / 2))
+            if order > 1:
+                best = min(best, order * stronger + need / (order - 1))
+    return best
+
+
+def largest_order(rate: float, noise: float) -> float:
+    """a*(q, sigma) of Mironov, Talwar and Zhang (2019, Theorem 11), by a scan; 1 if no order qualifies."""
+    a = 1 + np.geomspace(1e-3, 1e6, 20_000)
+    k = np.log1p(1 / (rate * (a - 1)))
+    first = a <= k * noise**2 / 2 - 2 * math.log(noise)
+    below = k + np.log(rate * a) + 1 / (2 * noise**2)
+    above = k**2 * noise**2 / 2 - math.log(5) - 2 * math.log(noise)
+    second = np.where(below > 0, a * below <= above, above >= 0)
+    holds = first & second
+    return (
+        float(a[np.argmin(holds) - 1])
+        if not holds.all() and holds[0]
+        else (float(a[-1]) if holds[0] else 1.0)
+    )

@@ -1,0 +1,248 @@
+"""The append-only, write-ahead record of every charge of a run.
+
+One JSON object a line: a header, then one line for each charge, each with a SHA-256 digest over the digest
+of the line before and its own body. A charge is on the disk before `append` returns, and the release comes
+after that: whatever happens to the process, nothing was released that the ledger does not hold.
+
+The chain shows edits, lost lines in the middle, and lines that moved. It cannot show that the last lines were
+cut off, so keep (`digest`, `length`) elsewhere and hand them to `verify`. It has no key: it guards against
+accidents and clumsy edits, not against somebody who writes a new ledger.
+
+A torn last line comes from a crash inside `append`, before its release could begin, so charging it is more
+than the truth. It is charged all the same: `read` and `open` refuse it, and `resume` ends it, never erases it,
+and appends one charge of the event that the plan has for that step.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, final
+
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import Event, event_from_json
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+
+FORMAT: Final = 1
+_GENESIS: Final = "0" * 64
+_RESTORE: Final = "restore the ledger from a backup; without one, charge the run with its whole plan"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One charge. `torn` holds the hash of a line that a crash cut short and that this charge stands for."""
+
+    step: int
+    event: Event
+    note: Mapping[str, Any]
+    digest: str
+    torn: str | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a ledger says."""
+
+    header: Mapping[str, Any]
+    identity: str  # digest of the header, which holds a random number: equal only for copies of one ledger
+    entries: tuple[Entry, ...]
+
+    @property
+    def relation(self) -> Neighbouring:
+        """The relation that the run was planned for."""
+        return Neighbouring(self.header["relation"])
+
+    @property
+    def digest(self) -> str:
+        """The digest of the last line."""
+        return self.entries[-1].digest if self.entries else self.identity
+
+    @property
+    def length(self) -> int:
+        """The number of charges."""
+        return len(self.entries)
+
+    def charge(self) -> Charge:
+        """Everything that was charged, equal events counted together."""
+        return _charge(self.header, Counter(entry.event for entry in self.entries))
+
+
+def read(path: str | os.PathLike[str]) -> Record:
+    """The whole ledger, every line checked; a line that does not fit is refused by its number."""
+    record, torn = _read(Path(path))
+    if torn:
+        _torn(Path(path), record, torn)
+    return record
+
+
+def verify(path: str | os.PathLike[str], *, digest: str, length: int) -> Record:
+    """Read a ledger that must still hold the first `length` charges, the last of which had `digest`.
+
+    More charges may have followed; none may be missing.
+    """
+    record = read(path)
+    remedy = f"lines were cut off or replaced: {_RESTORE}"
+    check.require(record.length >= length, f"at least {length} charges", f"{record.length}", remedy)
+    found = record.entries[length - 1].digest if length else record.identity
+    check.require(found == digest, f"digest {digest} after {length} charges", found, remedy)
+    return record
+
+
+def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
+    """The charge of several ledgers on the same data: they compose."""
+    seen: dict[str, str | os.PathLike[str]] = {}
+    total, relation = Charge(), None
+    for path in paths:
+        record = read(path)
+        twin = seen.setdefault(record.identity, path)
+        check.require(twin is path, "different ledgers", f"{path}, a copy of {twin}", "name each ledger once")
+        relation = relation or record.relation
+        remedy = "an epsilon holds for one relation; account for these runs separately"
+        check.require(record.relation is relation, f"relation {relation}", f"{record.relation} in {path}", remedy)
+        total = total + record.charge()
+    check.require(bool(seen), "at least one ledger", "none", "name the ledgers of the runs to compose")
+    return total
+
+
+@final
+class Ledger:
+    """The writer of one ledger: it holds an exclusive lock on the file until `close`.
+
+    Guarantee: when `append` returns, its line is on the disk. A write that fails breaks the ledger: every
+    later append is refused.
+    """
+
+    def __init__(self, path: Path, descriptor: int, record: Record) -> None:
+        self._path, self._descriptor, self._record_start = path, descriptor, record
+        self._entries = list(record.entries)
+        self._counts = Counter(entry.event for entry in record.entries)
+        self._digest = record.digest
+        self._process = os.getpid()
+        self._open = True
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], header: Mapping[str, Any]) -> Ledger:
+        """Begin a ledger in a new file.
+
+        The header names `relation`, `delta` and `plan` (a digest of the plan), and whatever else is public;
+        `assumptions`, a list of sentences, goes into every charge.
+        """
+        path, fields = Path(path), _header(header)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            check.refuse("a new file", f"{path}, which exists", "take another path, or resume this ledger")
+        _lock(path, descriptor)
+        body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
+        digest, line = _seal(_GENESIS, body)
+        _write(descriptor, line)
+        _sync_directory(path.parent)
+        return cls(path, descriptor, Record(header=fields, identity=digest, entries=()))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Ledger:
+        """Go on with a ledger whose every line is sound."""
+        return cls._continue(Path(path), planned=None)
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str], *, planned: Event) -> Ledger:
+        """Go on with a ledger after a crash; a torn last line is charged as one `planned` event."""
+        check.require(isinstance(planned, Event), "planned to be an event", repr(planned), "take it from the plan")
+        return cls._continue(Path(path), planned=planned)
+
+    @classmethod
+    def _continue(cls, path: Path, *, planned: Event | None) -> Ledger:
+        check.require(path.is_file(), "an existing ledger", f"{path}", "begin one with Ledger.create")
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        _lock(path, descriptor)
+        try:
+            record, torn = _read(path)
+            if torn and planned is None:
+                _torn(path, record, torn)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        ledger = cls(path, descriptor, record)
+        if torn and planned is not None:
+            step = record.entries[-1].step + 1 if record.entries else 0
+            ledger._add(planned, step, {}, torn=torn)
+        return ledger
+
+    def append(self, event: Event, *, step: int, note: Mapping[str, Any] | None = None) -> None:
+        """Charge `event` BEFORE its release: the line is on the disk when this returns.
+
+        `note` holds public values only.
+        """
+        self._add(event, step, dict(note or {}), torn=b"")
+
+    def _add(self, event: Event, step: int, note: dict[str, Any], *, torn: bytes) -> None:
+        self._usable()
+        check.require(isinstance(event, Event), "an event", f"{event!r}", "charge what the mechanism returned")
+        check.count("number the steps from 0", least=0, step=step)
+        last = self._entries[-1].step if self._entries else 0
+        remedy = "steps only go on; a crashed step stays charged and is not run again"
+        check.require(step >= last, f"step >= {last}", f"step={step}", remedy)
+        body: dict[str, Any] = {"step": int(step), "event": event.to_json(), "note": note}
+        if torn:
+            body["torn"] = hashlib.sha256(torn).hexdigest()
+        digest, line = _seal(self._digest, body)
+        self._open = False  # until the line stands: a failed write must not be followed by another
+        _write(self._descriptor, b"\n" + line if torn else line)
+        self._open = True
+        self._digest = digest
+        self._counts[event] += 1
+        self._entries.append(Entry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
+
+    def _usable(self) -> None:
+        remedy = "read the file, and go on with Ledger.resume"
+        check.require(self._open, f"an open ledger at {self._path}", "a closed or broken one", remedy)
+        ours = os.getpid() == self._process
+        check.require(ours, "the process that opened the ledger", "a forked one", "let one process keep the ledger")
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """The first line."""
+        return self._record_start.header
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every charge so far."""
+        return tuple(self._entries)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the last line; keep it elsewhere, with `length`, to see a ledger that was cut."""
+        return self._digest
+
+    @property
+    def length(self) -> int:
+        """The number of charges."""
+        return len(self._entries)
+
+    def charge(self) -> Charge:
+        """Everything charged so far, from running totals."""
+        return _charge(self.header, self._counts)
+
+    def close(self) -> None:
+        """Give up the lock. The file is complete at every moment, so nothing else happens."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self._open = -1, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
