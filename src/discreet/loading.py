@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from discreet.stages.capture import replace
-from discreet.stages.sampling import Indices
+
+if TYPE_CHECKING:
+    from discreet.stages.sampling import Indices
 
 
 @final
@@ -37,8 +39,10 @@ class Loader:
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
         device: torch.device,
+        worker_seed: int,
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
+        self._worker_seed = worker_seed
         self._collate_fn, self._num_workers = collate_fn or default_collate, num_workers
         self._is_plain = isinstance(dataset, TensorDataset) and collate_fn is None and num_workers == 0
 
@@ -57,6 +61,7 @@ class Loader:
                 batch_sampler=self._lists(drawn, cuts),
                 num_workers=self._num_workers,
                 collate_fn=self._collate_fn,
+                generator=torch.Generator().manual_seed(self._worker_seed),  # or it would draw from torch's own
             )
         )
         for batch in fetched:

@@ -104,6 +104,11 @@ class Plan:
         """The epsilon that is proven for the first `steps` steps."""
         return certify(self.charge(steps), delta=self.known_delta, relation=self.relation)
 
+    def steps_paid(self, charges: int) -> int:
+        """How many steps the first `charges` charges of a run pay for."""
+        horizon = self.known_horizon
+        return min(charges * (horizon.steps_per_epoch if self.sampling.per_epoch else 1), horizon.steps)
+
     def _release(self, factor: float) -> Event:
         return self.mechanism.event(self.queries(1.0), self.known_noise * factor)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
+from discreet import checkpoint
 from discreet.accounting import Ledger
+from discreet.accounting.chain import scan
 from discreet.accounting.events import Event, Free
 from discreet.core import check
+from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.loading import Loader, to_device
@@ -22,7 +26,7 @@ from discreet.spending import Spent
 from discreet.stages.averaging import Average
 from discreet.stages.capture import replace, tensors_in
 from discreet.stages.engine import Engine
-from discreet.stages.sampling import OwnLoader
+from discreet.stages.sampling import BallsInBins, FullBatch, OwnLoader, Poisson
 from discreet.stages.selfcheck import self_check
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
@@ -49,6 +53,8 @@ class Private:
     average           decay of an exponential average of the released iterates, or None
     ledger            where charges are written before they are spent; None keeps them in memory only
     streams           the randomness; default: keyed by the operating system
+    schedulers        learning-rate schedulers that `save` and `resume` take along; the loop steps them
+    resume            a checkpoint of `save`: go on after every step that `ledger` has charged, with fresh keys
     """
 
     def __init__(
@@ -68,25 +74,37 @@ class Private:
         average: float | None = None,
         ledger: str | Path | None = None,
         streams: Streams | None = None,
-        progress: Progress | None = None,
+        schedulers: Sequence[LRScheduler] = (),
+        resume: str | Path | None = None,
     ) -> None:
         plan.certificate()  # refuses an incomplete plan and prices it before anything runs
         check.count("the most records in memory at once", micro_batch=micro_batch)
         check.count("how many augmented copies of each record", views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = streams if streams is not None else Streams.from_os()
-        self.progress = progress if progress is not None else Progress()
+        self.progress, self.updates = Progress(), 0
         self.world = World.current()
+        _check_processes(plan, self.world)
         self._device = torch.device(device) if device is not None else _device_of(model)
         self._data, self._views, self._augment = data, views, augment
-        self._engine = Engine(model)
-        _check_optimizer(optimizer, self._engine)
-        self._average = None if average is None else Average(model, average)
-        self._loader = None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)
-        self._dry_run(inputs, collate_fn)
-        self._ledger = self._open_ledger(ledger)
+        self._schedulers = tuple(schedulers)
         self._batch: LogicalBatch | None = None
-        self._awaits_step = self._is_last = self._stepping = False
+        self._awaits_step = self._is_last = self._stepping = self._keys_noted = False
+        # Processes of one run share a seed, if there is one, and must not draw the same records.
+        alone = self.world.size == 1
+        self._sampling = self.streams.sampling if alone else self.streams.sampling.at(self.world.rank)
+        self._engine = Engine(model)
+        try:
+            _check_optimizer(optimizer, self._engine)
+            self._average = None if average is None else Average(model, average)
+            self._loader = None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)
+            self._dry_run(inputs, collate_fn)
+            self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
+            for tensor in model.state_dict().values():
+                self.world.broadcast_(tensor)
+        except BaseException:
+            self._engine.close()
+            raise
         self._guard = optimizer.register_step_pre_hook(self._only_from_here)
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -96,8 +114,7 @@ class Private:
         loader, size = self._sampled()
         self._no_open_batch()
         horizon, start = self.plan.known_horizon, self.progress.step
-        stream = self.streams.sampling
-        drawn = self.plan.sampling.batches(size, horizon, stream, start)
+        drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
         for micro in loader.load(drawn):
             if self._batch is None:
                 self._batch = LogicalBatch(self.plan, self._engine, self.progress)
@@ -165,12 +182,17 @@ class Private:
             self._stepping = False
             for parameter in parameters:
                 parameter.grad = None
+        self.updates += 1
         if self._average is not None:
             self._average.update(self.model)
 
     def _charge(self, event: Event, step: int) -> None:
-        if self.world.is_first and not isinstance(event, Free):
-            self._ledger.append(event, step=step)
+        if isinstance(event, Free):
+            return
+        # The first charge under a key says so: whoever resumes is refused the same key.
+        note = None if self._keys_noted else checkpoint.keys_of(self.streams)
+        self._ledger.append(event, step=step, note=note)
+        self._keys_noted = True
 
     # -- what it costs ---------------------------------------------------------------------------------
 
@@ -196,6 +218,25 @@ class Private:
         """The running average of released iterates, if asked for."""
         return self._average
 
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint: released iterates and public state. Private until the end under `LastIterate`."""
+        if not self.world.is_first:
+            return
+        state = checkpoint.Checkpoint(
+            plan=self.plan.digest,
+            relation=str(self.plan.relation),
+            charges=self._ledger.length,
+            digest=self._ledger.digest,
+            updates=self.updates,
+            scale=self.progress.scale,
+            model=self.model.state_dict(),
+            optimizer_kind=checkpoint.kind_of(self.optimizer),
+            optimizer=self.optimizer.state_dict(),
+            average=None if self._average is None else self._average.state_dict(),
+            schedulers=[scheduler.state_dict() for scheduler in self._schedulers],
+        )
+        state.write(path)
+
     def close(self) -> None:
         """Let go of the model, the optimizer and the ledger."""
         self._engine.close()
@@ -205,14 +246,27 @@ class Private:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _make_loader(self, data: Any, micro_batch: int, collate_fn: Any, num_workers: int) -> Loader:
+        seed = int(self.streams.init.at(self.world.rank).uniform64(1)[0] >> 1)
         return Loader(
-            data, micro_batch=micro_batch, collate_fn=collate_fn, num_workers=num_workers, device=self._device
+            data,
+            micro_batch=micro_batch,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            device=self._device,
+            worker_seed=seed,
         )
 
     def _sampled(self) -> tuple[Loader, int]:
         if self._loader is None or self._data is None or isinstance(self.plan.sampling, OwnLoader):
             check.refuse("data to draw batches from", "a plan for your own loader", "use private.over(loader)")
         size = len(self._data)  # type: ignore[arg-type]
+        if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
+            total = torch.tensor(float(size))
+            self.world.sum_(total)
+            records = self.plan.known_horizon.known_records
+            check.require(
+                total == records, f"exactly records={records} records", int(total), "give the true size as `records`"
+            )
         return self._loader, size
 
     def _no_open_batch(self) -> None:
@@ -239,9 +293,33 @@ class Private:
             "remove the call: private.step releases, updates and clears the gradients",
         )
 
-    def _open_ledger(self, path: str | Path | None) -> Ledger:
-        header = {"plan": self.plan.digest, "relation": str(self.plan.relation), "delta": self.plan.delta}
-        return Ledger.in_memory(header) if path is None else Ledger.create(path, header)
+    def _begin(self, path: str | Path | None) -> Ledger:
+        header = {"plan": self.plan.digest, "relation": str(self.plan.relation), "delta": self.plan.known_delta}
+        if path is None or not self.world.is_first:
+            return Ledger.in_memory(header)
+        return Ledger.create(path, header)
+
+    def _go_on(self, path: str | Path | None, resume: str | Path) -> Ledger:
+        """Restore a checkpoint; the ledger says which step comes next."""
+        if path is None:
+            check.refuse("the run's ledger beside its checkpoint", "none", "pass ledger=, the file of the run")
+        saved = checkpoint.Checkpoint.read(resume)
+        saved.check_fits(self.plan, self.model, self.optimizer, self._average)
+        if self.world.is_first:
+            ledger = checkpoint.reopen(path, self.plan, saved, self.streams)
+        self._wait()  # the others read what the first has put right, before it writes on
+        if not self.world.is_first:
+            ledger = self._begin(None)
+            for entry in scan(Path(path))[0].entries:
+                ledger.append(entry.event, step=entry.step, note=entry.note)
+        self._wait()
+        saved.restore(self.model, self.optimizer, self._average, self._schedulers)
+        self.progress = Progress(step=self.plan.steps_paid(ledger.length), scale=saved.scale)
+        self.updates = saved.updates
+        return ledger
+
+    def _wait(self) -> None:
+        self.world.sum_(torch.zeros(1))
 
     def _dry_run(self, inputs: Callable[[Any], Any] | None, collate_fn: Any) -> None:
         """The engine against autograd, on random inputs of the public shape: never on private values."""
@@ -268,6 +346,15 @@ def _default_inputs(batch: Any) -> Any:
 
 def _device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _check_processes(plan: Plan, world: World) -> None:
+    check.require(
+        world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch)),
+        "sampling that each process can do alone, for the records it holds",
+        f"{type(plan.sampling).__name__} in {world.size} processes",
+        "use Poisson: the size of a fixed or capped batch is a matter of all records",
+    )
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, engine: Engine) -> None:

@@ -57,6 +57,8 @@ class LogicalBatch:
         charge(plan.event_at(progress.step), progress.step)
         queries, multiplier = plan.queries(progress.scale), plan.noise_at(progress.step)
         noisy = plan.mechanism.release([*vectors, *scalars], queries, multiplier, noise)
+        for value in noisy:
+            world.broadcast_(value)  # one draw of noise for all processes
         gradient, counts = noisy[0], [float(count) for count in noisy[len(vectors) :]]
         progress.scale = plan.bounder.advance(progress.scale, counts, batch)
         progress.step += 1

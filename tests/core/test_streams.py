@@ -13,9 +13,7 @@ import pickle
 import random
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterator
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from scipy import stats
 
 from discreet.core import normals
 from discreet.core.check import Refused
-from discreet.core.streams import Stream, Streams, unbiased
+from discreet.core.streams import Stream, Streams
 
 ALPHA = 1e-6
 NAMES = ("noise", "sampling", "mask", "projection", "init")
@@ -36,88 +34,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
-
-
-def rejects(sample: torch.Tensor, scale: float = 1.0) -> bool:
-    """Kolmogorov-Smirnov at level ALPHA against N(0, scale^2)."""
-    return bool(stats.kstest(sample.double().numpy() / scale, "norm").pvalue < ALPHA)
-
-
-def transform(words: list[int]) -> torch.Tensor:
-    source = np.array(words, dtype=np.int64)
-    out = np.empty(len(words))
-    normals.box_muller(source, out, torch.empty(3, len(words) // 2, dtype=torch.float64))
-    return torch.from_numpy(out)
-
-
-# The normal distribution --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_normals_pass_a_ks_test_that_rejects_other_scales(dtype: torch.dtype, threads: int) -> None:
-    sample = Streams.seeded(1).noise.normal(200_000, dtype=dtype)
-    assert sample.dtype == dtype
-    assert not rejects(sample)
-    assert rejects(sample, 2 / 3)
-    assert rejects(sample, 3 / 2)
-    assert rejects(sample + 0.02)
-
-
-def test_both_halves_of_a_pair_are_normal_and_uncorrelated() -> None:
-    n = 100_000
-    pairs = Streams.seeded(2).noise.normal(2 * n, dtype=torch.float64).view(n, 2)
-    cosine, sine = pairs.unbind(1)
-    assert not rejects(cosine)
-    assert not rejects(sine)
-    bound = stats.norm.isf(ALPHA / 4) / math.sqrt(n)  # two two-sided tests of a correlation
-    assert abs(float((cosine * sine).mean())) < bound
-    assert (
-        abs(float((cosine**2 * sine**2).mean()) - 1) < 10 * bound
-    )  # the product of squares has deviation < 10
-    assert float((cosine * (sine + cosine)).mean()) > bound  # control: dependence is seen
-
-
-def test_normals_have_the_right_tails() -> None:
-    n, far = 1_000_000, 3.5
-    count = int((Streams.seeded(3).noise.normal(n).abs() > far).sum())
-    low, high = stats.binom(n, 2 * stats.norm.sf(far)).interval(1 - ALPHA)
-    assert low <= count <= high
-    narrow = stats.binom(n, 2 * stats.norm.sf(far / 0.9)).interval(1 - ALPHA)
-    assert not narrow[0] <= count <= narrow[1]
-
-
-def test_extreme_words_map_to_finite_values_beyond_eight_deviations() -> None:
-    least, most = -(2**63), 2**63 - 1
-    top = math.sqrt(128 * math.log(2))
-    assert top > 9.4
-    assert transform([0, 0]).tolist() == pytest.approx([top, 0.0], rel=1e-14)
-    assert transform([-1, 0]).tolist() == pytest.approx([top, 0.0], rel=1e-14)
-    assert transform([0, 2**62]).tolist() == pytest.approx([0.0, top], abs=1e-14)
-    assert transform([0, least]).tolist() == pytest.approx([-top, 0.0], abs=1e-14)
-    for edge in (least, most):
-        assert transform([edge, 12345]).tolist() == [0.0, 0.0]
-    corners = [least, least + 1, -1, 0, 1, most - 1, most]
-    for pair in itertools.product(corners, corners):
-        assert bool(torch.isfinite(transform(list(pair))).all())
-
-
-def test_words_map_to_the_stated_formula() -> None:
-    words = [int(w) for w in Streams.seeded(4).sampling.uniform64(200).view(np.int64)]
-    expected = []
-    for first, second in zip(words[0::2], words[1::2], strict=True):
-        radius = math.sqrt(-2 * math.log(abs(first + 0.5) / 2**63))
-        angle = math.pi * second / 2**63
-        expected += [radius * math.cos(angle), radius * math.sin(angle)]
-    assert transform(words).tolist() == pytest.approx(expected, rel=1e-12, abs=1e-14)
-
-
-def test_normals_are_made_of_the_cipher_words_of_their_own_range() -> None:
-    stream = Streams.seeded(4).noise
-    raw = bytearray(8 * 1000 + 16)
-    normals.key_stream(normals.cipher(stream._cipher_key, normals.NORMALS), memoryview(raw), 8 * 1000)
-    words = np.frombuffer(raw, dtype=np.int64, count=1000)
-    expected = transform(words.tolist())
-    assert torch.allclose(stream.normal(1000, dtype=torch.float64), expected, rtol=1e-12, atol=1e-14)
 
 
 # Position: forward only, independent of the cut -----------------------------------------------------------
@@ -160,6 +76,33 @@ def test_no_block_repeats(threads: int) -> None:
     )
     assert len(np.unique(words, axis=0)) == len(words)
     assert len(values.unique()) == len(values)
+
+
+def test_prefetched_values_come_once_and_in_order(threads: int) -> None:
+    stream, whole = Streams.seeded(5).noise, Streams.seeded(5).noise.normal(300_000, dtype=torch.float64)
+    drawn = []
+    for ahead, count in ((1000, 10), (70_001, 30_000), (5, 100_000), (0, 3), (80_000, 1), (80_000, 90_000)):
+        stream.prefetch(ahead)
+        drawn.append(stream.normal(count, dtype=torch.float64))
+    values = torch.cat(drawn)
+    assert torch.allclose(values, whole[: len(values)], rtol=1e-12, atol=1e-14)
+    seen = stream.spent
+    stream.prefetch(1)
+    assert stream.spent == seen  # enough is ready
+    stream.prefetch(200_000)
+    assert stream.spent > seen
+
+
+def test_a_failed_prefetch_loses_values_and_repeats_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Streams.seeded(5).noise
+    whole = Streams.seeded(5).noise.normal(4000, dtype=torch.float64)
+    with monkeypatch.context() as broken:
+        broken.setattr(normals, "box_muller", lambda *_: 1 / 0)
+        stream.prefetch(1000)
+        with pytest.raises(ZeroDivisionError):
+            stream.normal(10)
+    after = stream.normal(10, dtype=torch.float64)
+    assert torch.allclose(after, whole[1000:1010], rtol=1e-12, atol=1e-14)
 
 
 def test_spent_counts_blocks_and_only_grows() -> None:
@@ -337,197 +280,3 @@ def test_worker_threads_leave_the_thread_count_alone() -> None:
         assert [torch.get_num_threads(), *seen] == [2, 2]
     finally:
         torch.set_num_threads(before)
-
-
-# Adding noise ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 1001, 200_003])
-def test_add_normal_adds_std_times_the_next_normals(count: int, threads: int) -> None:
-    value = torch.arange(count, dtype=torch.float64)
-    noise = Streams.seeded(15).noise.normal(count, dtype=torch.float64)
-    noisy = value.clone()
-    assert Streams.seeded(15).noise.add_normal_(noisy, 2.5) is noisy
-    assert torch.allclose(noisy, value + 2.5 * noise, rtol=1e-12)
-
-
-def test_add_normal_rounds_after_adding() -> None:
-    count = 10_000
-    value = torch.full((count,), 1000.0, dtype=torch.float32)
-    noise = Streams.seeded(16).noise.normal(count, dtype=torch.float64)
-    noisy = Streams.seeded(16).noise.add_normal_(value.clone(), 1 / 3)
-    assert torch.equal(noisy, (value.double() + noise / 3).float())
-    assert not torch.equal(noisy, value + noise.float() / 3)  # control: rounding first gives other bits
-
-
-def test_add_normal_keeps_shapes_strides_parameters_and_zero() -> None:
-    wide = torch.zeros(6, 8)
-    view = wide[:, ::2]
-    assert Streams.seeded(17).noise.add_normal_(view, 1.0) is view
-    assert int((wide != 0).sum()) == 24
-    assert torch.equal(wide[:, ::2].reshape(-1), Streams.seeded(17).noise.normal(24))
-    weight = torch.nn.Parameter(torch.zeros(3, 3))
-    assert int((Streams.seeded(17).noise.add_normal_(weight, 1.0) != 0).sum()) == 9
-    still = torch.arange(5.0)
-    assert torch.equal(Streams.seeded(17).noise.add_normal_(still.clone(), 0.0), still)
-    assert Streams.seeded(17).noise.add_normal_(torch.zeros(0), 1.0).shape == (0,)
-
-
-def test_add_normal_works_in_inference_mode(threads: int) -> None:
-    with torch.inference_mode():
-        assert int((Streams.seeded(17).noise.add_normal_(torch.zeros(100_000), 1.0) != 0).sum()) == 100_000
-
-
-def test_low_precision_and_bad_deviations_are_refused() -> None:
-    noise = Streams.seeded(18).noise
-    for dtype in (torch.bfloat16, torch.float16, torch.int64):
-        with pytest.raises(Refused, match="float32 or float64"):
-            noise.normal(3, dtype=dtype)
-        with pytest.raises(Refused, match="float32 or float64"):
-            noise.add_normal_(torch.zeros(3, dtype=dtype), 1.0)
-    for std in (-1.0, math.nan, math.inf, "1"):
-        with pytest.raises(Refused, match="std"):
-            noise.add_normal_(torch.zeros(3), std)  # type: ignore[arg-type]
-    for count in (-1, 1.5, True):
-        with pytest.raises(Refused, match="count"):
-            noise.normal(count)  # type: ignore[arg-type]
-
-
-# Coins ----------------------------------------------------------------------------------------------------
-
-
-class Fixed:
-    """A stand-in for the cipher that replays given words."""
-
-    def __init__(self, words: list[int]) -> None:
-        self.words = words
-
-    def update_into(self, zeros: memoryview, target: memoryview) -> None:
-        taken, self.words = self.words[: len(zeros) // 8], self.words[len(zeros) // 8 :]
-        assert 8 * len(taken) == len(zeros)
-        target[: len(zeros)] = np.array(taken, dtype=np.uint64).tobytes()
-
-
-def fed(words: list[int]) -> Stream:
-    stream = Streams.seeded(0).sampling
-    stream._words = Fixed(words)  # type: ignore[assignment]
-    return stream
-
-
-@pytest.mark.parametrize("rate", [1e-7, 0.1, 1 / 3, 0.5, 256 / 50_000, 2.0**-12, 1 - 2.0**-53, 1e-15])
-def test_coins_have_exactly_the_probability_of_the_float(rate: float) -> None:
-    exact = Fraction(rate) * 2**64
-    below = exact.numerator // exact.denominator
-    # Every word below the threshold is in, every word above is out ...
-    assert fed([0, below - 1]).bernoulli(2, rate).all()
-    assert not fed([below + 1, 2**64 - 1]).bernoulli(2, rate).any()
-    # ... and the word on the threshold is in with the fraction that is left, so that the total is the rate.
-    rest = exact - below
-    second = (rest * 2**64).numerator // (rest * 2**64).denominator
-    if rest == 0:
-        assert not fed([below]).bernoulli(1, rate).any()
-        assert Fraction(below, 2**64) == Fraction(rate)
-    else:
-        assert fed([below, second - 1]).bernoulli(1, rate).all()
-        assert not fed([below, second + 1]).bernoulli(1, rate).any()
-        assert rest * 2**64 - second == 0  # the bits of these floats end within 128
-        assert not fed([below, second]).bernoulli(1, rate).any()
-        assert Fraction(below, 2**64) + Fraction(second, 2**128) == Fraction(rate)
-
-
-def test_a_rate_of_a_tenth_of_a_millionth_is_not_rounded_to_a_float32_grid() -> None:
-    exact = Fraction(1e-7) * 2**64
-    grid = Fraction(math.ceil(1e-7 * 2**24), 2**24)  # what rand() < q does in float32
-    assert grid > Fraction(119, 10**9)
-    word = exact.numerator // exact.denominator + 1
-    assert Fraction(word, 2**64) < grid
-    assert not fed([word]).bernoulli(1, 1e-7).any()
-
-
-def test_rate_one_always_and_the_smallest_rate_works() -> None:
-    assert fed([0, 2**63, 2**64 - 1]).bernoulli(3, 1.0).all()
-    assert not Streams.seeded(19).sampling.bernoulli(10_000, 5e-324).any()
-    exponent = 1074 - 64 * 16  # 5e-324 = 2^-1074: sixteen words of zero, then 2^14 of 2^64 words
-    assert fed([0] * 16 + [2 ** (64 - exponent) - 1]).bernoulli(1, 5e-324).all()
-    assert not fed([0] * 16 + [2 ** (64 - exponent)]).bernoulli(1, 5e-324).any()
-    assert len(Streams.seeded(19).sampling.bernoulli(0, 0.5)) == 0
-
-
-def wilson(hits: int, n: int) -> tuple[float, float]:
-    interval = stats.binomtest(hits, n).proportion_ci(1 - ALPHA, method="wilson")
-    return interval.low, interval.high
-
-
-@pytest.mark.parametrize("rate", [0.001, 0.017, 0.5, 0.9])
-def test_inclusion_frequency(rate: float) -> None:
-    n = 400_000
-    coins = Streams.seeded(20).sampling.bernoulli(n, rate)
-    assert coins.dtype == np.bool_
-    low, high = wilson(int(coins.sum()), n)
-    assert low <= rate <= high
-    assert not low <= min(1.5 * rate, 1.0) <= high
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.0001, math.nan, "0.1", True])
-def test_bad_rates_are_refused(rate: object) -> None:
-    with pytest.raises(Refused, match="rate"):
-        Streams.seeded(0).sampling.bernoulli(3, rate)  # type: ignore[arg-type]
-
-
-# Subsets and orders ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bound", [1, 2, 3, 7, 60_000, 2**32 + 1, 2**63 + 1, 2**64 - 1])
-def test_residues_are_unbiased(bound: int) -> None:
-    limit = 2**64 // bound * bound  # words below this fall on every residue equally often
-    inside = np.array([0, limit - 1], dtype=np.uint64)
-    assert unbiased(inside, np.full(2, bound, dtype=np.uint64)).all()
-    if limit < 2**64:
-        outside = np.array([limit, 2**64 - 1], dtype=np.uint64)
-        assert not unbiased(outside, np.full(2, bound, dtype=np.uint64)).any()
-
-
-def test_biased_words_are_drawn_again() -> None:
-    # 2^64 mod 3 = 1, so the word 2^64 - 1 would favour residue 0.
-    assert fed([2**64 - 1, 2**64 - 1, 5])._below(np.array([3])) == [2]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_every_subset_is_equally_likely(count: int) -> None:
-    stream, n = Streams.seeded(21).sampling, 6000
-    seen = Counter(tuple(stream.choice(count, 5).tolist()) for _ in range(n))
-    subsets = list(itertools.combinations(range(5), count))
-    assert set(seen) == set(subsets)
-    assert stats.chisquare([seen[subset] for subset in subsets]).pvalue > ALPHA
-    skewed = [seen[subset] + (n // 10 if subset == subsets[0] else 0) for subset in subsets]
-    assert stats.chisquare(skewed).pvalue < ALPHA  # control
-
-
-def test_choice_is_sorted_distinct_and_complete() -> None:
-    stream = Streams.seeded(22).sampling
-    for count, of in ((0, 4), (4, 4), (1, 1), (700, 60_000), (59_000, 60_000)):
-        chosen = stream.choice(count, of)
-        assert len(chosen) == count
-        assert chosen.dtype == np.int64
-        assert (np.diff(chosen) > 0).all()
-        assert count == 0 or (chosen[0] >= 0 and chosen[-1] < of)
-    with pytest.raises(Refused, match="count <= of=3"):
-        stream.choice(4, 3)
-    with pytest.raises(Refused, match="of"):
-        stream.choice(0, 0)
-
-
-def test_every_order_is_equally_likely() -> None:
-    stream, n = Streams.seeded(23).sampling, 6000
-    seen = Counter(tuple(stream.permutation(4).tolist()) for _ in range(n))
-    orders = list(itertools.permutations(range(4)))
-    assert set(seen) == set(orders)
-    assert stats.chisquare([seen[order] for order in orders]).pvalue > ALPHA
-    skewed = [seen[order] + (n // 10 if order == orders[0] else 0) for order in orders]
-    assert stats.chisquare(skewed).pvalue < ALPHA  # control
-    assert stream.permutation(0).tolist() == []
-    assert sorted(stream.permutation(1000).tolist()) == list(range(1000))
-
-
-def test_tied_words_are_drawn_again() -> None:
-    assert fed([7, 7, 1, 9, 3, 5]).permutation(3).tolist() == [1, 2, 0]

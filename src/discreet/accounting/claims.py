@@ -197,7 +197,7 @@ class LastIterateClaim(Claim):
         check.not_negative("0 means no noise", noise_std_on_mean=self.noise_std_on_mean)
         domain = (self.learning_rate, self.smoothness, self.diameter)
         known = [value is not None for value in domain]
-        remedy = "a domain needs its diameter, the learning rate and the smoothness of the loss; else give none"
+        remedy = "a domain needs its diameter, the learning rate and the smoothness of the loss"
         check.require(all(known) or not any(known), "all of them or none", f"{domain}", remedy)
         if all(known):
             check.positive(remedy, learning_rate=self.learning_rate, diameter=self.diameter)
@@ -237,7 +237,7 @@ class LastIterateClaim(Claim):
         return growth**2 / (2 * self.learning_rate**2 * self.noise_std_on_mean**2)
 
     def _strengthened(self, order: float) -> float:
-        """r(a) with 8 C^2 / (beta n^2 sigma^2) a step, over the beta that Lemma A.13 allows; else infinite."""
+        """r(a) with 8 C^2 / (beta n^2 sigma^2) a step, over the beta that Lemma A.13 allows, if any."""
         if 5 * self.batch > self.records:
             return math.inf
         step = 8 * self.clip**2 / (self.records**2 * self.noise_std_on_mean**2)

@@ -6,11 +6,11 @@
 Four bounds hold under add/remove, each for both directions; the smallest counts.
 
     mixture    every step is N(0) against (1-q) N(2 C2) + q N(2 C2 + C1/batch), composed
-    one-shot   a record that is never sampled changes nothing: sampling rate 1 - (1-q)^T, one Gaussian for the run
+    one-shot   a record that is never sampled changes nothing: one Gaussian, sampled at rate 1 - (1-q)^T
     energy     if every gradient is bounded by `preclip`, n inclusions move the run by sqrt(n) C1 + n (G - C1)
     patterns   both of them at once, over the step of the first inclusion and the number of later ones
 
-`clip` must be the projection on the ball (min(1, C/norm)); automatic clipping (Algorithm 4) has no energy bound.
+`clip` must be the projection on the ball, min(1, C/norm): Algorithm 4, automatic, has no energy bound.
 Proof: docs/proofs/ClippedFeedback.md.
 """
 
@@ -79,9 +79,10 @@ class Bound:
 def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
     """The smallest certified epsilon at `delta`, and which bound gives it.
 
-    >>> found = epsilon(Run(rate=0.02, steps=100, batch=1000, clip=1, feedback_clip=1, noise_std=80), delta=1e-5)
+    >>> run = Run(rate=0.02, steps=100, batch=1000, clip=1, feedback_clip=1, noise_std=80)
+    >>> found = epsilon(run, delta=1e-5)
     >>> round(found.value, 3), found.name
-    (0.653, 'patterns')
+    (0.742, 'patterns')
     """
     check.inside_unit("delta is a probability", delta=delta)
     bounds = [
@@ -129,8 +130,8 @@ def _grid(about: float) -> float:
 def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
     """One step: (1-q) N(a) + q N(a + u) against N(0), standard deviation 1, a = `held`, u = `fresh`.
 
-    With the threshold x(epsilon) at which the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2 / 2, both
-    directions are sums of Gaussian profiles: sum w_i delta_G(t_i; m_i) and sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
+    With x the point where the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2/2, the profiles are sums
+    of Gaussian ones: sum w_i delta_G(t_i; m_i) and, reversed, sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
     """
     weights, means = (1 - rate, rate), (held, held + fresh)
 
@@ -150,12 +151,12 @@ def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
         return float(max(side[0] for side in both(np.array([at]))))
 
     last = reach_on_grid(worst, grid, _FAR)
-    removed, added = both(grid * np.arange(last + 1))
+    removed, added = both(grid * np.arange(last + 1, dtype=np.float64))
     return pld_from_profiles(removed=removed, added=added, grid=grid)
 
 
 def _threshold(losses: Floats, weights: tuple[float, ...], means: tuple[float, ...]) -> Floats:
-    """x with log sum_i w_i e^{m_i x - m_i^2/2} = loss: increasing and convex, so Newton from the right is monotone."""
+    """x with log sum_i w_i e^{m_i x - m_i^2/2} = loss: convex, increasing; Newton from the right."""
     w, m = np.array(weights)[:, None], np.array(means)[:, None]
     w, m = w[w[:, 0] > 0], m[w[:, 0] > 0]
     x = ((losses - np.log(w) + m * m / 2) / m).min(axis=0)
@@ -216,7 +217,7 @@ def _ever(run: Run) -> float:
 def energy_delta(run: Run, *, epsilon: float) -> float:
     """sum_n Bin(n; T, q) delta_G(epsilon; mu_n), with gradients bounded by G = preclip.
 
-    mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)); a record with G <= C1 leaves no error.
+    mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)); G <= C1 leaves no error at all.
     """
     if run.preclip is None:
         return 1.0
@@ -226,7 +227,7 @@ def energy_delta(run: Run, *, epsilon: float) -> float:
 
 
 def _energy_mu(run: Run, counts: Floats, steps: int) -> Floats:
-    """How far `counts` inclusions move the run if the error is felt in at most `steps` steps; inf without pre-clip."""
+    """How far `counts` inclusions move a run that feels the error in at most `steps` steps."""
     if run.preclip is None:
         return np.full(len(counts), math.inf)
     once = min(run.clip, run.preclip) / (run.batch * run.noise_std)
@@ -236,7 +237,7 @@ def _energy_mu(run: Run, counts: Floats, steps: int) -> Floats:
 
 @functools.lru_cache(maxsize=64)
 def _inclusions(steps: int, rate: float) -> tuple[Floats, Floats, float]:
-    """n >= 1, Bin(n; steps, rate), and the mass above the last n that is kept (below 1e-40, charged in full)."""
+    """n >= 1, Bin(n; steps, rate), and the mass of the tails that are left out (charged in full)."""
     if rate == 1:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     first, last = _central(steps, rate, 1e-40, 1e-40)
@@ -274,8 +275,8 @@ def energy_epsilon(run: Run, *, delta: float) -> float:
 def patterns_delta(run: Run, *, epsilon: float) -> float:
     """The one-shot bound, with its Gaussian averaged over what the sampling did.
 
-    First inclusion with R steps to go, k inclusions later: nothing moves before, C1/batch at that step, and then
-    mu^2 = fresh^2 + R held^2 + k ((held + fresh)^2 - held^2), or the energy bound for 1 + k inclusions if smaller.
+    R steps left after the first inclusion and k inclusions in them: nothing moves before, C1/batch then,
+    so mu^2 = fresh^2 + R held^2 + k ((held + fresh)^2 - held^2), or the energy bound of 1 + k inclusions.
     """
     mu, weights, rest = _patterns(run)
     rho = _ever(run)
@@ -296,12 +297,12 @@ def patterns_epsilon(run: Run, *, delta: float) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _patterns(run: Run) -> tuple[Floats, Floats, float]:
-    """mu and the weight of each pattern given at least one inclusion, and the weight left out (charged in full).
+    """mu and weight of each pattern, given at least one inclusion; the weight left out (charged in full).
 
     First inclusions are grouped in at most 200 groups, each counted as its earliest step: that raises mu.
     """
-    marks = [[0, run.steps], np.geomspace(1, run.steps, 100), np.linspace(0, run.steps, 101)]
-    edges = np.unique(np.concatenate(marks).astype(int))
+    marks = np.concatenate([np.geomspace(1, run.steps, 100), np.linspace(0, run.steps, 101)])
+    edges = np.unique(np.minimum(np.round(marks), run.steps).astype(int))
     start, stop = edges[:-1], edges[1:]  # groups of steps start + 1 .. stop
     log_miss = -math.inf if run.rate == 1 else math.log1p(-run.rate)
     with np.errstate(invalid="ignore"):
@@ -319,7 +320,7 @@ def _patterns(run: Run) -> tuple[Floats, Floats, float]:
 
 
 def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
-    """Counts of later inclusions in at most 60 groups, each counted as its largest; their weights; the rest."""
+    """Counts of later inclusions in at most 60 groups, each counted as its largest; weights; the rest."""
     if rate == 1 or steps == 0:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     low, last = _central(steps, rate, 1e-12, 1e-25)
@@ -343,21 +344,3 @@ def invert(delta_at: Callable[[float], float], delta: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
     return high
-
-
-# What the paper claims --------------------------------------------------------------------------------------
-
-
-def claimed_epsilon(run: Run, *, records: int, delta: float) -> float | None:
-    """Theorem 3.8 solved for epsilon: sqrt(32 T (C1^2 + 2 min(C^2, G'^2)) ln(1/delta)) / (N sigma), C = batch C2.
-
-    G' = G - C1 from the pre-clip, or infinite. None where its hypotheses fail: batch/N <= 1/5 and C1 <= C2.
-    The claim is false (tests/golden/test_golden_feedback.py); it is shown beside the certificate, never used.
-    """
-    check.count("records is the public size N", records=records)
-    check.inside_unit("delta is a probability", delta=delta)
-    if run.batch / records > 0.2 or run.clip > run.feedback_clip:
-        return None
-    error = math.inf if run.preclip is None else max(0.0, run.preclip - run.clip)
-    bias = run.clip**2 + 2 * min(run.batch * run.feedback_clip, error) ** 2
-    return math.sqrt(32 * run.steps * bias * math.log(1 / delta)) / (records * run.noise_std)

@@ -1,6 +1,6 @@
 """Exact privacy of one Gaussian release with distance mu = shift / standard deviation (mu-GDP).
 
-Any number of Gaussian releases, adaptive or not, compose to ONE: mu^2 = sum mu_i^2 [Dong et al. 2022, Corollary 3.3].
+Gaussian releases, adaptive or not, compose to ONE: mu^2 = sum mu_i^2 [Dong et al. 2022, Corollary 3.3].
 """
 
 from __future__ import annotations

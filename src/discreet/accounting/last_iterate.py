@@ -8,9 +8,9 @@ absorbed by a share 1 - beta of the noise of those m steps, and the share beta h
     epsilon(a) <= m * step_a(sqrt(beta) z) + a/2 * shift^2 E(m, c) / (1 - beta)
     shift = diameter / (learning_rate * sigma),     E(m, c) = c^(2m) / sum_{j<m} c^(2j)
 
-and the same as a loss distribution: m steps at sqrt(beta) z composed with one Gaussian of mu^2 = shift^2 E / (1 - beta).
-c is a Lipschitz constant of the noiseless update for every batch that can occur. Any m <= T and beta in (0, 1) is
-valid; plain composition of all T steps is one of the candidates. Both directions of the relation.
+and the same as a loss distribution: m steps at sqrt(beta) z, composed with one Gaussian of
+mu^2 = shift^2 E / (1 - beta). c is a Lipschitz constant of the noiseless update for every batch that can
+occur. Any m <= T and beta in (0, 1) is valid; composition of all T steps is a candidate too. Both directions.
 Proof: docs/proofs/LastIterateRun.md.
 """
 
@@ -60,9 +60,9 @@ class Step:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """`steps` of `step`; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; `factor` is c.
+    """`steps` of `step`; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; factor = c.
 
-    `overflow` is the probability, per step, of a batch for which c does not hold (0 where batches are bounded).
+    `overflow` is the probability, per step, of a batch for which c does not hold (0: batches are bounded).
     """
 
     step: Step
@@ -92,7 +92,7 @@ def gaussian_step(*, noise: float) -> Step:
 
 
 def poisson_step(*, rate: float, noise: float) -> Step:
-    """Poisson sampling, add/remove. Batches are unbounded: c must hold for all records, or `overflow` be charged."""
+    """Poisson sampling, add/remove. Unbounded batches: c holds for all records, or charge `overflow`."""
     return Step(
         noise=noise,
         pld=lambda z, grid: pld.sampled_gaussian(rate, z, grid, _LOG_TAIL),
@@ -112,7 +112,7 @@ def fixed_size_step(*, rate: float, noise: float) -> Step:
 def fixed_size_rdp(*, rate: float, noise: float, orders: tuple[float, ...] = ORDERS) -> Floats:
     """Renyi divergence of any pair with delta(log(1 + q (e^t - 1))) <= q delta_G(t) in both directions.
 
-    1 + a (a-1) int_0^inf (e^{(a-1) y} + e^{-a y}) h(y) dy with y = log(1 + q (e^t - 1)), h = q delta_G(t; 1/z).
+    1 + a (a-1) int_0^inf (e^{(a-1) y} + e^{-a y}) h(y) dy, y = log(1 + q (e^t - 1)), h = q delta_G(t; 1/z).
 
     >>> round(float(fixed_size_rdp(rate=0.25, noise=2.0, orders=(1.1,))[0]), 6)
     0.011547
@@ -146,7 +146,7 @@ def _log_gaussian_profile(t: Floats, mu: float) -> Floats:
     return np.where(u > 0, -u * u / 2 + np.log(0.5 * tail), near)
 
 
-# Lipschitz constants of the update, with per-sample clipping ---------------------------------------------------
+# Lipschitz constants of the update, with per-sample clipping ------------------------------------------------
 
 
 def _size(learning_rate: float, smoothness: float, ratio: float) -> float:
@@ -200,7 +200,7 @@ def overflow(*, records: int, rate: float, largest: int) -> float:
     return float(stats.binom.sf(largest, records, rate))
 
 
-# The certificate ----------------------------------------------------------------------------------------------
+# The certificate --------------------------------------------------------------------------------------------
 
 
 def left_over(steps: float | Floats, factor: float) -> Floats:
@@ -213,11 +213,14 @@ def left_over(steps: float | Floats, factor: float) -> Floats:
     if factor == 0:
         return np.zeros_like(m)
     growth = 2 * math.log(factor)
-    if abs(growth) < 1e-9:  # c^(2m) / sum lies between the two ends; take the upper one
-        return np.exp(np.maximum(growth, 0.0) * m) / m
+    left: Floats
+    if abs(growth) < 1e-9:  # an upper bound: the sum has m terms of at least min(1, c^(2m))
+        left = np.exp(abs(growth) * m) / m
+        return left
     # (c^2 - 1) / (1 - c^(-2m)), the same for c < 1 with both signs turned
     with np.errstate(over="ignore"):
-        return np.asarray(math.expm1(growth) / -np.expm1(-growth * m))
+        left = math.expm1(growth) / -np.expm1(-growth * m)
+    return left
 
 
 def _candidates(steps: int) -> Floats:
@@ -231,8 +234,8 @@ def rdp_at(
 ) -> tuple[float, int, float]:
     """The least RDP bound at one order, and its (m, beta); m = steps and beta = 1 mean composition.
 
-    `step` gives the divergence of one step at this order for a noise multiplier. Any m and beta are valid, so that
-    the search can lose tightness only.
+    `step` gives the divergence of one step at this order for a noise multiplier. Any m and beta are valid: a
+    poor search loses tightness only.
     """
     best = (steps * step(noise), steps, 1.0)
     m = _candidates(steps)
@@ -261,8 +264,9 @@ def rdp_at(
 
 
 def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tuple[float, int]:
-    """Full batch: the run is mu-GDP, mu = min over m of sqrt(m)/z + shift sqrt(E(m, c)), and m (steps: composition).
+    """Full batch: the run is mu-GDP, mu = min over m of sqrt(m)/z + shift sqrt(E(m, c)); also m.
 
+    m = steps may mean composition, sqrt(steps)/z.
     The best beta is in closed form here. With c = 1 and m = shift * z this is the plateau 2 sqrt(shift / z).
     """
     best = (math.sqrt(steps) / noise, steps)
@@ -360,7 +364,7 @@ def _solve(parts: list[tuple[pld.Pmf, int]], delta: float, late: float) -> float
         return run.epsilon(delta)
     found = 0.0
     for _ in range(60):
-        # Iterating from below finds the smallest solution; a little above it the inequality is checked, not assumed.
+        # Iterating from below finds the smallest solution; a little above it the inequality is checked.
         above = found * (1 + 1e-4) + 1e-6
         room = delta - (1 + math.exp(above)) * late if above < 700 else 0.0
         if room <= 0:
@@ -370,59 +374,3 @@ def _solve(parts: list[tuple[pld.Pmf, int]], delta: float, late: float) -> float
             return above
         found = needed
     return math.inf
-
-
-# What the paper claims -------------------------------------------------------------------------------------------
-
-
-def claimed_slope(
-    *, rate: float, noise: float, steps: int, shift: float | None = None, factor: float = 1.0
-) -> float:
-    """RDP per order: Theorem 3.3, 2 q T / z^2, and with a domain Theorem 3.4 (its Eq. 54), whichever is smaller.
-
-    noise = sigma b / C; shift = D / (learning_rate sigma) with the paper's D; factor = 1 + eta L.
-    False for with||without (tests/golden/test_golden_last_iterate.py): shown beside the certificate, never used.
-    """
-    open_ended = 2 * rate * steps / noise**2
-    if shift is None:
-        return open_ended
-    return min(open_ended, (math.sqrt(2 * rate) / noise + factor * shift / math.sqrt(2)) ** 2)
-
-
-def claimed_epsilon(
-    *, rate: float, noise: float, steps: int, delta: float, shift: float | None = None, factor: float = 1.0
-) -> float:
-    """The claim by Lemma 2.4, min over orders a of a k + log(1/delta) / (a - 1), with the strengthened slopes.
-
-    The strengthened form needs q <= 1/5, z sqrt(beta) > 8 and orders up to a*(q, z sqrt(beta) / 2).
-    """
-    check.inside_unit("delta is a probability", delta=delta)
-    need = math.log(1 / delta)
-    slope = claimed_slope(rate=rate, noise=noise, steps=steps, shift=shift, factor=factor)
-    best = slope + 2 * math.sqrt(slope * need)
-    options = [(8 * rate**2 * steps / noise**2, 1.0)]
-    if shift is not None:
-        hide, forget = math.sqrt(8) * rate / noise, factor * shift / math.sqrt(2)
-        options.append(((hide + forget) ** 2, hide / (hide + forget)))
-    for stronger, beta in options:
-        if rate <= 0.2 and noise * math.sqrt(beta) > 8:
-            order = min(1 + math.sqrt(need / stronger), largest_order(rate, noise * math.sqrt(beta) / 2))
-            if order > 1:
-                best = min(best, order * stronger + need / (order - 1))
-    return best
-
-
-def largest_order(rate: float, noise: float) -> float:
-    """a*(q, sigma) of Mironov, Talwar and Zhang (2019, Theorem 11), by a scan; 1 if no order qualifies."""
-    a = 1 + np.geomspace(1e-3, 1e6, 20_000)
-    k = np.log1p(1 / (rate * (a - 1)))
-    first = a <= k * noise**2 / 2 - 2 * math.log(noise)
-    below = k + np.log(rate * a) + 1 / (2 * noise**2)
-    above = k**2 * noise**2 / 2 - math.log(5) - 2 * math.log(noise)
-    second = np.where(below > 0, a * below <= above, above >= 0)
-    holds = first & second
-    return (
-        float(a[np.argmin(holds) - 1])
-        if not holds.all() and holds[0]
-        else (float(a[-1]) if holds[0] else 1.0)
-    )

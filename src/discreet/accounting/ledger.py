@@ -9,8 +9,8 @@ cut off, so keep (`digest`, `length`) elsewhere and hand them to `verify`. It ha
 accidents and clumsy edits, not against somebody who writes a new ledger.
 
 A torn last line comes from a crash inside `append`, before its release could begin, so charging it is more
-than the truth. It is charged all the same: `read` and `open` refuse it, and `resume` ends it, never erases it,
-and appends one charge of the event that the plan has for that step.
+than the truth. It is charged all the same, for a damaged disk tears lines too: `read` and `open` refuse it;
+`resume` ends it, never erases it, and appends one charge of the event that the plan has for that step.
 """
 
 from __future__ import annotations
@@ -21,65 +21,33 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self, final
+from typing import Any, NoReturn, Self, final
 
+from discreet.accounting.chain import (
+    FORMAT,
+    GENESIS,
+    RESTORE,
+    Entry,
+    Record,
+    canonical,
+    charge_of,
+    header_fields,
+    open_entry,
+    scan,
+    seal,
+)
 from discreet.accounting.charges import Charge
-from discreet.accounting.events import Event, event_from_json
+from discreet.accounting.events import Event
 from discreet.core import check
-from discreet.core.relation import Neighbouring
 
-FORMAT: Final = 1
-_GENESIS: Final = "0" * 64
-_RESTORE: Final = "restore the ledger from a backup; without one, charge the run with its whole plan"
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One charge. `torn` holds the hash of a line that a crash cut short and that this charge stands for."""
-
-    step: int
-    event: Event
-    note: Mapping[str, Any]
-    digest: str
-    torn: str | None = None
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """What a ledger says."""
-
-    header: Mapping[str, Any]
-    identity: str  # digest of the header, which holds a random number: equal only for copies of one ledger
-    entries: tuple[Entry, ...]
-
-    @property
-    def relation(self) -> Neighbouring:
-        """The relation that the run was planned for."""
-        return Neighbouring(self.header["relation"])
-
-    @property
-    def digest(self) -> str:
-        """The digest of the last line."""
-        return self.entries[-1].digest if self.entries else self.identity
-
-    @property
-    def length(self) -> int:
-        """The number of charges."""
-        return len(self.entries)
-
-    def charge(self) -> Charge:
-        """Everything that was charged, equal events counted together."""
-        return _charge(self.header, Counter(entry.event for entry in self.entries))
+__all__ = ["Entry", "Ledger", "Record", "merge", "read", "verify"]
 
 
 def read(path: str | os.PathLike[str]) -> Record:
     """The whole ledger, every line checked; a line that does not fit is refused by its number."""
-    record, torn = _read(Path(path))
+    record, torn = scan(Path(path))
     if torn:
         _torn(Path(path), record, torn)
     return record
@@ -91,7 +59,7 @@ def verify(path: str | os.PathLike[str], *, digest: str, length: int) -> Record:
     More charges may have followed; none may be missing.
     """
     record = read(path)
-    remedy = f"lines were cut off or replaced: {_RESTORE}"
+    remedy = f"lines were cut off or replaced: {RESTORE}"
     check.require(record.length >= length, f"at least {length} charges", f"{record.length}", remedy)
     found = record.entries[length - 1].digest if length else record.identity
     check.require(found == digest, f"digest {digest} after {length} charges", found, remedy)
@@ -104,11 +72,14 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
     total, relation = Charge(), None
     for path in paths:
         record = read(path)
-        twin = seen.setdefault(record.identity, path)
-        check.require(twin is path, "different ledgers", f"{path}, a copy of {twin}", "name each ledger once")
+        twin = seen.get(record.identity)
+        check.require(twin is None, "different ledgers", f"{path}, a copy of {twin}", "name each ledger once")
+        seen[record.identity] = path
         relation = relation or record.relation
         remedy = "an epsilon holds for one relation; account for these runs separately"
-        check.require(record.relation is relation, f"relation {relation}", f"{record.relation} in {path}", remedy)
+        check.require(
+            record.relation is relation, f"relation {relation}", f"{record.relation} in {path}", remedy
+        )
         total = total + record.charge()
     check.require(bool(seen), "at least one ledger", "none", "name the ledgers of the runs to compose")
     return total
@@ -123,7 +94,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, descriptor: int, record: Record) -> None:
-        self._path, self._descriptor, self._record_start = path, descriptor, record
+        self._path, self._descriptor, self._header = path, descriptor, record.header
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
         self._digest = record.digest
@@ -137,14 +108,14 @@ class Ledger:
         The header names `relation`, `delta` and `plan` (a digest of the plan), and whatever else is public;
         `assumptions`, a list of sentences, goes into every charge.
         """
-        path, fields = Path(path), _header(header)
+        path, fields = Path(path), header_fields(header)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             check.refuse("a new file", f"{path}, which exists", "take another path, or resume this ledger")
         _lock(path, descriptor)
         body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
-        digest, line = _seal(_GENESIS, body)
+        digest, line = seal(GENESIS, body)
         _write(descriptor, line)
         _sync_directory(path.parent)
         return cls(path, descriptor, Record(header=fields, identity=digest, entries=()))
@@ -157,7 +128,9 @@ class Ledger:
     @classmethod
     def resume(cls, path: str | os.PathLike[str], *, planned: Event) -> Ledger:
         """Go on with a ledger after a crash; a torn last line is charged as one `planned` event."""
-        check.require(isinstance(planned, Event), "planned to be an event", repr(planned), "take it from the plan")
+        check.require(
+            isinstance(planned, Event), "planned to be an event", repr(planned), "take it from the plan"
+        )
         return cls._continue(Path(path), planned=planned)
 
     @classmethod
@@ -166,7 +139,7 @@ class Ledger:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         _lock(path, descriptor)
         try:
-            record, torn = _read(path)
+            record, torn = scan(path)
             if torn and planned is None:
                 _torn(path, record, torn)
         except BaseException:
@@ -174,20 +147,32 @@ class Ledger:
             raise
         ledger = cls(path, descriptor, record)
         if torn and planned is not None:
-            step = record.entries[-1].step + 1 if record.entries else 0
-            ledger._add(planned, step, {}, torn=torn)
+            ledger._settle(torn, planned)
         return ledger
+
+    def _settle(self, torn: bytes, planned: Event) -> None:
+        """Charge a torn last line: as it stands if only its end is missing, else as the planned event."""
+        try:
+            entry = open_entry(self._path, len(self._entries) + 2, torn, self._digest)
+        except check.Refused:
+            step = self._entries[-1].step + 1 if self._entries else 0
+            self._add(planned, step, {}, torn=torn)
+        else:
+            _write(self._descriptor, b"\n")
+            self._keep(entry)
 
     def append(self, event: Event, *, step: int, note: Mapping[str, Any] | None = None) -> None:
         """Charge `event` BEFORE its release: the line is on the disk when this returns.
 
         `note` holds public values only.
         """
-        self._add(event, step, dict(note or {}), torn=b"")
+        self._add(event, step, json.loads(canonical(note)) if note else {}, torn=b"")
 
     def _add(self, event: Event, step: int, note: dict[str, Any], *, torn: bytes) -> None:
         self._usable()
-        check.require(isinstance(event, Event), "an event", f"{event!r}", "charge what the mechanism returned")
+        check.require(
+            isinstance(event, Event), "an event", f"{event!r}", "charge what the mechanism returned"
+        )
         check.count("number the steps from 0", least=0, step=step)
         last = self._entries[-1].step if self._entries else 0
         remedy = "steps only go on; a crashed step stays charged and is not run again"
@@ -195,24 +180,29 @@ class Ledger:
         body: dict[str, Any] = {"step": int(step), "event": event.to_json(), "note": note}
         if torn:
             body["torn"] = hashlib.sha256(torn).hexdigest()
-        digest, line = _seal(self._digest, body)
+        digest, line = seal(self._digest, body)
         self._open = False  # until the line stands: a failed write must not be followed by another
         _write(self._descriptor, b"\n" + line if torn else line)
         self._open = True
-        self._digest = digest
-        self._counts[event] += 1
-        self._entries.append(Entry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
+        self._keep(Entry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
+
+    def _keep(self, entry: Entry) -> None:
+        self._digest = entry.digest
+        self._counts[entry.event] += 1
+        self._entries.append(entry)
 
     def _usable(self) -> None:
         remedy = "read the file, and go on with Ledger.resume"
         check.require(self._open, f"an open ledger at {self._path}", "a closed or broken one", remedy)
         ours = os.getpid() == self._process
-        check.require(ours, "the process that opened the ledger", "a forked one", "let one process keep the ledger")
+        check.require(
+            ours, "the process that opened the ledger", "a forked one", "let one process keep the ledger"
+        )
 
     @property
     def header(self) -> Mapping[str, Any]:
         """The first line."""
-        return self._record_start.header
+        return self._header
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -231,7 +221,7 @@ class Ledger:
 
     def charge(self) -> Charge:
         """Everything charged so far, from running totals."""
-        return _charge(self.header, self._counts)
+        return charge_of(self.header, self._counts.items())
 
     def close(self) -> None:
         """Give up the lock. The file is complete at every moment, so nothing else happens."""
@@ -246,3 +236,38 @@ class Ledger:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _torn(path: Path, record: Record, torn: bytes) -> NoReturn:
+    remedy = (
+        "if the run still writes, read again; after a crash, go on with Ledger.resume, which charges the line"
+    )
+    number = record.length + 2 + sum(entry.torn is not None for entry in record.entries)
+    check.refuse(f"line {number} of {path} to end", f"a torn line {torn[:60]!r}", remedy)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        check.refuse(
+            f"{path} for one writer", "a ledger that another writer holds", "end the other run first"
+        )
+
+
+def _write(descriptor: int, line: bytes) -> None:
+    """Put bytes on the disk, in one call, or raise."""
+    written = os.write(descriptor, line)
+    if written != len(line):
+        raise OSError(f"only {written} of {len(line)} bytes were written: is the disk full?")
+    os.fsync(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a new file's name as durable as its bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

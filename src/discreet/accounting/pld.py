@@ -2,7 +2,7 @@
 
 A pair of distributions (P, Q) enters only through its loss log(P/Q) under P. `discretise` moves every bit of
 mass to the two grid points around it so that the mass under P and under Q is kept ("connect the dots"
-[Doroshenko et al. 2022, Algorithm 1]): the result has a hockey-stick divergence that is never below the true one
+[Doroshenko et al. 2022, Algorithm 1]): the hockey-stick divergence of the result is never below the true one
 and equals it on the grid. dp-accounting does the same point by point in Python; here it is one vector
 operation (about fifty times faster) and the tails keep their relative precision.
 """
@@ -111,8 +111,10 @@ class Line:
         return self._sum(_normal_between, x)
 
     def _sum(self, function: Callable[[Floats], Floats], x: Floats) -> Floats:
-        parts = [w * function((x - m) / self.std) for w, m in zip(self.weights, self.means, strict=True) if w > 0]
-        return np.sum(parts, axis=0)
+        total = np.zeros(1)
+        for weight, mean in zip(self.weights, self.means, strict=True):
+            total = total + weight * function((x - mean) / self.std)
+        return total
 
 
 def _ndtr(x: Floats) -> Floats:
@@ -173,12 +175,8 @@ def gaussian(noise: float, grid: float, log_tail: float) -> Pld:
 
 def sampled_gaussian(rate: float, noise: float, grid: float, log_tail: float) -> Pld:
     """(1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), and the other way round."""
-    span = noise * reach(log_tail)
-    variance = noise * noise
-
-    def loss(x: float) -> float:
-        shifted = (2 * x - 1) / (2 * variance)
-        return shifted if rate == 1 else float(np.logaddexp(math.log1p(-rate), math.log(rate) + shifted))
+    span, variance = noise * reach(log_tail), noise * noise
+    lowest, highest = _loss(-span, rate, noise), _loss(1 + span, rate, noise)
 
     def threshold(losses: Floats) -> Floats:
         return variance * _log_unmixed(losses, rate) + 0.5
@@ -187,11 +185,22 @@ def sampled_gaussian(rate: float, noise: float, grid: float, log_tail: float) ->
         return -threshold(-losses)
 
     mixed, plain = Line((1 - rate, rate), (0.0, 1.0), noise), Line((1.0,), (0.0,), noise)
-    upper = discretise(mixed, plain, threshold, grid, loss(-span), loss(1 + span))
+    upper = discretise(mixed, plain, threshold, grid, lowest, highest)
     if rate == 1:
         return Pld.symmetric(upper)
     mirrored = Line((1 - rate, rate), (0.0, -1.0), noise)
-    return Pld(upper, discretise(plain, mirrored, reflected, grid, -loss(1 + span), -loss(-span)))
+    return Pld(upper, discretise(plain, mirrored, reflected, grid, -highest, -lowest))
+
+
+def _loss(x: float, rate: float, noise: float) -> float:
+    """log(1 - q + q e^((2x - 1) / (2 z^2)))."""
+    shifted = (x - 0.5) / noise / noise
+    return shifted if rate == 1 else float(np.logaddexp(math.log1p(-rate), math.log(rate) + shifted))
+
+
+def highest_loss(rate: float, noise: float, log_tail: float) -> float:
+    """The highest finite loss of a sampled Gaussian: what a grid has to reach."""
+    return _loss(1 + noise * reach(log_tail), rate, noise)
 
 
 def _log_unmixed(losses: Floats, rate: float) -> Floats:

@@ -1,7 +1,7 @@
 """Rényi divergences: exact at integer orders, by quadrature at fractional ones.
 
-dp-accounting loses the alternating signs of the binomial series at fractional orders (valid, but up to six times
-too large), so its fractional values are never used. Both directions are computed and the larger one counts.
+dp-accounting loses the alternating signs of the binomial series at fractional orders (valid, but up to six
+times too large), so its fractional values are never used. The larger direction counts.
 """
 
 from __future__ import annotations
@@ -55,12 +55,19 @@ def _sampled(rate: float, noise: float, orders: tuple[float, ...]) -> tuple[floa
 
 def _log_moment(rate: float, noise: float, order: int) -> float:
     """log sum_k binom(a, k) (1-q)^(a-k) q^k e^(k (k-1) / (2 z^2)) [Mironov et al. 2019, Section 3.3]."""
+    k, log_binomial = _binomials(order)
+    terms = log_binomial + (order - k) * math.log1p(-rate) + k * math.log(rate) + k * (k - 1) / (2 * noise**2)
+    top = float(terms.max())
+    return top + math.log(float(np.exp(terms - top).sum()))
+
+
+@functools.lru_cache(maxsize=2048)
+def _binomials(order: int) -> tuple[Floats, Floats]:
+    """k and log binom(a, k) for k = 0..a."""
     from scipy import special
 
     k = np.arange(order + 1, dtype=np.float64)
-    log_binomial = special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
-    terms = log_binomial + (order - k) * math.log1p(-rate) + k * math.log(rate) + k * (k - 1) / (2 * noise**2)
-    return float(special.logsumexp(terms))
+    return k, special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
 
 
 def forward(rate: float, noise: float, orders: Floats) -> Floats:
@@ -68,7 +75,8 @@ def forward(rate: float, noise: float, orders: Floats) -> Floats:
     if len(orders) == 0:
         return orders
     step = min(noise / 8, noise * noise / 2)
-    return _log_expectation(rate, noise, orders, -14 * noise, 14 * noise + float(orders.max()), step) / (orders - 1)
+    span = (-14 * noise, 14 * noise + float(orders.max()))
+    return _log_expectation(rate, noise, orders, span, step) / (orders - 1)
 
 
 def backward(rate: float, noise: float, orders: Floats) -> Floats:
@@ -80,16 +88,20 @@ def backward(rate: float, noise: float, orders: Floats) -> Floats:
         return orders
     most = float(orders.max()) - 1
     step = min(noise / 8, noise * noise / 2) / math.sqrt(1 + most / (4 * noise * noise))
-    return _log_expectation(rate, noise, 1 - orders, -14 * noise - most * rate, 14 * noise, step) / (orders - 1)
+    span = (-14 * noise - most * rate, 14 * noise)
+    return _log_expectation(rate, noise, 1 - orders, span, step) / (orders - 1)
 
 
-def _log_expectation(rate: float, noise: float, powers: Floats, low: float, high: float, step: float) -> Floats:
+def _log_expectation(
+    rate: float, noise: float, powers: Floats, span: tuple[float, float], step: float
+) -> Floats:
     """log E_Q[(P/Q)^power] by the trapezoidal rule, which converges exponentially for such integrands.
 
-    The nearest singularity of P/Q lies at a height of pi z^2 above the real line, the Gaussian's own scale is z.
+    The nearest singularity of P/Q lies at a height of pi z^2 above the real line, the Gaussian's scale is z.
     """
     from scipy import special
 
+    low, high = span
     nodes = math.ceil((high - low) / step)
     if nodes > _NODES:
         return np.full(len(powers), math.inf)
@@ -102,14 +114,14 @@ def _log_expectation(rate: float, noise: float, powers: Floats, low: float, high
 
 
 def epsilon(rdp: Floats, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
-    """min over a of r(a) + log(1 - 1/a) - log(a delta) / (a - 1), at least 0 [Canonne et al. 2020, Prop. 12]."""
+    """min over a of r(a) + log(1 - 1/a) - log(a delta)/(a - 1), at least 0 [Canonne et al. 2020]."""
     a = np.array(orders)
     values = rdp + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
     return max(0.0, float(np.min(values)))
 
 
 def delta(rdp: Floats, epsilon: float, orders: tuple[float, ...] = ORDERS) -> float:
-    """min over a of e^((a-1)(r(a) - epsilon)) / a * (1 - 1/a)^(a-1), at most 1 [Canonne et al. 2020, Prop. 12]."""
+    """min over a of e^((a-1)(r(a) - epsilon)) (1 - 1/a)^(a-1) / a, at most 1 [Canonne et al. 2020]."""
     a = np.array(orders)
     logs = (a - 1) * (rdp - epsilon + np.log1p(-1 / a)) - np.log(a)
     return min(1.0, math.exp(min(0.0, float(np.min(logs)))))

@@ -90,10 +90,12 @@ def _task(key: bytes, block: int, target: torch.Tensor, put: Put, inference: boo
         put(target, noise)
 
 
-def spread(key: bytes, block: int, target: torch.Tensor, put: Put) -> list[Future[None]]:
+def spread(
+    key: bytes, block: int, target: torch.Tensor, put: Put, *, background: bool = False
+) -> list[Future[None]]:
     """Start `put(part, normals)` for each part of the flat `target`, which uses the blocks from `block` on.
 
-    The length is even. With one thread the work is done on return; with several, wait for the futures.
+    The length is even. Wait for the futures; with one thread and not in the background, the work is done.
     """
     count, threads = target.numel(), torch.get_num_threads()
     size = min(CHUNK, 2 * -(-count // (2 * threads)))
@@ -102,7 +104,7 @@ def spread(key: bytes, block: int, target: torch.Tensor, put: Put) -> list[Futur
         for start in range(0, count, max(size, 1))
     ]
     inference = torch.is_inference_mode_enabled()
-    if threads == 1:
+    if threads == 1 and not background:
         for part in parts:
             _task(*part, inference)
         return []

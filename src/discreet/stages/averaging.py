@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -23,6 +23,11 @@ class Average:
         check.inside_unit("the decay of the average, e.g. 0.99", decay=decay)
         self._decay, self._updates = decay, 0
         self._sums = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+
+    @property
+    def decay(self) -> float:
+        """How much of the average stays at each update."""
+        return self._decay
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -55,7 +60,7 @@ class Average:
         """For a checkpoint."""
         return {"decay": self._decay, "updates": self._updates, "sums": self._sums}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint of the same model and decay."""
         check.require(
             state["decay"] == self._decay and state["sums"].keys() == self._sums.keys(),
@@ -63,4 +68,6 @@ class Average:
             f"decay={state['decay']}",
             "resume with the settings of the run",
         )
-        self._updates, self._sums = state["updates"], state["sums"]
+        self._updates = state["updates"]
+        for name, total in self._sums.items():
+            total.copy_(state["sums"][name])

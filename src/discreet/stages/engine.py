@@ -51,6 +51,7 @@ class Engine:
         self.device = self._roots[0].tensor.device
         self._scripts: dict[Any, Script] = {}
         self._records: int | None = None
+        self._views, self._watching = 1, False
         self._probing = False
         self._passes: list[tuple[Recorder, Script, Any]] = []
         self._watch: Watch | None = None
@@ -62,8 +63,12 @@ class Engine:
 
     # -- one micro-batch -------------------------------------------------------------------------------
 
-    def begin(self, records: int) -> None:
-        """A micro-batch of `records` follows: watch the model's forward passes until `backward`."""
+    def begin(self, records: int, views: int = 1) -> None:
+        """A micro-batch of `records` follows: watch the model's forward passes until `backward`.
+
+        With `views`, the inputs hold that many rows of each record side by side (augmented copies), and so do the
+        losses, which are averaged over them: the record stays the unit.
+        """
         self.discard()
         for root in self._roots:
             require(
@@ -78,14 +83,15 @@ class Engine:
                 f"{root.name} was frozen",
                 "build a new Private after freezing parameters",
             )
-        self._records = records
+        self._records, self._views, self._watching = records, views, True
 
     def backward(self, losses: Tensor) -> None:
         """One backward pass from the per-sample losses, shape [records]."""
         records = self._open_records()
+        rows = records * self._views
         require(
-            losses.dim() == 1 and losses.shape[0] == records,
-            f"per-sample losses of shape [{records}]",
+            losses.dim() == 1 and losses.shape[0] == rows,
+            f"per-sample losses of shape [{rows}]",
             f"shape {list(losses.shape)}",
             'build the loss with reduction="none" and reduce each record to one number',
         )
@@ -95,9 +101,11 @@ class Engine:
             "losses that do not depend on it",
             "call the model on the batch that the iterator gave, outside torch.no_grad()",
         )
+        losses = losses.view(records, self._views).mean(1) if self._views > 1 else losses
         for _, script, outputs in self._passes:
             if not script.loss_checked:
                 self._check_loss(losses, script, outputs)
+        self._watching = False
         losses.sum().backward()  # type: ignore[no-untyped-call]
         touched = [root.name for root in self._roots if root.tensor.grad is not None]
         for root in self._roots:
@@ -170,7 +178,7 @@ class Engine:
 
     def discard(self) -> None:
         """Forget the open micro-batch."""
-        self._records, self._passes, self._factors = None, [], []
+        self._records, self._watching, self._passes, self._factors = None, False, [], []
 
     def close(self) -> None:
         """Detach from the model."""
@@ -185,9 +193,9 @@ class Engine:
     # -- the watched forward pass ----------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._records is None or self._probing or not torch.is_grad_enabled():
+        if not self._watching or self._records is None or self._probing or not torch.is_grad_enabled():
             return
-        script = self.script(args, kwargs, self._records)
+        script = self.script(args, kwargs, self._records, self._views)
         recorder = Recorder(self._roots, script.calls, self._records)
         self._passes.append((recorder, script, None))
         self._watch = Watch(recorder, DECOMPOSITIONS, FORBIDDEN)
@@ -205,19 +213,18 @@ class Engine:
         recorder.finish()
         self._passes[-1] = (recorder, script, [t for t in tensors_in(output) if t.requires_grad])
 
-    def script(self, args: Any, kwargs: Any, records: int) -> Script:
+    def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> Script:
         """What a pass on inputs of this shape does, learned on random inputs the first time."""
-        key = (
-            self.model.training,
-            tuple(
-                (tuple(t.shape[1:]), t.dtype, t.dim() > 0 and t.shape[0] == records)
-                for t in tensors_in((args, kwargs))
-            ),
-        )
+        rows = records * views
+        shapes = [
+            (t.dtype, tuple(t.shape[1:]), views) if t.dim() > 0 and t.shape[0] == rows else (t.dtype, tuple(t.shape))
+            for t in tensors_in((args, kwargs))
+        ]
+        key = (self.model.training, tuple(shapes))
         if key not in self._scripts:
             self._probing = True
             try:
-                self._scripts[key] = Probe(self.model, self._roots, (args, kwargs), records).learn()
+                self._scripts[key] = Probe(self.model, self._roots, (args, kwargs), rows, views).learn()
             finally:
                 self._probing = False
         return self._scripts[key]

@@ -97,7 +97,7 @@ def randomised(tree: Any, records: int, like: int | None, generator: torch.Gener
     return replace(tree, random)
 
 
-def replaced(tree: Any, record: int, other: Any) -> Any:
+def replaced(tree: Any, record: int, other: Any, views: int = 1) -> Any:
     """`tree` with one record's entries taken from `other`; whole numbers are flipped, so that they change."""
     sources = iter(list(tensors_in(other)))
 
@@ -105,13 +105,10 @@ def replaced(tree: Any, record: int, other: Any) -> Any:
         source = next(sources)
         if tensor is source:
             return tensor
-        changed = tensor.clone()
-        fresh = (
-            source[record]
-            if tensor.is_floating_point() or tensor.is_complex()
-            else (1 - tensor[record].long())
-        )
-        changed[record] = fresh.to(tensor.dtype)
+        changed, own = tensor.clone(), slice(record * views, (record + 1) * views)
+        continuous = tensor.is_floating_point() or tensor.is_complex()
+        fresh = source[own] if continuous else 1 - tensor[own].long()
+        changed[own] = fresh.to(tensor.dtype)
         return changed
 
     return replace(tree, swap)
@@ -129,12 +126,14 @@ class Script:
 class Probe:
     """Learns the script of one model for inputs of one shape."""
 
-    def __init__(self, model: nn.Module, parameters: Sequence[Tracked], inputs: Any, records: int) -> None:
-        self._model, self._parameters = model, parameters
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[Tracked], inputs: Any, rows: int, views: int = 1
+    ) -> None:
+        self._model, self._parameters, self._views = model, parameters, views
         generator = torch.Generator().manual_seed(PROBE_SEED)
-        self.small = randomised(inputs, SMALL, records, generator)
-        self.large = randomised(inputs, LARGE, records, generator)
-        self._other = randomised(inputs, SMALL, records, generator)
+        self.small = randomised(inputs, SMALL * views, rows, generator)
+        self.large = randomised(inputs, LARGE * views, rows, generator)
+        self._other = randomised(inputs, SMALL * views, rows, generator)
         self._inputs = inputs
 
     def learn(self) -> Script:
@@ -152,7 +151,7 @@ class Probe:
             if not found:
                 break
             spreads = spreads | found
-        moved = [self._pass(replaced(self.small, j, self._other), spreads) for j in range(SMALL)]
+        moved = [self._pass(replaced(self.small, j, self._other, self._views), spreads) for j in range(SMALL)]
         if any([s.func for s in m.seen] != [s.func for s in small.seen] for m in moved):
             _refuse_path()
         indices = range(len(small.seen))

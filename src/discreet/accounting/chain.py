@@ -1,0 +1,169 @@
+"""The lines of a ledger: canonical JSON, each sealed with a digest over the line before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn, final
+
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import Event, event_from_json
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+
+FORMAT: Final = 1
+GENESIS: Final = "0" * 64
+RESTORE: Final = "restore the ledger from a backup; without one, charge the run with its whole plan"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One charge. `torn` holds the hash of a line that a crash cut short and that this charge stands for."""
+
+    step: int
+    event: Event
+    note: Mapping[str, Any]
+    digest: str
+    torn: str | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a ledger says."""
+
+    header: Mapping[str, Any]
+    identity: str  # digest of the header, which holds a random number: equal only for copies of one ledger
+    entries: tuple[Entry, ...]
+
+    @property
+    def relation(self) -> Neighbouring:
+        """The relation that the run was planned for."""
+        return Neighbouring(self.header["relation"])
+
+    @property
+    def digest(self) -> str:
+        """The digest of the last line."""
+        return self.entries[-1].digest if self.entries else self.identity
+
+    @property
+    def length(self) -> int:
+        """The number of charges."""
+        return len(self.entries)
+
+    def charge(self) -> Charge:
+        """Everything that was charged, equal events counted together."""
+        return charge_of(self.header, [(entry.event, 1) for entry in self.entries])
+
+
+def charge_of(header: Mapping[str, Any], counts: Iterable[tuple[Event, int]]) -> Charge:
+    """A charge under the assumptions that the header states."""
+    return Charge(tuple(counts), assumptions=tuple(header.get("assumptions", ())))
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of a value; what JSON cannot hold is refused."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        check.refuse(
+            "plain JSON values without infinities", f"{value!r} ({error})", "write numbers and text only"
+        )
+
+
+def seal(previous: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
+    """The digest of a body that follows the line with digest `previous`, and its line."""
+    text = canonical(body)
+    digest = hashlib.sha256((previous + text).encode()).hexdigest()
+    return digest, f'{{"body":{text},"digest":"{digest}"}}\n'.encode()
+
+
+def header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The header as plain values, with everything that later readers need."""
+    remedy = "a header names relation, delta and plan, a digest of the plan; other public values may follow"
+    missing = [name for name in ("relation", "delta", "plan") if name not in header]
+    check.require(not missing, "relation, delta and plan in the header", f"no {', '.join(missing)}", remedy)
+    fields = {**header, "relation": _relation(header["relation"]).value}
+    check.inside_unit("delta is the user's, and public", delta=fields["delta"])
+    check.require(isinstance(fields["plan"], str), "plan to be a digest", f"plan={fields['plan']!r}", remedy)
+    assumptions = fields.get("assumptions", [])
+    sentences = isinstance(assumptions, (list, tuple)) and all(isinstance(text, str) for text in assumptions)
+    check.require(sentences, "assumptions to be a list of sentences", f"{assumptions!r}", remedy)
+    plain: dict[str, Any] = json.loads(canonical(fields))
+    return plain
+
+
+def _relation(value: object) -> Neighbouring:
+    try:
+        return Neighbouring(value)
+    except ValueError:
+        known = " or ".join(str(relation) for relation in Neighbouring)
+        check.refuse(f"relation to be {known}", f"relation={value!r}", "say which datasets are neighbours")
+
+
+def scan(path: Path) -> tuple[Record, bytes]:
+    """Every line of a ledger, checked, and the bytes of a last line that was not ended."""
+    check.require(path.is_file(), "an existing ledger", f"{path}", "begin one with Ledger.create")
+    *lines, tail = path.read_bytes().split(b"\n")
+    if not lines:
+        remedy = f"if the run took no step, delete the file and begin again; otherwise {RESTORE}"
+        check.refuse(f"line 1 of {path} to be a whole header", f"{tail[:60]!r}", remedy)
+    body, identity = open_line(path, 1, lines[0], GENESIS)
+    known = body.keys() == {"format", "ledger", "header"} and body["format"] == FORMAT
+    remedy = "read it with the version of the library that wrote it"
+    check.require(known, f"line 1 of {path} to be a header of format {FORMAT}", f"{lines[0][:60]!r}", remedy)
+    header, entries, previous = header_fields(body["header"]), [], identity
+    torn: bytes | None = None
+    for number, line in enumerate(lines[1:], 2):
+        following = lines[number] if number < len(lines) else b""
+        if torn is None and _stands_for(following, line):
+            torn = line
+            continue
+        entry = open_entry(path, number, line, previous)
+        owed = None if torn is None else hashlib.sha256(torn).hexdigest()
+        if entry.torn != owed:
+            _unfit(path, number, f"stand for the torn line {owed}", f"{entry.torn}")
+        entries.append(entry)
+        previous, torn = entry.digest, None
+    return Record(header=header, identity=identity, entries=tuple(entries)), tail
+
+
+def _stands_for(line: bytes, torn: bytes) -> bool:
+    """Whether `line` says that it stands for the torn line before it; its digest is checked in its turn."""
+    return b'"torn":"' + hashlib.sha256(torn).hexdigest().encode() + b'"' in line
+
+
+def open_line(path: Path, number: int, line: bytes, previous: str) -> tuple[dict[str, Any], str]:
+    """The body and digest of a line that must follow the line with digest `previous`."""
+    try:
+        content = json.loads(line)
+        body, digest = content["body"], content["digest"]
+        expected, again = seal(previous, body)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        _unfit(path, number, "be a sealed JSON object", f"{line[:60]!r}")
+    if digest != expected:
+        _unfit(path, number, f"follow the line before it, with digest {expected}", f"digest {digest}")
+    if line + b"\n" != again or not isinstance(body, dict):
+        _unfit(path, number, "be canonical JSON", f"{line[:60]!r}")
+    return body, expected
+
+
+def open_entry(path: Path, number: int, line: bytes, previous: str) -> Entry:
+    """The charge of a line that must follow the line with digest `previous`."""
+    body, digest = open_line(path, number, line, previous)
+    if body.keys() - {"torn"} != {"step", "event", "note"}:
+        _unfit(path, number, "hold step, event and note", f"{sorted(body)}")
+    try:
+        event = event_from_json(body["event"])
+        check.count("steps are numbered from 0", least=0, step=body["step"])
+    except (check.Refused, TypeError) as error:
+        _unfit(path, number, "hold a known event", str(error))
+    return Entry(step=body["step"], event=event, note=body["note"], digest=digest, torn=body.get("torn"))
+
+
+def _unfit(path: Path, number: int, expected: str, got: str) -> NoReturn:
+    check.refuse(f"line {number} of {path} to {expected}", got, f"the file was changed: {RESTORE}")

@@ -1,0 +1,96 @@
+"""A charge in normal form: all Gaussian releases as one, everything else counted; and its safe rounding."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from discreet.accounting.charges import Counted, canonical
+from discreet.accounting.events import Event, NonPrivate
+from discreet.accounting.rules import rule_for
+from discreet.accounting.sampled import noise_of, sampling_rate, with_noise
+from discreet.core.relation import Neighbouring
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """One Gaussian release at distance `mu`, and the events that are none; `lost`: nothing is hidden."""
+
+    mu: float
+    others: Counted
+    relation: Neighbouring
+    assumptions: tuple[str, ...]
+
+    @property
+    def lost(self) -> bool:
+        """Whether a part of the run has no bound."""
+        return math.isinf(self.mu)
+
+    @property
+    def count(self) -> int:
+        """How many losses add up."""
+        return sum(count for _, count in self.others) + (1 if self.mu > 0 else 0)
+
+
+@functools.lru_cache(maxsize=256)
+def normal(certified: Counted, relation: Neighbouring) -> Run:
+    """The normal form; refuses events that are unknown or not proven under the relation."""
+    square, others, assumptions = 0.0, [], set()
+    for event, count in certified:
+        if isinstance(event, NonPrivate):
+            square = math.inf
+            assumptions.add("no bound is proven for a part of the run")
+            continue
+        rule = rule_for(event, relation)
+        assumptions.update(rule.assumes)
+        mu = rule.mu(event, relation) if rule.mu is not None else None
+        if mu is None:
+            others.append((event, count))
+        else:
+            square += count * mu * mu
+    return Run(math.sqrt(square), tuple(others), relation, tuple(sorted(assumptions)))
+
+
+def bucketed(run: Run, most: int) -> Run:
+    """The run with at most `most` different noises per sampler, each rounded DOWN: less noise, more epsilon.
+
+    Valid because adding noise is post-processing.
+    """
+    samplers: dict[Event, list[tuple[float, Event, int]]] = {}
+    kept: list[tuple[Event, int]] = []
+    for event, count in run.others:
+        noise = noise_of(event)
+        if noise is None:
+            kept.append((event, count))
+        else:
+            samplers.setdefault(with_noise(event, 1.0), []).append((noise, event, count))
+    for members in samplers.values():
+        members.sort(key=lambda member: member[0])
+        kept.extend(_rounded_down(members, most))
+    return replace(run, others=canonical(kept))
+
+
+def _rounded_down(members: list[tuple[float, Event, int]], most: int) -> list[tuple[Event, int]]:
+    """Groups of neighbouring noises, each counted at its least.
+
+    The borders are spaced evenly in the sum of sqrt(count * step of r), r the Rényi divergence of order 2.
+    That makes the total that rounding adds to r about least: of the order of 1/most of it, relatively.
+    """
+    if len(members) <= most:
+        return [(event, count) for _, event, count in members]
+    noises = np.array([noise for noise, _, _ in members])
+    counts = np.array([count for _, _, count in members], dtype=np.float64)
+    rate = sampling_rate(members[0][1])
+    cost = np.log1p(rate**2 * np.expm1(np.minimum(1 / noises**2, 600.0)))
+    steps = np.sqrt(counts[1:] * np.maximum(-np.diff(cost), 0.0))
+    place = np.append(0.0, np.cumsum(steps))
+    bucket = np.floor(place / max(float(place[-1]), 1e-300) * most * (1 - 1e-12)).astype(int)
+    groups: dict[int, list[int]] = {}
+    for index, group in enumerate(bucket):
+        groups.setdefault(int(group), []).append(index)
+    return [(members[group[0]][1], sum(members[i][2] for i in group)) for group in groups.values()]

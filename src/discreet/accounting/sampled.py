@@ -1,0 +1,207 @@
+"""Bounds of one step: a Gaussian or projected release, on the whole data or on a sample of it.
+
+This is the only place where a multiplier meets a relation: `units(relation)` clips are moved, so that the
+multiplier against them is noise / units(relation). dp-accounting reads the same multiplier against C in its PLD
+and against 2C in its RDP, so nothing of ours leaves it a sensitivity to interpret.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from discreet.accounting import pld, rdp
+from discreet.accounting.events import (
+    BallsInBins,
+    Event,
+    Gaussian,
+    PoissonSampled,
+    ProjectedGaussian,
+    TruncatedPoisson,
+    WithoutReplacement,
+    units,
+)
+from discreet.accounting.pld import Floats, Pld
+from discreet.accounting.rule import Orders, Parts, Resolution
+from discreet.core.relation import Neighbouring
+
+_SAMPLED = (PoissonSampled, TruncatedPoisson, WithoutReplacement)
+
+
+def noise_of(event: Event) -> float | None:
+    """The multiplier of a sampled Gaussian step; None for everything else."""
+    if not isinstance(event, _SAMPLED) or isinstance(event.event, ProjectedGaussian):
+        return None
+    return event.event.whitened.noise
+
+
+def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float:
+    """The highest finite loss of a sampled Gaussian step; 0 for everything else."""
+    noise = noise_of(event)
+    if noise is None:
+        return 0.0
+    most = 2 * units(relation) if isinstance(event, TruncatedPoisson) else units(relation)
+    return pld.highest_loss(sampling_rate(event), noise / most, log_tail)
+
+
+def with_noise(event: Event, noise: float) -> Event:
+    """The same sampled step with another multiplier."""
+    assert isinstance(event, _SAMPLED)
+    return replace(event, event=Gaussian(noise=noise))
+
+
+def sampling_rate(event: Event) -> float:
+    """The share of the records in a batch of a sampled step."""
+    assert isinstance(event, _SAMPLED)
+    return event.batch / event.records if isinstance(event, WithoutReplacement) else event.rate
+
+
+# Gaussian releases -----------------------------------------------------------------------------------------
+
+
+def whitened_mu(event: Any, relation: Neighbouring) -> float:
+    """units / z of the equivalent single Gaussian."""
+    noise = event.whitened.noise
+    return math.inf if noise == 0 else units(relation) / noise
+
+
+def nested_mu(event: Any, relation: Neighbouring) -> float:
+    return whitened_mu(event.event, relation)
+
+
+def balls_mu(event: BallsInBins, relation: Neighbouring) -> float:
+    """One step an epoch holds the record: E Gaussians."""
+    return math.sqrt(event.epochs) * nested_mu(event, relation)
+
+
+# Sampled releases -------------------------------------------------------------------------------------------
+
+
+def _against(event: Any, relation: Neighbouring) -> float:
+    """The multiplier against what one change of a record moves: the conversion, done once."""
+    noise: float = event.whitened.noise / units(relation)
+    return noise
+
+
+def poisson_mu(event: PoissonSampled, relation: Neighbouring) -> float | None:
+    if isinstance(event.event, ProjectedGaussian):
+        return math.inf if event.event.noise == 0 else None
+    mu = nested_mu(event, relation)
+    return mu if event.rate == 1 or math.isinf(mu) else None
+
+
+@functools.lru_cache(maxsize=256)
+def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
+    if isinstance(event.event, ProjectedGaussian):
+        return _projected_pld(event.rate, event.event, relation, resolution)
+    noise = _against(event.event, relation)
+    return [(pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail), 1)]
+
+
+def poisson_rdp(event: PoissonSampled, relation: Neighbouring, orders: Orders) -> Floats:
+    if isinstance(event.event, ProjectedGaussian):
+        return _projected_rdp(event.rate, event.event, relation, orders)
+    return rdp.sampled_gaussian(event.rate, _against(event.event, relation), orders)
+
+
+def overflow(event: TruncatedPoisson) -> float:
+    """P(Bin(records - 1, rate) >= cap): how often the batch is full without the record, at most."""
+    from scipy import stats
+
+    return float(stats.binom.sf(event.cap - 1, event.records - 1, event.rate))
+
+
+@functools.lru_cache(maxsize=256)
+def truncated_pld(event: TruncatedPoisson, relation: Neighbouring, resolution: Resolution) -> Parts:
+    noise = _against(event.event, relation)
+    free = pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail)
+    full_share = overflow(event)
+    if full_share == 0:
+        return [(free, 1)]
+    # A record that enters a full batch displaces another: twice the distance, at most the same rate.
+    full = pld.sampled_gaussian(event.rate, noise / 2, resolution.grid, resolution.gaussian_log_tail)
+    mixed = Pld(
+        pld.mix([(full_share, full.with_without), (1 - full_share, free.with_without)]),
+        pld.mix([(full_share, full.without_with), (1 - full_share, free.without_with)]),
+    )
+    return [(mixed, 1)]
+
+
+def truncated_rdp(event: TruncatedPoisson, relation: Neighbouring, orders: Orders) -> Floats:
+    noise, full_share, a = _against(event.event, relation), overflow(event), np.array(orders) - 1
+    free = rdp.sampled_gaussian(event.rate, noise, orders)
+    if full_share == 0:
+        return free
+    full = rdp.sampled_gaussian(event.rate, noise / 2, orders)
+    moments = np.logaddexp(math.log(full_share) + a * full, math.log1p(-full_share) + a * free)
+    return np.asarray(moments / a)
+
+
+def truncated_mu(event: TruncatedPoisson, relation: Neighbouring) -> float | None:
+    return math.inf if event.event.whitened.noise == 0 else None
+
+
+def without_mu(event: WithoutReplacement, relation: Neighbouring) -> float | None:
+    mu = nested_mu(event, relation)
+    return mu if event.batch == event.records or math.isinf(mu) else None
+
+
+@functools.lru_cache(maxsize=256)
+def without_pld(event: WithoutReplacement, relation: Neighbouring, resolution: Resolution) -> Parts:
+    rate, noise = sampling_rate(event), _against(event.event, relation)
+    return [(pld.without_replacement(rate, noise, resolution.grid, resolution.gaussian_log_tail), 1)]
+
+
+@functools.lru_cache(maxsize=256)
+def _without_rdp_values(rate: float, noise: float, orders: Orders) -> tuple[float, ...]:
+    """dp-accounting's bound [Wang et al. 2019, Theorem 27] at integer orders; it reads noise against 2C."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    whole = [order for order in orders if order.is_integer() and order <= 64]
+    accountant = RdpAccountant(whole, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    size = 10**9
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(
+        size, round(rate * size), dp_accounting.GaussianDpEvent(noise)
+    )
+    accountant.compose(sampled)
+    found = dict(zip(whole, accountant._rdp, strict=True))
+    return tuple(float(found.get(order, math.inf)) for order in orders)
+
+
+def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Orders) -> Floats:
+    return np.array(_without_rdp_values(sampling_rate(event), _against(event.event, relation), orders))
+
+
+# Projected releases, whose mathematics has a file of its own ------------------------------------------------
+
+
+def _projected_pld(
+    rate: float, event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution
+) -> Parts:
+    from discreet.accounting import projected
+
+    noise, tail = event.noise / units(relation), min(1e-13, math.exp(max(-700.0, resolution.log_tail)))
+    return [(projected.pld_step(rate=rate, noise=noise, dims=event.dims, grid=resolution.grid, tail=tail), 1)]
+
+
+def _projected_rdp(rate: float, event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:
+    from discreet.accounting import projected
+
+    return projected.rdp(rate=rate, noise=event.noise / units(relation), dims=event.dims, orders=orders)
+
+
+def full_projected_pld(event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution) -> Parts:
+    return _projected_pld(1.0, event, relation, resolution)
+
+
+def full_projected_rdp(event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:
+    return _projected_rdp(1.0, event, relation, orders)
+
+
+def projected_mu(event: ProjectedGaussian, relation: Neighbouring) -> float | None:
+    return math.inf if event.noise == 0 else None

@@ -1,0 +1,201 @@
+"""`discreet account`, `discreet calibrate` and `discreet methods`: what a plan costs before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from discreet.accounting import Certificate, Charge, calibrate_batch, calibrate_steps, certify, merge, read
+from discreet.cli import recipes
+from discreet.cli.output import emit
+from discreet.cli.plans import JsonFlag, PlanFlags, horizon_of, not_both, recipe_of
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+from discreet.plan import Plan
+
+
+class Unknown(enum.Enum):
+    """What calibration solves for."""
+
+    NOISE = "noise"
+    STEPS = "steps"
+    BATCH = "batch"
+
+
+def account(
+    flags: PlanFlags,
+    ledger: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A run's ledger, instead of a method; several on the same data compose.", show_default=False
+        ),
+    ] = None,
+    curve: Annotated[
+        Path | None, typer.Option(help="Draw epsilon against steps here (.svg or .png) and in the terminal.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The epsilon that is proven for a plan or for ledgers, beside the one that the paper claims."""
+    if ledger:
+        _account_ledgers(flags, ledger, curve, as_json)
+        return
+    not_both(flags, ("--noise",), ("--epsilon",))
+    if curve is not None:
+        from discreet.report.curves import check_picture
+
+        check_picture(curve)
+    method, recipe = recipe_of(flags)
+    horizon = horizon_of(flags)
+    if flags.epsilon is None:
+        plan = recipe.bind(noise=flags.known_noise, horizon=horizon, delta=flags.known_delta)
+        solved: dict[str, Any] = {}
+    else:
+        plan = recipe.for_horizon(epsilon=flags.known_epsilon, delta=flags.known_delta, horizon=horizon)
+        solved = {"noise": plan.known_noise}
+    _show(method.name, plan.charge(), plan.known_delta, plan.relation, solved, as_json)
+    if curve is not None:
+        _draw(plan, curve, as_json)
+
+
+def calibrate(
+    flags: PlanFlags,
+    solve: Annotated[
+        Unknown, typer.Option(help="What to choose; steps and batch need --noise.")
+    ] = Unknown.NOISE,
+    as_json: JsonFlag = False,
+) -> None:
+    """The least noise, the most steps or the largest batch whose certificate stays within a budget."""
+    method, recipe = recipe_of(flags)
+    if solve is Unknown.NOISE:
+        not_both(flags, ("--noise",), ("--epsilon",))
+        epsilon, delta = flags.known_epsilon, flags.known_delta
+        plan = recipe.for_horizon(epsilon=epsilon, delta=delta, horizon=horizon_of(flags))
+        solved: dict[str, Any] = {}
+    elif solve is Unknown.STEPS:
+        plan = _most_steps(recipe, flags)
+        solved = {"steps": plan.known_horizon.steps}
+    else:
+        plan = _largest_batch(recipe, flags)
+        solved = {"batch": plan.known_horizon.batch}
+    solved = {"noise": plan.known_noise, **solved}
+    _show(method.name, plan.charge(), plan.known_delta, plan.relation, solved, as_json)
+
+
+def methods(as_json: JsonFlag = False) -> None:
+    """Every method: its guarantee in words and its own parameters."""
+    rows = [
+        {
+            "name": method.name,
+            "certified": method.certified,
+            "guarantee": method.guarantee,
+            "summary": method.summary,
+            "optimizer": "adam" if method.adam else "sgd",
+            "parameters": [
+                {"name": parameter.name, "flag": parameter.flag, "about": parameter.about}
+                for parameter in recipes.parameters(method)
+            ],
+        }
+        for method in recipes.METHODS.values()
+    ]
+    if as_json:
+        emit({"methods": rows})
+    else:
+        from discreet.report import terminal
+
+        terminal.show(terminal.methods_table(rows))
+
+
+# -- inside -------------------------------------------------------------------------------------------------
+
+
+def _most_steps(recipe: Plan, flags: PlanFlags) -> Plan:
+    """The plan with the most steps that the budget pays for."""
+    check.require(
+        flags.steps is None and flags.epochs is None,
+        "neither --steps nor --epochs with --solve steps",
+        " and ".join(flag for flag in flags.given() if flag in ("--steps", "--epochs")),
+        "drop it: it is the answer",
+    )
+    noise, delta = flags.known_noise, flags.known_delta
+    once = horizon_of(dataclasses.replace(flags, steps=1))
+
+    def plan(steps: int) -> Plan:
+        return recipe.bind(noise=noise, horizon=dataclasses.replace(once, steps=steps), delta=delta)
+
+    steps = calibrate_steps(
+        lambda steps: plan(steps).charge(), epsilon=flags.known_epsilon, delta=delta, relation=recipe.relation
+    )
+    return plan(steps)
+
+
+def _largest_batch(recipe: Plan, flags: PlanFlags) -> Plan:
+    """The plan with the largest batch that the budget pays for."""
+    given = [flag for flag in flags.given() if flag in ("--batch", "--rate")]
+    remedy = "drop it: the batch is the answer; give --records"
+    check.require(not given, "neither --batch nor --rate with --solve batch", " and ".join(given), remedy)
+    if flags.records is None:
+        check.refuse("--records with --solve batch", "none", "give the public number of records")
+    noise, delta, records = flags.known_noise, flags.known_delta, flags.records
+    check.count("records is a public number", records=records)
+
+    def plan(batch: int) -> Plan:
+        horizon = horizon_of(dataclasses.replace(flags, batch=float(batch)))
+        return recipe.bind(noise=noise, horizon=horizon, delta=delta)
+
+    batch = calibrate_batch(
+        lambda batch: plan(batch).charge(),
+        records=records,
+        epsilon=flags.known_epsilon,
+        delta=delta,
+        relation=recipe.relation,
+    )
+    return plan(batch)
+
+
+def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as_json: bool) -> None:
+    given = [flag for flag in flags.given() if flag not in ("--delta", "--relation")]
+    given += ["--curve"] if curve is not None else []
+    remedy = "a ledger says what happened: drop the flags that describe a plan"
+    check.require(not given, "--ledger with --delta alone", " and ".join(given), remedy)
+    records = [read(path) for path in paths]
+    for path, record in zip(paths, records, strict=True):
+        check.require(record.length > 0, f"at least one charge in {path}", "none", "name the ledger of a run")
+    relation = flags.relation or records[0].relation
+    for path, record in zip(paths, records, strict=True):
+        remedy = "an epsilon holds for one relation: drop --relation, or account for these runs separately"
+        check.require(
+            record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy
+        )
+    _show("ledger", merge(paths), flags.known_delta, relation, {}, as_json)
+
+
+def _show(
+    name: str,
+    charge: Charge,
+    delta: float,
+    relation: Neighbouring,
+    solved: Mapping[str, Any],
+    as_json: bool,
+) -> None:
+    certificate: Certificate = certify(charge, delta=delta, relation=relation)
+    claimed = None if charge.claimed is None else charge.claimed.to_json(delta)
+    if as_json:
+        emit({"method": name, "certified": certificate.to_json(), "claimed": claimed, **solved})
+        return
+    from discreet.report import terminal
+
+    terminal.show(terminal.account_table(name, certificate, claimed, solved))
+
+
+def _draw(plan: Plan, path: Path, as_json: bool) -> None:
+    from discreet.report import curves, terminal
+
+    points = curves.epsilon_curve(plan)
+    curves.save(path, points, title=f"{plan.method}, delta {plan.known_delta:g}, {plan.relation}")
+    if not as_json:
+        terminal.show(terminal.curve(points), f"written to {path}")

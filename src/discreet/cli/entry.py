@@ -1,0 +1,90 @@
+"""The program: every command, and one way to say no."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+import discreet
+from discreet.cli.account import account, calibrate, methods
+from discreet.cli.signature import Command, expanded
+from discreet.cli.train import compare, resume, train
+from discreet.core.check import Refused
+
+COMMANDS: tuple[Command, ...] = (account, calibrate, train, resume, compare, methods)
+
+BAD_INPUT = 2
+INTERNAL = 70  # as in sysexits.h
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Train PyTorch models with differential privacy, and tell the truth about epsilon."""
+    if version:
+        print(f"discreet {discreet.__version__}")
+        raise typer.Exit
+
+
+def build() -> typer.Typer:
+    """The application, with the flags of every recipe."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app.callback(invoke_without_command=True)(_root)
+    for command in COMMANDS:
+        app.command(command.__name__)(expanded(command))
+    return app
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; bad input is one line on standard error and code 2."""
+    words = list(sys.argv[1:] if args is None else args) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = get_command(build()).main(args=words, prog_name="discreet", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except Refused as error:
+        return _refuse(str(error))
+    except typer.TyperException as error:
+        return _refuse(_sentence(error.format_message(), words))
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _refuse(f"Expected files that can be read and written, got {what}. Remedy: check the path.")
+    except (ArithmeticError, MemoryError) as error:
+        return _refuse(
+            f"Expected numbers that can be computed with, got {type(error).__name__}: {error}. "
+            "Remedy: give less extreme values."
+        )
+    except Exception as error:  # a fault of ours: said in one line all the same
+        if os.environ.get("DISCREET_TRACEBACK"):
+            traceback.print_exc()
+        _say(
+            f"A fault in discreet, not in your input: {type(error).__name__}: {error}. "
+            "Remedy: set DISCREET_TRACEBACK=1, run it again and report what it prints."
+        )
+        return INTERNAL
+
+
+def _sentence(message: str, words: list[str]) -> str:
+    names = [command.__name__ for command in COMMANDS]
+    command = next((f"discreet {word}" for word in words if word in names), "discreet")
+    expected = f"Expected flags and values that `{command}` takes"
+    return f"{expected}, got: {message.rstrip('.')}. Remedy: see `{command} --help`."
+
+
+def _refuse(message: str) -> int:
+    _say(message)
+    return BAD_INPUT
+
+
+def _say(message: str) -> None:
+    """Exactly one line."""
+    print(" ".join(message.split()), file=sys.stderr)

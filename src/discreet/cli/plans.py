@@ -1,0 +1,225 @@
+"""The flags that describe a plan, and the plan that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import typer
+
+from discreet.cli import recipes
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+from discreet.methods import Method
+from discreet.plan import Plan
+from discreet.stages import sampling
+from discreet.stages.sampling import Horizon, Sampling
+from discreet.stages.schedules import Constant, Period, Schedule, Table
+
+
+class SamplingName(enum.Enum):
+    """The samplings, as flags name them."""
+
+    POISSON = "poisson"
+    TRUNCATED_POISSON = "truncated-poisson"
+    FIXED_SIZE = "fixed-size"
+    BALLS_IN_BINS = "balls-in-bins"
+    FULL_BATCH = "full-batch"
+    OWN_LOADER = "own-loader"
+
+
+_SAMPLINGS: Mapping[SamplingName, Callable[[], Sampling]] = {
+    SamplingName.POISSON: sampling.Poisson,
+    SamplingName.FIXED_SIZE: sampling.FixedSize,
+    SamplingName.BALLS_IN_BINS: sampling.BallsInBins,
+    SamplingName.FULL_BATCH: sampling.FullBatch,
+    SamplingName.OWN_LOADER: sampling.OwnLoader,
+}
+_WITHOUT_RATE = (SamplingName.FULL_BATCH, SamplingName.OWN_LOADER)
+
+
+def _flag(text: str, panel: str | None = None) -> Any:
+    return typer.Option(help=text, rich_help_panel=panel, show_default=False)
+
+
+MethodFlag = Annotated[str | None, _flag("A method that `discreet methods` lists.")]
+NoiseFlag = Annotated[
+    float | None, _flag("Noise multiplier z: standard deviation on the sum / clip.", "Budget")
+]
+EpsilonFlag = Annotated[float | None, _flag("Certified epsilon to stay within.", "Budget")]
+DeltaFlag = Annotated[float | None, _flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
+BatchFlag = Annotated[float | None, _flag("Expected records in a step (public).", "Run")]
+StepsFlag = Annotated[int | None, _flag("Steps of the run.", "Run")]
+EpochsFlag = Annotated[int | None, _flag("Passes; one is ceil(records/batch) steps.", "Run")]
+RelationFlag = Annotated[Neighbouring | None, _flag("Which datasets are neighbours.", "Guarantee")]
+SamplingFlag = Annotated[SamplingName | None, _flag("How batches are drawn.", "Guarantee")]
+CapFlag = Annotated[int | None, _flag("Largest batch of truncated-poisson.", "Guarantee")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """Everything that names a plan for accounting."""
+
+    method: MethodFlag = None
+    noise: NoiseFlag = None
+    epsilon: EpsilonFlag = None
+    delta: DeltaFlag = None
+    rate: Annotated[float | None, _flag("Probability that a record joins a step.", "Run")] = None
+    records: Annotated[int | None, _flag("Public number of records.", "Run")] = None
+    batch: BatchFlag = None
+    steps: StepsFlag = None
+    epochs: EpochsFlag = None
+    schedule: Annotated[
+        str | None,
+        _flag("Noise factors: constant, a list such as 1,0.9,0.8, or a JSON file with such a list.", "Run"),
+    ] = None
+    schedule_per: Annotated[Period | None, _flag("What the list counts (default: step).", "Run")] = None
+    relation: RelationFlag = None
+    sampling: SamplingFlag = None
+    cap: CapFlag = None
+    recipe_flags: recipes.Given = field(default_factory=dict)
+
+    def given(self) -> list[str]:
+        """The flags that were given."""
+        names = [f.name for f in dataclasses.fields(self) if f.name != "recipe_flags"]
+        own = [name for name in names if getattr(self, name) is not None]
+        own += [name for name, value in self.recipe_flags.items() if value is not None]
+        return ["--" + name.replace("_", "-") for name in own]
+
+    @property
+    def known_delta(self) -> float:
+        if self.delta is None:
+            check.refuse("--delta", "none", "choose it far below 1/records, e.g. --delta 1e-5")
+        check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+        return self.delta
+
+    @property
+    def known_noise(self) -> float:
+        if self.noise is None:
+            check.refuse(
+                "--noise", "none", "give the multiplier, e.g. --noise 1.1, or a budget with --epsilon"
+            )
+        check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
+        return self.noise
+
+    @property
+    def known_epsilon(self) -> float:
+        if self.epsilon is None:
+            check.refuse("--epsilon", "none", "give the budget, e.g. --epsilon 3")
+        check.positive("the budget that the certificate stays within", epsilon=self.epsilon)
+        return self.epsilon
+
+
+def not_both(flags: PlanFlags, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    """Refuse flags that say the same thing twice."""
+    given = flags.given()
+    one, other = [f for f in first if f in given], [f for f in second if f in given]
+    check.require(
+        not (one and other),
+        f"{' with '.join(first)} or {' with '.join(second)}",
+        " and ".join([*one, *other]),
+        "they contradict each other: drop one side",
+    )
+
+
+def recipe_of(flags: PlanFlags) -> tuple[Method, Plan]:
+    """The method and its plan, before noise and horizon."""
+    method = recipes.method_called(flags.method)
+    plan = recipes.plan_of(method, recipes.arguments(method, flags.recipe_flags))
+    changes: dict[str, Any] = {}
+    if flags.schedule is not None or flags.schedule_per is not None:
+        changes["schedule"] = schedule_from(flags.schedule, flags.schedule_per)
+    if flags.sampling is not None or flags.cap is not None:
+        changes["sampling"] = sampling_from(flags.sampling, flags.cap)
+    if flags.relation is not None:
+        changes["relation"] = flags.relation
+    return method, dataclasses.replace(plan, **changes)
+
+
+def horizon_of(flags: PlanFlags) -> Horizon:
+    """The public numbers of the run."""
+    not_both(flags, ("--rate",), ("--records", "--batch"))
+    not_both(flags, ("--steps",), ("--epochs",))
+    check.require(
+        flags.steps is not None or flags.epochs is not None,
+        "--steps or --epochs",
+        "none",
+        "say how long the run is",
+    )
+    rate = flags.rate
+    if rate is None and flags.records is None and flags.batch is None and flags.sampling in _WITHOUT_RATE:
+        rate = 1.0  # neither sampling is billed by its rate
+    if rate is not None:
+        if flags.steps is not None:
+            return Horizon.of_rate(rate=rate, steps=flags.steps)
+        check.count("count the passes over the data", epochs=flags.epochs)
+        once = Horizon.of_rate(rate=rate, steps=1)
+        return dataclasses.replace(once, steps=(flags.epochs or 0) * once.steps_per_epoch)
+    if flags.records is None or flags.batch is None:
+        given = [f for f in flags.given() if f in ("--records", "--batch")]
+        check.refuse("--rate, or --records with --batch", "".join(given) or "none", "say what a step samples")
+    return Horizon.of(records=flags.records, batch=flags.batch, steps=flags.steps, epochs=flags.epochs)
+
+
+def sampling_from(name: SamplingName | None, cap: int | None) -> Sampling:
+    """The sampling that --sampling and --cap name."""
+    truncated = name is SamplingName.TRUNCATED_POISSON
+    if truncated and cap is not None:
+        return sampling.TruncatedPoisson(cap)
+    check.require(not truncated, "--cap with --sampling truncated-poisson", "none", "give the largest batch")
+    if cap is not None or name is None:
+        check.refuse(
+            "--cap only with --sampling truncated-poisson", f"--cap {cap}", "drop it, or choose that sampling"
+        )
+    return _SAMPLINGS[name]()
+
+
+def schedule_from(text: str | None, period: Period | None) -> Schedule:
+    """The schedule that --schedule and --schedule-per name."""
+    if text is None or text.strip() == "constant":
+        check.require(
+            period is None,
+            "--schedule-per with a list in --schedule",
+            f"--schedule {text or 'not given'}",
+            "drop it",
+        )
+        return Constant()
+    factors, own = _factors(text)
+    check.require(
+        period is None or own is None or period is own,
+        f"--schedule-per {own.value if own else ''}",
+        f"--schedule-per {period.value if period else ''}",
+        f"{text} counts for itself: drop the flag",
+    )
+    return Table(factors, period or own or Period.STEP)
+
+
+def _factors(text: str) -> tuple[tuple[float, ...], Period | None]:
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        return tuple(float(part) for part in parts), None
+    except ValueError:
+        pass
+    remedy = 'say constant, 1,0.9,0.8 or a file with [1, 0.9] or {"factors": [1, 0.9], "per": "epoch"}'
+    if not Path(text).is_file():
+        check.refuse("--schedule to be constant, a list of numbers or a JSON file", repr(text), remedy)
+    try:
+        body = json.loads(Path(text).read_text(encoding="utf-8"))
+        table = body if isinstance(body, dict) else {"factors": body}
+        period = Period(table["per"]) if "per" in table else None
+        if not set(table) <= {"factors", "per"} or not all(_is_number(item) for item in table["factors"]):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        check.refuse(f"a list of numbers in {text}", "something else", remedy)
+    return tuple(float(item) for item in table["factors"]), period
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,20 @@
+"""Shared by all tests: one thread each (the suite runs in parallel), and quick hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=300)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(autouse=True)
+def _known_global_seed() -> None:
+    """Models and data that tests make with torch's own generator are the same in every run."""
+    torch.manual_seed(0)
