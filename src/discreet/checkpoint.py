@@ -1,8 +1,8 @@
 """Checkpoints: released iterates on disk, and the rules for going on from them.
 
-The ledger decides, never the checkpoint. A crashed step may have been released, so it stays charged and is not run
-again: remaining = planned - charged. Randomness is never stored: a resumed run is keyed afresh, because an old key
-would repeat noise, and an old sample with new noise would be a second query that nobody charged.
+The ledger decides, never the checkpoint. A crashed step may have been released, so it stays charged and is
+not run again: remaining = planned - charged. Randomness is never stored: a resumed run is keyed afresh, as
+an old key would repeat noise, and an old sample with new noise would be a second query that nobody charged.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Checkpoint:
             check.refuse(f"{path} to be a whole checkpoint", f"{type(error).__name__}", _WHOLE)
         known = isinstance(state, dict) and state.pop("format", None) == FORMAT
         known = known and state.keys() == Checkpoint.__dataclass_fields__.keys()
-        check.require(known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it")
+        check.require(
+            known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it"
+        )
         return Checkpoint(**state)
 
     # -- must it be refused? ---------------------------------------------------------------------------
@@ -95,13 +97,18 @@ class Checkpoint:
         now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
         _same("the sizes of the optimizer's groups", sizes, now, "build the optimizer of the run")
         decay = None if self.average is None else self.average["decay"]
-        _same("average", decay, None if average is None else average.decay, "resume with the average of the run")
+        _same(
+            "average", decay, None if average is None else average.decay, "resume with the average of the run"
+        )
 
     def check_ledger(self, record: Record) -> None:
         """Refuse the ledger of another run, and one that lost lines since this checkpoint."""
         remedy = "restore the ledger from a backup; without one, charge the run with its whole plan"
         check.require(
-            record.length >= self.charges, f"a ledger of at least {self.charges} charges", record.length, remedy
+            record.length >= self.charges,
+            f"a ledger of at least {self.charges} charges",
+            record.length,
+            remedy,
         )
         found = record.entries[self.charges - 1].digest if self.charges else record.identity
         _same(f"digest after {self.charges} charges", self.digest, found, remedy)
@@ -140,7 +147,12 @@ def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams:
     )
     record, _ = scan(path)
     _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
-    _same("the ledger's relation", str(plan.relation), str(record.relation), "a guarantee holds for one relation")
+    _same(
+        "the ledger's relation",
+        str(plan.relation),
+        str(record.relation),
+        "a guarantee holds for one relation",
+    )
     saved.check_ledger(record)
     refuse_old_keys(record, streams)
     step = min(plan.steps_paid(record.length), plan.known_horizon.steps - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -61,7 +61,9 @@ class Loader:
                 batch_sampler=self._lists(drawn, cuts),
                 num_workers=self._num_workers,
                 collate_fn=self._collate_fn,
-                generator=torch.Generator().manual_seed(self._worker_seed),  # or it would draw from torch's own
+                generator=torch.Generator().manual_seed(
+                    self._worker_seed
+                ),  # or it would draw from torch's own
             )
         )
         for batch in fetched:
@@ -102,7 +104,7 @@ class _Lists:
     ) -> None:
         self._drawn, self._cuts, self._cut = drawn, cuts, cut
 
-    def __iter__(self) -> Iterator[Sequence[int]]:
+    def __iter__(self) -> Iterator[list[int]]:
         for indices in self._drawn:
             for part, is_last in self._cut(indices):
                 self._cuts.append((len(part), is_last))

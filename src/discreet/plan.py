@@ -17,6 +17,8 @@ from discreet.stages.mechanisms.gaussian import GaussianNoise
 from discreet.stages.sampling import Horizon, Poisson, Sampling, bill_run, event_at
 from discreet.stages.schedules import Constant, Schedule
 
+_GAUSSIAN, _CONSTANT, _POISSON = GaussianNoise(), Constant(), Poisson()
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +29,17 @@ class Plan:
     charge is derived from the stages themselves: nobody hands a noise multiplier to an accountant.
 
     >>> from discreet import methods
-    >>> plan = methods.dp_sgd(clip=1.0).bind(noise=1.1, horizon=Horizon.of_rate(rate=0.01, steps=100), delta=1e-5)
+    >>> horizon = Horizon.of_rate(rate=0.01, steps=100)
+    >>> plan = methods.dp_sgd(clip=1.0).bind(noise=1.1, horizon=horizon, delta=1e-5)
     >>> plan.certificate().epsilon < 1
     True
     """
 
     method: str
     bounder: Bounder
-    mechanism: GaussianNoise = GaussianNoise()
-    schedule: Schedule = Constant()
-    sampling: Sampling = Poisson()
+    mechanism: GaussianNoise = _GAUSSIAN
+    schedule: Schedule = _CONSTANT
+    sampling: Sampling = _POISSON
     relation: Neighbouring = Neighbouring.ADD_REMOVE
     noise: float | None = None
     horizon: Horizon | None = None
@@ -52,7 +55,9 @@ class Plan:
             "change the relation or the sampling",
         )
         if self.noise is not None:
-            check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
+            check.not_negative(
+                "noise is the standard deviation on the sum divided by the clip", noise=self.noise
+            )
         if self.delta is not None:
             check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
 
@@ -142,7 +147,9 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
-        fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "claims"}
+        fields = {
+            f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "claims"
+        }
         return {"is": "Plan", **fields}
 
     @property

@@ -16,6 +16,7 @@ from discreet import checkpoint
 from discreet.accounting import Ledger
 from discreet.accounting.chain import scan
 from discreet.accounting.events import Event, Free
+from discreet.binding import check_optimizer, check_processes, device_of, dry_run
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -26,8 +27,7 @@ from discreet.spending import Spent
 from discreet.stages.averaging import Average
 from discreet.stages.capture import replace, tensors_in
 from discreet.stages.engine import Engine
-from discreet.stages.sampling import BallsInBins, FullBatch, OwnLoader, Poisson
-from discreet.stages.selfcheck import self_check
+from discreet.stages.sampling import OwnLoader
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
 
@@ -49,12 +49,12 @@ class Private:
     data              a map-style dataset; its size is private. None for `OwnLoader` plans (see `over`)
     micro_batch       the most records in memory at once; it does not change the result
     inputs            batch -> arguments of the model, for the dry run; default: the batch, or its first part
-    views, augment    `views` copies of each record pass through `augment`; their losses are averaged per record
+    views, augment    `views` copies of each record pass through `augment`; losses are averaged per record
     average           decay of an exponential average of the released iterates, or None
     ledger            where charges are written before they are spent; None keeps them in memory only
     streams           the randomness; default: keyed by the operating system
     schedulers        learning-rate schedulers that `save` and `resume` take along; the loop steps them
-    resume            a checkpoint of `save`: go on after every step that `ledger` has charged, with fresh keys
+    resume            a checkpoint of `save`: go on after the last step in `ledger`, with fresh keys
     """
 
     def __init__(
@@ -84,21 +84,24 @@ class Private:
         self.streams = streams if streams is not None else Streams.from_os()
         self.progress, self.updates = Progress(), 0
         self.world = World.current()
-        _check_processes(plan, self.world)
-        self._device = torch.device(device) if device is not None else _device_of(model)
+        check_processes(plan, self.world)
+        self._device = torch.device(device) if device is not None else device_of(model)
         self._data, self._views, self._augment = data, views, augment
         self._schedulers = tuple(schedulers)
         self._batch: LogicalBatch | None = None
+        self._loop: object = None
         self._awaits_step = self._is_last = self._stepping = self._keys_noted = False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
         alone = self.world.size == 1
         self._sampling = self.streams.sampling if alone else self.streams.sampling.at(self.world.rank)
         self._engine = Engine(model)
         try:
-            _check_optimizer(optimizer, self._engine)
+            check_optimizer(optimizer, model)
             self._average = None if average is None else Average(model, average)
-            self._loader = None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)
-            self._dry_run(inputs, collate_fn)
+            self._loader = (
+                None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)
+            )
+            dry_run(self._engine, data, collate_fn, inputs, self._device)
             self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
             for tensor in model.state_dict().values():
                 self.world.broadcast_(tensor)
@@ -112,7 +115,7 @@ class Private:
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches of all steps that are left, on the device."""
         loader, size = self._sampled()
-        self._no_open_batch()
+        loop = self._new_loop()
         horizon, start = self.plan.known_horizon, self.progress.step
         drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
         for micro in loader.load(drawn):
@@ -122,7 +125,7 @@ class Private:
                 self._release()
                 continue
             yield self._offer(micro.batch, micro.records, micro.is_last)
-            self._was_stepped()
+            self._was_stepped(loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
@@ -132,14 +135,14 @@ class Private:
             f"{type(self.plan.sampling).__name__}",
             "iterate `private` itself: it draws the batches that the plan is priced for",
         )
-        self._no_open_batch()
+        loop = self._new_loop()
         for batch in batches:
             if self.progress.step >= self.plan.known_horizon.steps:
                 return
             self._batch = LogicalBatch(self.plan, self._engine, self.progress)
             first = next(tensors_in(batch))
             yield self._offer(to_device(batch, self._device), first.shape[0], True)
-            self._was_stepped()
+            self._was_stepped(loop)
 
     def step(self, losses: Tensor) -> bool:
         """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
@@ -219,7 +222,7 @@ class Private:
         return self._average
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: released iterates and public state. Private until the end under `LastIterate`."""
+        """Write a checkpoint: released iterates and public state."""
         if not self.world.is_first:
             return
         state = checkpoint.Checkpoint(
@@ -258,26 +261,40 @@ class Private:
 
     def _sampled(self) -> tuple[Loader, int]:
         if self._loader is None or self._data is None or isinstance(self.plan.sampling, OwnLoader):
-            check.refuse("data to draw batches from", "a plan for your own loader", "use private.over(loader)")
+            check.refuse(
+                "data to draw batches from", "a plan for your own loader", "use private.over(loader)"
+            )
         size = len(self._data)  # type: ignore[arg-type]
         if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
             total = torch.tensor(float(size))
             self.world.sum_(total)
             records = self.plan.known_horizon.known_records
             check.require(
-                total == records, f"exactly records={records} records", int(total), "give the true size as `records`"
+                int(total) == records,
+                f"exactly records={records} records",
+                int(total),
+                "give the true size as `records`",
             )
         return self._loader, size
 
-    def _no_open_batch(self) -> None:
+    def _new_loop(self) -> object:
+        """A loop over the steps that are left; it ends the right of every earlier one to go on."""
         check.require(
             self._batch is None,
             "every logical batch to be finished",
             "a new loop while one was abandoned half-way",
             "finish the loop, or build a new Private: dropping batches changes what the noise is for",
         )
+        self._loop = object()
+        return self._loop
 
-    def _was_stepped(self) -> None:
+    def _was_stepped(self, loop: object) -> None:
+        check.require(
+            loop is self._loop,
+            "one loop over the steps at a time",
+            "an older loop that goes on",
+            "use the newest iterator: two of them would spend the same steps twice",
+        )
         check.require(
             not self._awaits_step,
             "one call of step for each batch of the iterator",
@@ -294,7 +311,11 @@ class Private:
         )
 
     def _begin(self, path: str | Path | None) -> Ledger:
-        header = {"plan": self.plan.digest, "relation": str(self.plan.relation), "delta": self.plan.known_delta}
+        header = {
+            "plan": self.plan.digest,
+            "relation": str(self.plan.relation),
+            "delta": self.plan.known_delta,
+        }
         if path is None or not self.world.is_first:
             return Ledger.in_memory(header)
         return Ledger.create(path, header)
@@ -302,7 +323,9 @@ class Private:
     def _go_on(self, path: str | Path | None, resume: str | Path) -> Ledger:
         """Restore a checkpoint; the ledger says which step comes next."""
         if path is None:
-            check.refuse("the run's ledger beside its checkpoint", "none", "pass ledger=, the file of the run")
+            check.refuse(
+                "the run's ledger beside its checkpoint", "none", "pass ledger=, the file of the run"
+            )
         saved = checkpoint.Checkpoint.read(resume)
         saved.check_fits(self.plan, self.model, self.optimizer, self._average)
         if self.world.is_first:
@@ -320,62 +343,3 @@ class Private:
 
     def _wait(self) -> None:
         self.world.sum_(torch.zeros(1))
-
-    def _dry_run(self, inputs: Callable[[Any], Any] | None, collate_fn: Any) -> None:
-        """The engine against autograd, on random inputs of the public shape: never on private values."""
-        if self._data is None or len(self._data) == 0:  # type: ignore[arg-type]
-            return
-        batch = to_device((collate_fn or torch.utils.data.default_collate)([self._data[0], self._data[0]]), self._device)
-        arguments = _default_inputs(batch) if inputs is None else inputs(batch)
-        args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
-        try:
-            self_check(self._engine, args, kwargs, 2)
-        except (TypeError, RuntimeError) as error:
-            check.refuse(
-                "a model that runs on random inputs of the data's shape",
-                f"{type(error).__name__}: {str(error).splitlines()[0]}",
-                "pass inputs=lambda batch: (arguments of your model,)",
-            )
-
-
-def _default_inputs(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return batch
-    return (batch,) if isinstance(batch, Tensor) else (batch[0],)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _check_processes(plan: Plan, world: World) -> None:
-    check.require(
-        world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch)),
-        "sampling that each process can do alone, for the records it holds",
-        f"{type(plan.sampling).__name__} in {world.size} processes",
-        "use Poisson: the size of a fixed or capped batch is a matter of all records",
-    )
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, engine: Engine) -> None:
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    trained = {id(p): name for name, p in engine.model.named_parameters() if p.requires_grad}
-    left_out = [name for key, name in trained.items() if key not in held]
-    check.require(
-        not left_out,
-        "an optimizer that holds every trainable parameter",
-        f"none for {', '.join(left_out[:3])}",
-        "add it to the optimizer, or freeze it with requires_grad_(False)",
-    )
-    check.require(
-        held <= {id(p) for p in engine.model.parameters()},
-        "an optimizer of this model's parameters",
-        "parameters of something else",
-        "give each model its own optimizer and its own Private",
-    )
-    check.require(
-        not isinstance(optimizer, torch.optim.LBFGS),
-        "an optimizer that takes one gradient a step",
-        "LBFGS, which evaluates the loss again",
-        "use SGD, Adam or another first-order optimizer",
-    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """The epsilon that is proven, the one that the method's paper claims, and whether the run is private at all."""
+    """The epsilon that is proven, the one that the method's paper claims, and how the run was keyed."""
 
     certified: Certificate
     claimed: float | None
@@ -35,10 +35,8 @@ class Spent:
     def __str__(self) -> str:
         proven = self.certified
         claimed = "none" if self.claimed is None else words(self.claimed)
-        line = (
-            f"certified {words(proven.epsilon)} ({proven.accountant}, {proven.relation}, delta={proven.delta:g})"
-            f" · claimed {claimed}"
-        )
+        rests_on = f"{proven.accountant}, {proven.relation}, delta={proven.delta:g}"
+        line = f"certified {words(proven.epsilon)} ({rests_on}) · claimed {claimed}"
         return line if "not private" not in self.statement else f"{line} · {self.statement}"
 
     def to_json(self) -> dict[str, Any]:

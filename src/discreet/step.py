@@ -1,13 +1,13 @@
 """Read first: one private step, the stages in order.
 
-    sampling gives a logical batch in micro-batches; for each of them
-        engine       per-sample losses -> norms                      (add)
-        bounding     norms -> weights, one record's influence <= C   (add)
-        aggregation  weights -> bounded sums                         (add)
-    and then once, when the batch is complete,
-        accounting   the charge goes to the ledger, on disk          (release)
-        mechanism    bounded sums -> noisy sums, safe to publish     (release)
-        update       noisy sum / public batch -> the optimizer       (private.py)
+sampling gives a logical batch in micro-batches; for each of them
+    engine       per-sample losses -> norms                      (add)
+    bounding     norms -> weights, one record's influence <= C   (add)
+    aggregation  weights -> bounded sums                         (add)
+and then once, when the batch is complete,
+    accounting   the charge goes to the ledger, on disk          (release)
+    mechanism    bounded sums -> noisy sums, safe to publish     (release)
+    update       noisy sum / public batch -> the optimizer       (private.py)
 """
 
 from __future__ import annotations

@@ -106,7 +106,9 @@ def exact_mixture(
     return rate * total(t), (left * total(t_back) if left > 0 and math.isfinite(t_back) else 0.0)
 
 
-@pytest.mark.parametrize(("rate", "noise", "p"), [(1.0, 1.1, 1), (0.1, 0.8, 2), (0.3, 2.0, 10), (1.0, 1.0, 1000)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "p"), [(1.0, 1.1, 1), (0.1, 0.8, 2), (0.3, 2.0, 10), (1.0, 1.0, 1000)]
+)
 def test_mixture_is_above_the_exact_one_and_close(rate: float, noise: float, p: int) -> None:
     for epsilon in (0.0, 0.1, 1.0, 4.0):
         exact = exact_mixture(epsilon, rate, noise, lambda s: special.chdtrc(p, p * s * s))
@@ -119,7 +121,9 @@ def test_rounding_s_down_would_be_caught() -> None:
     edges, masses, _ = projected._buckets((1.0,), 200, 1e-13)
     down = np.concatenate([[edges[0]], edges[:-1]])
     exact = exact_mixture(4.0, 1.0, 1.1, lambda s: special.chdtrc(1, s * s))[0]
-    wrong = sum(m * projected.gaussian_profile(np.array([4.0]), s / 1.1)[0] for s, m in zip(down, masses, strict=True))
+    wrong = sum(
+        m * projected.gaussian_profile(np.array([4.0]), s / 1.1)[0] for s, m in zip(down, masses, strict=True)
+    )
     assert wrong < exact
 
 
@@ -205,18 +209,27 @@ def double_quadrature(rate: float, noise: float, p: int, order: float) -> float:
         return x, np.tile(weights * half, count)
 
     s, ws = panels(1e-9, 14.0 if p < 8 else 6.0, 40)
-    log_pdf = math.log(2) + p / 2 * math.log(p / 2) - special.gammaln(p / 2) + (p - 1) * np.log(s) - p * s * s / 2
+    log_pdf = (
+        math.log(2) + p / 2 * math.log(p / 2) - special.gammaln(p / 2) + (p - 1) * np.log(s) - p * s * s / 2
+    )
     total = 0.0
     for value, weight, log_density in zip(s, ws, log_pdf, strict=True):
         mu = value / noise
         x, wx = panels(-12, order * mu + 12, 20)
         ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + mu * x - mu * mu / 2)
         excess = np.expm1(order * ratio) - order * np.expm1(ratio)
-        total += weight * math.exp(log_density) * float(wx @ (excess * np.exp(-x * x / 2))) / math.sqrt(2 * math.pi)
+        total += (
+            weight
+            * math.exp(log_density)
+            * float(wx @ (excess * np.exp(-x * x / 2)))
+            / math.sqrt(2 * math.pi)
+        )
     return math.log1p(total) / (order - 1)
 
 
-@pytest.mark.parametrize(("rate", "noise", "p", "order"), [(0.3, 2.0, 2, 1.7), (0.1, 1.5, 8, 3.0), (0.1, 1.5, 8, 2.5)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "p", "order"), [(0.3, 2.0, 2, 1.7), (0.1, 1.5, 8, 3.0), (0.1, 1.5, 8, 2.5)]
+)
 def test_rdp_is_the_double_integral(rate: float, noise: float, p: int, order: float) -> None:
     got = projected.rdp(rate=rate, noise=noise, dims=(p,), orders=(order,))[0]
     truth = double_quadrature(rate, noise, p, order)
@@ -263,7 +276,8 @@ def test_losses_beyond_the_longest_grid_count_as_infinite() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"rate": 0.0}, {"rate": 1.1}, {"noise": 0.0}, {"noise": math.nan}, {"dims": (0,)}, {"dims": (2.5,)}]
+    "changed",
+    [{"rate": 0.0}, {"rate": 1.1}, {"noise": 0.0}, {"noise": math.nan}, {"dims": (0,)}, {"dims": (2.5,)}],
 )
 def test_bad_settings_are_refused(changed: dict[str, object]) -> None:
     settings: dict[str, object] = {"rate": 0.1, "noise": 1.0, "dims": (3,)} | changed

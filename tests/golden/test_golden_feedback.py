@@ -16,7 +16,13 @@ DELTA = 1e-5
 
 def a_run(noise: float, feedback_clip: float = 1.0, preclip: float | None = None) -> Run:
     return Run(
-        rate=0.02, steps=100, batch=1000, clip=1.0, feedback_clip=feedback_clip, noise_std=noise, preclip=preclip
+        rate=0.02,
+        steps=100,
+        batch=1000,
+        clip=1.0,
+        feedback_clip=feedback_clip,
+        noise_std=noise,
+        preclip=preclip,
     )
 
 
@@ -117,5 +123,7 @@ def test_the_published_pinned_attack_is_covered_too() -> None:
         (50_000, 1000, 100, 2.0, 45.60),
     ):
         noise = claimed_noise(records, batch, steps, target)
-        run = Run(rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise)
+        run = Run(
+            rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise
+        )
         assert feedback.epsilon(run, delta=DELTA).value > known

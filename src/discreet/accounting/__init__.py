@@ -1,0 +1,87 @@
+"""What a run cost: events to certified epsilon, beside what papers claim. Never imports torch.
+
+Read in this order: `events` (what happened), `rules` (what is proven), `accountants` (what it costs).
+"""
+
+from discreet.accounting.accountants import (
+    Certificate,
+    certify,
+    delta_at,
+    gdp_estimate,
+    pld_epsilon,
+    profile,
+    rdp_epsilon,
+)
+from discreet.accounting.calibration import calibrate_batch, calibrate_noise, calibrate_steps
+from discreet.accounting.charges import Charge
+from discreet.accounting.claims import (
+    AccountedClaim,
+    Accounting,
+    Claim,
+    DiceClaim,
+    GeoDpOneStepClaim,
+    LastIterateClaim,
+)
+from discreet.accounting.events import (
+    BallsInBins,
+    ClippedFeedback,
+    CountQuery,
+    Event,
+    Free,
+    Gaussian,
+    LastIterateRun,
+    NonPrivate,
+    PoissonSampled,
+    ProjectedGaussian,
+    Queries,
+    SelectionQuery,
+    ShuffledEpoch,
+    TruncatedPoisson,
+    Unamplified,
+    WithoutReplacement,
+    event_from_json,
+)
+from discreet.accounting.ledger import Ledger, merge, read, verify
+from discreet.core.relation import Neighbouring
+
+__all__ = [
+    "AccountedClaim",
+    "Accounting",
+    "BallsInBins",
+    "Certificate",
+    "Charge",
+    "Claim",
+    "ClippedFeedback",
+    "CountQuery",
+    "DiceClaim",
+    "Event",
+    "Free",
+    "Gaussian",
+    "GeoDpOneStepClaim",
+    "LastIterateClaim",
+    "LastIterateRun",
+    "Ledger",
+    "Neighbouring",
+    "NonPrivate",
+    "PoissonSampled",
+    "ProjectedGaussian",
+    "Queries",
+    "SelectionQuery",
+    "ShuffledEpoch",
+    "TruncatedPoisson",
+    "Unamplified",
+    "WithoutReplacement",
+    "calibrate_batch",
+    "calibrate_noise",
+    "calibrate_steps",
+    "certify",
+    "delta_at",
+    "event_from_json",
+    "gdp_estimate",
+    "merge",
+    "pld_epsilon",
+    "profile",
+    "rdp_epsilon",
+    "read",
+    "verify",
+]

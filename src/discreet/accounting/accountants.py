@@ -35,7 +35,7 @@ from discreet.core.relation import Neighbouring
 _ABOUT_DELTA = "delta is the probability that the bound fails; choose it well below 1/records"
 _MOVE = 0.005  # the grid is fine enough once halving it moves epsilon by less than this
 _INFLATION = 0.001  # relative growth of the loss's variance that the first grid may cause
-_ROUNDS = 4
+_ROUNDS = 6
 _COARSE, _FINE = 2**15, 2**18  # points that the loss of one step spans on the first grid tried, and at most
 _DISTINCT = 200
 _DISTINCT_ROUGHLY = 24  # for Rényi divergences and for choosing a grid
@@ -221,16 +221,25 @@ def _pld_epsilon(run: Run, delta: float, resolution: Resolution) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _refined(run: Run, delta: float) -> float:
-    """epsilon on a grid so fine that halving it again would hardly matter; every grid is an upper bound."""
+    """epsilon on a grid so fine that halving it again would hardly matter; every grid is an upper bound.
+
+    Only the direction that decides is refined: the other one is below it already.
+    """
     rounded, log_tail = bucketed(run, _DISTINCT), _log_tail(run, delta)
-    grid = _first_grid(run, log_tail)
-    before = _pld_epsilon(rounded, delta, Resolution(2 * grid, log_tail))
+    grid = 2 * _first_grid(run, log_tail)
+    bounds = [side.epsilon(delta) for side in _compositions(rounded, Resolution(grid, log_tail))]
+    if not bounds:
+        return math.inf
+    grids = [grid] * len(bounds)
     for _ in range(_ROUNDS):
-        now = _pld_epsilon(rounded, delta, Resolution(grid, log_tail))
-        if not math.isfinite(now) or before - now <= _MOVE * now:
-            return min(before, now)
-        before, grid = now, grid / 2
-    return before
+        before = max(bounds)
+        decides = bounds.index(before)
+        grids[decides] /= 2
+        side = _compositions(rounded, Resolution(grids[decides], log_tail))[decides]
+        bounds[decides] = min(before, side.epsilon(delta))
+        if not before - max(bounds) > _MOVE * max(bounds):
+            break
+    return max(bounds)
 
 
 def _log_tail(run: Run, delta: float) -> float:

@@ -349,7 +349,7 @@ def pld_epsilon(run: Run, *, absorbed: int, beta: float, delta: float, grid: flo
     mu = run.shift * math.sqrt(float(left_over(absorbed, run.factor)) / (1 - beta))
     if mu * mu / 2 > 500:
         return math.inf
-    paid = pld.gaussian(1 / mu, grid, _LOG_TAIL)
+    paid = pld.gaussian(1 / max(mu, 1e-6), grid, _LOG_TAIL)
     late = absorbed * run.overflow
     return max(
         _solve([(step.with_without, absorbed), (paid.with_without, 1)], delta, late),

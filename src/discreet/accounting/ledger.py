@@ -93,7 +93,7 @@ class Ledger:
     later append is refused.
     """
 
-    def __init__(self, path: Path, descriptor: int, record: Record) -> None:
+    def __init__(self, path: Path, descriptor: int | None, record: Record) -> None:
         self._path, self._descriptor, self._header = path, descriptor, record.header
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
@@ -119,6 +119,14 @@ class Ledger:
         _write(descriptor, line)
         _sync_directory(path.parent)
         return cls(path, descriptor, Record(header=fields, identity=digest, entries=()))
+
+    @classmethod
+    def in_memory(cls, header: Mapping[str, Any]) -> Ledger:
+        """A ledger that no file keeps: it counts, and is gone with the process."""
+        fields = header_fields(header)
+        body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
+        record = Record(header=fields, identity=seal(GENESIS, body)[0], entries=())
+        return cls(Path("memory"), None, record)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Ledger:
@@ -158,6 +166,7 @@ class Ledger:
             step = self._entries[-1].step + 1 if self._entries else 0
             self._add(planned, step, {}, torn=torn)
         else:
+            assert self._descriptor is not None  # only a file can be torn
             _write(self._descriptor, b"\n")
             self._keep(entry)
 
@@ -182,7 +191,8 @@ class Ledger:
             body["torn"] = hashlib.sha256(torn).hexdigest()
         digest, line = seal(self._digest, body)
         self._open = False  # until the line stands: a failed write must not be followed by another
-        _write(self._descriptor, b"\n" + line if torn else line)
+        if self._descriptor is not None:
+            _write(self._descriptor, b"\n" + line if torn else line)
         self._open = True
         self._keep(Entry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
 
@@ -225,9 +235,9 @@ class Ledger:
 
     def close(self) -> None:
         """Give up the lock. The file is complete at every moment, so nothing else happens."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor, self._open = -1, False
+        descriptor, self._descriptor, self._open = self._descriptor, None, False
+        if descriptor is not None:
+            os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self

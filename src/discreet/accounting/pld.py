@@ -9,6 +9,7 @@ operation (about fifty times faster) and the tails keep their relative precision
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ Floats = NDArray[np.float64]
 
 # exp() of more overflows; below it every comparison of ours is still exact.
 _LARGEST_EXPONENT = 700.0
+_DENSE = 1024
 
 
 @final
@@ -141,28 +143,54 @@ def reach(log_tail: float) -> float:
 def discretise(
     upper: Line, lower: Line, threshold: Callable[[Floats], Floats], grid: float, low: float, high: float
 ) -> Pmf:
-    """The loss distribution of (upper, lower) on multiples of `grid` from `low` to `high`.
+    """The loss distribution of (upper, lower) on multiples of `grid` from `low` <= 0 to `high`.
 
     threshold(loss) is the point on the line above which log(upper/lower) exceeds the loss; non-decreasing.
     Guarantee: dominates the exact one. Below `low` the loss is raised to it; above `high` the mass that the
     lower distribution can pay for sits at `high`, the rest at infinity.
     """
-    first, last = math.floor(low / grid), max(math.ceil(high / grid), math.floor(low / grid) + 1)
-    losses = grid * np.arange(first, last + 1, dtype=np.float64)
+    first = min(math.floor(low / grid), 0)
+    places = _places(first, max(math.ceil(high / grid), 1))
+    losses = grid * places.astype(np.float64)
     x = threshold(losses)
     odds = np.exp(np.minimum(losses, _LARGEST_EXPONENT))
     in_upper = upper.between(x)
     # Solves: up + down = mass under P, up * e^-l[i+1] + down * e^-l[i] = mass under Q.
-    up = (in_upper - odds[:-1] * lower.between(x)) / -math.expm1(-grid)
+    up = (in_upper - odds[:-1] * lower.between(x)) / -np.expm1(-np.diff(losses))
     up = np.clip(up, 0.0, in_upper)
-    mass = np.zeros(len(losses))
-    mass[:-1] += in_upper - up
-    mass[1:] += up
-    mass[0] += float(upper.below(x[:1])[0])
+    sparse = np.zeros(len(losses))
+    sparse[:-1] += in_upper - up
+    sparse[1:] += up
+    sparse[0] += float(upper.below(x[:1])[0])
     beyond = float(upper.above(x[-1:])[0])
     paid = min(beyond, float(odds[-1] * lower.above(x[-1:])[0]))
-    mass[-1] += paid
+    sparse[-1] += paid
+    mass = np.zeros(places[-1] - first + 1)
+    mass[places - first] = sparse
     return Pmf(grid, first, mass, beyond - paid)
+
+
+def _places(first: int, last: int) -> NDArray[np.int64]:
+    """The grid points in use: all near 0, and further out only so many that gaps stay below loss/1024.
+
+    High losses are rare: rounding them a little more costs nothing and saves most of the work.
+    """
+    below, above = _ladder(-first) if first < 0 else _ladder(0), _ladder(last)
+    return np.concatenate([-below[:0:-1], above])
+
+
+def _ladder(end: int) -> NDArray[np.int64]:
+    """0, 1, .., 1024, and from 1024 * 2^k on in steps of 2^k, to `end`."""
+    rungs = _rungs(max(0, (max(end, 1) // _DENSE).bit_length()))
+    inside = rungs[: np.searchsorted(rungs, end)]
+    return np.append(inside, end)
+
+
+@functools.lru_cache(maxsize=64)
+def _rungs(octaves: int) -> NDArray[np.int64]:
+    runs = [np.arange(_DENSE, dtype=np.int64)]
+    runs += [np.arange(_DENSE << k, _DENSE << (k + 1), 1 << k, dtype=np.int64) for k in range(octaves)]
+    return np.concatenate(runs)
 
 
 # Pairs that events need ------------------------------------------------------------------------------------

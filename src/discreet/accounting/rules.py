@@ -115,13 +115,15 @@ RULES: dict[type[Event], Rule] = {
         pld=last_iterate_pld,
         rdp=last_iterate_rdp,
         whole=Whole(epsilon=last_iterate_epsilon, delta=last_iterate_delta),
-        assumes=("only the last iterate is seen", "the stated factor is a Lipschitz constant of every update"),
+        assumes=("only the last iterate is seen", "every update is Lipschitz with the stated constant"),
     ),
 }
 
 
 def rule_for(event: Event, relation: Neighbouring) -> Rule:
     """The rule of this event; refused where nothing is proven."""
+    if isinstance(event, LastIterateRun):
+        rule_for(event.step, relation)
     rule = RULES.get(type(event))
     if rule is None:
         remedy = "add its rule and its proof, or charge NonPrivate()"

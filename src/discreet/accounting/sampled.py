@@ -1,8 +1,8 @@
 """Bounds of one step: a Gaussian or projected release, on the whole data or on a sample of it.
 
 This is the only place where a multiplier meets a relation: `units(relation)` clips are moved, so that the
-multiplier against them is noise / units(relation). dp-accounting reads the same multiplier against C in its PLD
-and against 2C in its RDP, so nothing of ours leaves it a sensitivity to interpret.
+multiplier against them is noise / units(relation). dp-accounting reads the same multiplier against C in its
+PLD and against 2C in its RDP, so nothing of ours leaves it a sensitivity to interpret.
 """
 
 from __future__ import annotations

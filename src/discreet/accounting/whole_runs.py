@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from discreet.accounting.events import ClippedFeedback, Gaussian, LastIterateRun, TruncatedPoisson, units
+from discreet.accounting.events import (
+    ClippedFeedback,
+    Gaussian,
+    LastIterateRun,
+    TruncatedPoisson,
+    WithoutReplacement,
+    units,
+)
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.rdp import ORDERS
 from discreet.accounting.rule import Orders, Parts, Resolution
@@ -129,14 +136,18 @@ def _shift(event: LastIterateRun) -> float:
 def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resolution: Resolution) -> Pld:
     """One step with another multiplier, given against what one record moves."""
     step = with_noise(event.step, noise * units(relation))
-    build = truncated_pld if isinstance(step, TruncatedPoisson) else without_pld
-    return build(step, relation, resolution)[0][0]
+    if isinstance(step, TruncatedPoisson):
+        return truncated_pld(step, relation, resolution)[0][0]
+    assert isinstance(step, WithoutReplacement)
+    return without_pld(step, relation, resolution)[0][0]
 
 
 def _step_rdp(event: LastIterateRun, noise: float, relation: Neighbouring, orders: Orders) -> Floats:
     step = with_noise(event.step, noise * units(relation))
-    build = truncated_rdp if isinstance(step, TruncatedPoisson) else without_rdp
-    return build(step, relation, orders)
+    if isinstance(step, TruncatedPoisson):
+        return truncated_rdp(step, relation, orders)
+    assert isinstance(step, WithoutReplacement)
+    return without_rdp(step, relation, orders)
 
 
 def _last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.Run:

@@ -130,6 +130,12 @@ def _most_steps(recipe: Plan, flags: PlanFlags) -> Plan:
     steps = calibrate_steps(
         lambda steps: plan(steps).charge(), epsilon=flags.known_epsilon, delta=delta, relation=recipe.relation
     )
+    check.require(
+        steps > 0,
+        "a budget that pays for one step",
+        f"epsilon={flags.epsilon}",
+        "raise the noise or the budget",
+    )
     return plan(steps)
 
 
@@ -149,7 +155,7 @@ def _largest_batch(recipe: Plan, flags: PlanFlags) -> Plan:
 
     batch = calibrate_batch(
         lambda batch: plan(batch).charge(),
-        records=records,
+        largest=records,
         epsilon=flags.known_epsilon,
         delta=delta,
         relation=recipe.relation,

@@ -43,22 +43,23 @@ _SAMPLINGS: Mapping[SamplingName, Callable[[], Sampling]] = {
 _WITHOUT_RATE = (SamplingName.FULL_BATCH, SamplingName.OWN_LOADER)
 
 
-def _flag(text: str, panel: str | None = None) -> Any:
+def flag(text: str, panel: str | None = None) -> Any:
+    """An option with its help."""
     return typer.Option(help=text, rich_help_panel=panel, show_default=False)
 
 
-MethodFlag = Annotated[str | None, _flag("A method that `discreet methods` lists.")]
+MethodFlag = Annotated[str | None, flag("A method that `discreet methods` lists.")]
 NoiseFlag = Annotated[
-    float | None, _flag("Noise multiplier z: standard deviation on the sum / clip.", "Budget")
+    float | None, flag("Noise multiplier z: standard deviation on the sum / clip.", "Budget")
 ]
-EpsilonFlag = Annotated[float | None, _flag("Certified epsilon to stay within.", "Budget")]
-DeltaFlag = Annotated[float | None, _flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
-BatchFlag = Annotated[float | None, _flag("Expected records in a step (public).", "Run")]
-StepsFlag = Annotated[int | None, _flag("Steps of the run.", "Run")]
-EpochsFlag = Annotated[int | None, _flag("Passes; one is ceil(records/batch) steps.", "Run")]
-RelationFlag = Annotated[Neighbouring | None, _flag("Which datasets are neighbours.", "Guarantee")]
-SamplingFlag = Annotated[SamplingName | None, _flag("How batches are drawn.", "Guarantee")]
-CapFlag = Annotated[int | None, _flag("Largest batch of truncated-poisson.", "Guarantee")]
+EpsilonFlag = Annotated[float | None, flag("Certified epsilon to stay within.", "Budget")]
+DeltaFlag = Annotated[float | None, flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
+BatchFlag = Annotated[float | None, flag("Expected records in a step (public).", "Run")]
+StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
+EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
+RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee")]
+SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee")]
+CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 
 
@@ -71,16 +72,16 @@ class PlanFlags:
     noise: NoiseFlag = None
     epsilon: EpsilonFlag = None
     delta: DeltaFlag = None
-    rate: Annotated[float | None, _flag("Probability that a record joins a step.", "Run")] = None
-    records: Annotated[int | None, _flag("Public number of records.", "Run")] = None
+    rate: Annotated[float | None, flag("Probability that a record joins a step.", "Run")] = None
+    records: Annotated[int | None, flag("Public number of records.", "Run")] = None
     batch: BatchFlag = None
     steps: StepsFlag = None
     epochs: EpochsFlag = None
     schedule: Annotated[
         str | None,
-        _flag("Noise factors: constant, a list such as 1,0.9,0.8, or a JSON file with such a list.", "Run"),
+        flag("Noise factors: constant, a list such as 1,0.9,0.8, or a JSON file with such a list.", "Run"),
     ] = None
-    schedule_per: Annotated[Period | None, _flag("What the list counts (default: step).", "Run")] = None
+    schedule_per: Annotated[Period | None, flag("What the list counts (default: step).", "Run")] = None
     relation: RelationFlag = None
     sampling: SamplingFlag = None
     cap: CapFlag = None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from discreet.accounting import Certificate
 from discreet.spending import words
+
+if TYPE_CHECKING:
+    from discreet.runs import Progress, RunResult
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -81,6 +87,45 @@ def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int =
         cells = "".join(_BLOCKS[min(8, max(0, count - 8 * row))] for count in eighths)
         lines.append(f"{label:>5} |{cells}".rstrip())
     return Text("\n".join([*lines, f"{'':>7}0 .. {last} steps"]))
+
+
+def run_table(result: RunResult) -> RenderableType:
+    """A finished run: how well it does, and what it cost."""
+    proven = result.spent.certified
+    claimed = "nothing claimed" if result.spent.claimed is None else words(result.spent.claimed)
+    table = _table(f"{result.method} on {result.data}", ("", ""))
+    table.add_row("test accuracy", Text(f"{result.test_accuracy:.2%}", style="bold"))
+    table.add_row("epsilon, certified", Text(words(proven.epsilon), style="bold"))
+    table.add_row("epsilon, claimed", claimed)
+    table.add_row("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})")
+    table.add_row("randomness", result.spent.statement)
+    table.add_row("steps, seconds", f"{result.steps}, {result.seconds:.1f}")
+    table.add_row("directory", str(result.directory))
+    return table
+
+
+@contextlib.contextmanager
+def training_bar(*, visible: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar on standard error that follows a run: step, epsilon spent, accuracy on the public test data."""
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(),
+        TextColumn("{task.fields[news]}"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True, highlight=False)
+    with Bar(*columns, console=console, disable=not visible, transient=True) as bar:
+        shown: list[TaskID] = []
+
+        def follow(progress: Progress) -> None:
+            if not shown:
+                shown.append(bar.add_task("train", total=progress.steps, news=""))
+            if progress.epsilon is not None and progress.accuracy is not None:
+                news = f"epsilon {words(progress.epsilon)} · accuracy {progress.accuracy:.1%}"
+                bar.update(shown[0], news=news)
+            bar.update(shown[0], completed=progress.step)
+
+        yield follow
 
 
 def is_live() -> bool:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Aggregation:
     """Sums of one logical batch, over its micro-batches and over processes.
 
-    Guarantee: with the weights of `bounder`, adding or removing one record moves sum i by at most the sensitivity
-    of query i, because every record enters through exactly one call of `add`.
+    Guarantee: with the weights of `bounder`, adding or removing one record moves sum i by at most the
+    sensitivity of query i, because every record enters through exactly one call of `add`.
     """
 
     def __init__(self, bounder: Bounder, scale: float, engine: Engine, mask: Mask | None) -> None:

@@ -42,18 +42,21 @@ class Horizon:
     records: int | None = None
 
     def __post_init__(self) -> None:
-        check.fraction("the rate is a probability; for batch 256 of 50000 records use 256/50000", rate=self.rate)
+        check.fraction(
+            "the rate is a probability; for batch 256 of 50000 records use 256/50000", rate=self.rate
+        )
         check.count("count the steps of the run", steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
     @staticmethod
-    def of(
-        *, records: int, batch: float, epochs: int | None = None, steps: int | None = None
-    ) -> Horizon:
+    def of(*, records: int, batch: float, epochs: int | None = None, steps: int | None = None) -> Horizon:
         """rate = batch / records; an epoch is ceil(records / batch) steps."""
         check.count("records is a public number, not len(dataset) of private data", records=records)
         check.positive("batch is the expected number of records in a step", batch=batch)
         check.require(
-            batch <= records, f"batch <= records={records}", f"batch={batch!r}", "a step takes at most all records"
+            batch <= records,
+            f"batch <= records={records}",
+            f"batch={batch!r}",
+            "a step takes at most all records",
         )
         check.require(
             (epochs is None) != (steps is None),
@@ -66,7 +69,9 @@ class Horizon:
             check.count("count the passes over the data", epochs=epochs)
             steps = epochs * per_epoch
         assert steps is not None
-        return Horizon(rate=batch / records, steps=steps, steps_per_epoch=per_epoch, batch=batch, records=records)
+        return Horizon(
+            rate=batch / records, steps=steps, steps_per_epoch=per_epoch, batch=batch, records=records
+        )
 
     @staticmethod
     def of_rate(*, rate: float, steps: int) -> Horizon:
@@ -131,7 +136,7 @@ class Poisson(_PerStep):
 @final
 @dataclass(frozen=True)
 class TruncatedPoisson(_PerStep):
-    """Poisson, cut to `cap` records chosen uniformly: no step is larger. Needs a public bound on the records."""
+    """Poisson, cut to `cap` records chosen uniformly. Needs a public bound on the number of records."""
 
     cap: int
 
@@ -188,7 +193,9 @@ class FixedSize(_PerStep):
     @staticmethod
     def _batch(horizon: Horizon) -> int:
         batch = horizon.known_batch
-        check.require(batch == int(batch), "a whole batch", f"batch={batch}", "fixed-size batches are whole numbers")
+        check.require(
+            batch == int(batch), "a whole batch", f"batch={batch}", "fixed-size batches are whole numbers"
+        )
         return int(batch)
 
 
@@ -233,7 +240,10 @@ class FullBatch(_PerStep):
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         check.require(
-            horizon.rate == 1.0, "rate 1 for full batches", f"rate={horizon.rate}", "give batch equal to records"
+            horizon.rate == 1.0,
+            "rate 1 for full batches",
+            f"rate={horizon.rate}",
+            "give batch equal to records",
         )
         event: events.Event = release
         return event
@@ -262,7 +272,9 @@ class OwnLoader(_PerStep):
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         check.refuse(
-            "a dataset to sample from", "a plan for your own loader", "iterate your loader and call private.step"
+            "a dataset to sample from",
+            "a plan for your own loader",
+            "iterate your loader and call private.step",
         )
 
 
@@ -288,7 +300,7 @@ def bill_run(
 def event_at(
     sampling: Sampling, schedule: Schedule, release: Callable[[float], Any], horizon: Horizon, step: int
 ) -> events.Event:
-    """The charge due at `step`: free inside an epoch that is paid for; an epoch costs its least noisy step."""
+    """The charge due at `step`: free inside a paid epoch; an epoch costs its least noisy step."""
     per_epoch = horizon.steps_per_epoch
     if not sampling.per_epoch:
         return sampling.bill(release(schedule.factor(step, per_epoch)), horizon)

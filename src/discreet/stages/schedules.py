@@ -62,7 +62,9 @@ class Table:
     period: Period = Period.STEP
 
     def __post_init__(self) -> None:
-        check.require(bool(self.factors), "at least one factor", "an empty table", "list one factor per period")
+        check.require(
+            bool(self.factors), "at least one factor", "an empty table", "list one factor per period"
+        )
         for factor in self.factors:
             check.positive("every factor multiplies the noise", factor=factor)
 
@@ -80,7 +82,9 @@ class Table:
         return run_lengths(self, start, stop, steps_per_epoch)
 
 
-def run_lengths(schedule: Schedule, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
+def run_lengths(
+    schedule: Schedule, start: int, stop: int, steps_per_epoch: int
+) -> Iterator[tuple[float, int]]:
     """The pieces of any schedule, by asking for every step."""
     factors = (schedule.factor(step, steps_per_epoch) for step in range(start, stop))
     for factor, group in itertools.groupby(factors):

@@ -1,0 +1,135 @@
+"""A budget to noise, steps or batch: the search ends on the safe side.
+
+Every answer was certified itself: its epsilon is at most the target, never "about" the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from discreet.accounting.accountants import certify
+from discreet.accounting.charges import Charge
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+
+_LEFT = 0.004  # the share of the budget that may be left over
+_AIM = 0.999  # interpolation aims here: inside the budget, and well inside what may be left
+
+
+def calibrate_noise(
+    charge_of_noise: Callable[[float], Charge], *, epsilon: float, delta: float, relation: Neighbouring
+) -> float:
+    """The least noise, nearly, whose certified epsilon stays within the budget; at most 0.5 % of it is left.
+
+    Guarantee: certify(charge_of_noise(noise)).epsilon <= epsilon. More noise must not cost more.
+
+    >>> from discreet.accounting.events import Gaussian
+    >>> noise = calibrate_noise(
+    ...     lambda z: Charge.of(Gaussian(z)), epsilon=4.37718, delta=1e-5, relation=Neighbouring.ADD_REMOVE
+    ... )
+    >>> 1.0 <= noise <= 1.01
+    True
+    """
+    _check_budget(epsilon, delta)
+
+    def spent(noise: float) -> float:
+        return certify(charge_of_noise(noise), delta=delta, relation=relation).epsilon
+
+    low, high = _bracket(spent, epsilon)
+    while high[1] < (1 - _LEFT) * epsilon:
+        noise = _between(low, high, _AIM * epsilon)
+        if not low[0] < noise < high[0]:
+            break
+        found = (noise, spent(noise))
+        low, high = (found, high) if found[1] > epsilon else (low, found)
+    return high[0]
+
+
+def calibrate_steps(
+    charge_of_steps: Callable[[int], Charge], *, epsilon: float, delta: float, relation: Neighbouring
+) -> int:
+    """The most steps, nearly, whose certified epsilon stays within the budget; 0 if not even one does.
+
+    Guarantee: certify(charge_of_steps(steps)).epsilon <= epsilon. More steps must not cost less.
+    """
+    _check_budget(epsilon, delta)
+
+    def fits(steps: int) -> bool:
+        return certify(charge_of_steps(steps), delta=delta, relation=relation).epsilon <= epsilon
+
+    most = 1
+    while fits(most):
+        most *= 2
+        remedy = "a budget that no number of steps exceeds needs no calibration"
+        check.require(most < 2**40, "a budget that steps can exhaust", f"epsilon={epsilon}", remedy)
+    return _largest(fits, most // 2, most)
+
+
+def calibrate_batch(
+    charge_of_batch: Callable[[int], Charge],
+    *,
+    largest: int,
+    epsilon: float,
+    delta: float,
+    relation: Neighbouring,
+) -> int:
+    """The largest batch up to `largest`, nearly, whose certified epsilon stays within the budget.
+
+    Guarantee: certify(charge_of_batch(batch)).epsilon <= epsilon. A larger batch must not cost less.
+    """
+    _check_budget(epsilon, delta)
+    check.count("the largest batch to consider, at most the public number of records", largest=largest)
+
+    def fits(batch: int) -> bool:
+        return certify(charge_of_batch(batch), delta=delta, relation=relation).epsilon <= epsilon
+
+    if fits(largest):
+        return largest
+    remedy = "raise the noise or the budget, or take fewer steps"
+    check.require(fits(1), f"a batch within epsilon={epsilon}", "more than that at batch=1", remedy)
+    return _largest(fits, 1, largest)
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    check.positive("the budget is a positive, finite epsilon", epsilon=epsilon)
+    check.inside_unit("delta is the probability that the bound fails", delta=delta)
+
+
+def _largest(fits: Callable[[int], bool], good: int, bad: int) -> int:
+    """The largest whole number that fits, between one that does and one that does not."""
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+Tried = tuple[float, float]
+
+
+def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[Tried, Tried]:
+    """Two noises with what they spend: one too much, one within the budget."""
+    before = (1.0, spent(1.0))
+    factor = 0.5 if before[1] <= epsilon else 2.0
+    following = before
+    while (before[1] <= epsilon) == (following[1] <= epsilon):
+        remedy = "the noise must decide the epsilon of the charge; check delta, steps and the sampler"
+        got = f"epsilon={following[1]} at noise={following[0]}"
+        check.require(2**-60 < following[0] < 2**60, f"a noise that spends epsilon={epsilon}", got, remedy)
+        before, following = following, (following[0] * factor, spent(following[0] * factor))
+    return (following, before) if factor < 1 else (before, following)
+
+
+def _between(low: Tried, high: Tried, aim: float) -> float:
+    """Where a power law through both ends spends the aim; the geometric middle where there is none.
+
+    Held away from the ends, so that the bracket shrinks by a fifth at least every second round.
+    """
+    middle = math.sqrt(low[0] * high[0])
+    if not (math.isfinite(low[1]) and high[1] > 0 and low[1] > high[1]):
+        return middle
+    share = math.log(low[1] / aim) / math.log(low[1] / high[1])
+    ratio = high[0] / low[0]
+    if ratio > 1.01:
+        share = min(max(share, 0.1), 0.9)
+    return low[0] * ratio**share if 0 < share < 1 else middle

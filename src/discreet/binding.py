@@ -1,0 +1,86 @@
+"""What is checked when a plan meets a model, an optimizer and data: before any private record is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from discreet.core import check
+from discreet.core.world import World
+from discreet.loading import to_device
+from discreet.plan import Plan
+from discreet.stages.engine import Engine
+from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
+from discreet.stages.selfcheck import self_check
+
+
+def dry_run(
+    engine: Engine,
+    data: Any,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    inputs: Callable[[Any], Any] | None,
+    device: torch.device,
+) -> None:
+    """The engine against autograd, on random inputs of the data's shape: never on private values."""
+    if data is None or len(data) == 0:
+        return
+    batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
+    arguments = _default_inputs(batch) if inputs is None else inputs(batch)
+    args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
+    try:
+        self_check(engine, args, kwargs, 2)
+    except (TypeError, RuntimeError) as error:
+        check.refuse(
+            "a model that runs on random inputs of the data's shape",
+            f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            "pass inputs=lambda batch: (arguments of your model,)",
+        )
+
+
+def _default_inputs(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return batch
+    return (batch,) if isinstance(batch, Tensor) else (batch[0],)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model lies."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def check_processes(plan: Plan, world: World) -> None:
+    """Several processes draw from their own records, which not every sampling allows."""
+    check.require(
+        world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch)),
+        "sampling that each process can do alone, for the records it holds",
+        f"{type(plan.sampling).__name__} in {world.size} processes",
+        "use Poisson: the size of a fixed or capped batch is a matter of all records",
+    )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """The optimizer holds every trainable parameter of the model and nothing else."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    left_out = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    check.require(
+        not left_out,
+        "an optimizer that holds every trainable parameter",
+        f"none for {', '.join(left_out[:3])}",
+        "add it to the optimizer, or freeze it with requires_grad_(False)",
+    )
+    check.require(
+        held <= {id(p) for p in model.parameters()},
+        "an optimizer of this model's parameters",
+        "parameters of something else",
+        "give each model its own optimizer and its own Private",
+    )
+    check.require(
+        not isinstance(optimizer, torch.optim.LBFGS),
+        "an optimizer that takes one gradient a step",
+        "LBFGS, which evaluates the loss again",
+        "use SGD, Adam or another first-order optimizer",
+    )

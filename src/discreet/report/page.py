@@ -1,0 +1,186 @@
+"""One self-contained HTML page from a comparison, with its data and its figures as files beside it.
+
+Every string goes through an escaping template or an element tree; the page's own policy allows no script but the
+one in this package (by its hash) and no request to anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, final
+
+from discreet.core import check
+from discreet.report import figures, svg, wording
+from discreet.report.figures import DARK, LIGHT, Chart
+from discreet.report.values import Comparison, Entry
+
+PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Where a report is."""
+
+    page: Path
+    data: Path
+    figures: tuple[Path, ...]
+
+
+def write(comparison: Comparison, directory: Path) -> Written:
+    """report.html, report.json and figures/ in `directory`; each file is whole or not there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    page, data = directory / PAGE, directory / DATA
+    _replace(data, json.dumps(comparison.to_json(), indent=1, allow_nan=False) + "\n")
+    _replace(page, render(comparison))
+    return Written(page=page, data=data, figures=figures.save(comparison, directory / FIGURES))
+
+
+def read(path: Path) -> Comparison:
+    """The comparison in a report.json."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        check.refuse("a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote")
+    check.require(isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file")
+    return Comparison.from_json(held)
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(text.encode("utf-8", "replace"))
+    partial.replace(path)
+
+
+def render(comparison: Comparison) -> str:
+    """The page as one string."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("discreet.report", "assets"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = _asset("page.css") + _colours()
+    script = _asset("page.js")
+    charts = figures.charts(comparison)
+    return environment.get_template("page.html").render(
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        words=wording.Words(comparison),
+        rows=_rows(comparison),
+        legend=_legend(comparison),
+        charts=[{"key": c.key, "title": c.title, "svg": Markup(svg.chart(c))} for c in charts],
+        data={chart.key: _coordinates(chart) for chart in charts},
+        comparison=comparison,
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("discreet.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _colours() -> str:
+    """The custom properties --s0, --s1, ... of both themes, and the classes that use them."""
+
+    def block(colours: tuple[str, ...]) -> str:
+        return ":root{" + "".join(f"--s{index}:{colour};" for index, colour in enumerate(colours)) + "}"
+
+    classes = "".join(f".s{index}{{--line:var(--s{index})}}" for index in range(len(LIGHT)))
+    return f"{block(LIGHT)}@media (prefers-color-scheme:dark){{{block(DARK)}}}{classes}"
+
+
+def _policy(style: str, script: str) -> str:
+    """The content security policy: this style sheet, this script, nothing else, no network."""
+
+    def hashed(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    return f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; img-src data:"
+
+
+def _rows(comparison: Comparison) -> list[dict[str, Any]]:
+    numbers = figures.styles(comparison.entries)
+    shown = [value for e in comparison.finished for value in _extent(e)]
+    low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
+    return [
+        _row(entry, rank + 1, numbers[entry.name], low, high) for rank, entry in enumerate(comparison.entries)
+    ]
+
+
+def _extent(entry: Entry) -> list[float]:
+    """What the strip must show: single runs, and the interval as far as it is an accuracy."""
+    assert entry.accuracy is not None  # finished entries only
+    ends = (max(entry.accuracy.low, 0.0), min(entry.accuracy.high, 1.0))
+    return [*ends, *(run.accuracy for run in entry.runs)]
+
+
+def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[str, Any]:
+    """A table row: shown text beside the value to sort by (-1 where there is none)."""
+    from markupsafe import Markup
+
+    accuracy = entry.accuracy
+    runs = tuple(run.accuracy for run in entry.runs)
+    strip = "" if accuracy is None else svg.strip(accuracy, runs, style, low, high)
+
+    def cell(value: float | None, text: str) -> dict[str, Any]:
+        return {"value": -1 if value is None else value, "text": text if value is not None else "–"}
+
+    epsilon, claimed, noise = entry.epsilon, entry.claimed, entry.noise
+    return {
+        "rank": rank,
+        "finished": accuracy is not None,
+        "entry": entry,
+        "settings": wording.settings(entry),
+        "marker": Markup(svg.marker(style)),
+        "strip": Markup(strip),
+        "accuracy": cell(accuracy and accuracy.mean, wording.percent(accuracy.mean) if accuracy else ""),
+        "half": wording.half(accuracy),
+        "error": wording.error(accuracy),
+        "epsilon": cell(epsilon, wording.epsilon(epsilon)),
+        "claimed": {"value": -1 if claimed is None else claimed, "text": wording.epsilon(claimed, "none")},
+        "noise": cell(noise, f"{noise:.3f}" if noise is not None else ""),
+        "steps": cell(entry.steps, f"{entry.steps}"),
+        "seconds": cell(entry.seconds, f"{entry.seconds:.1f}" if entry.seconds is not None else ""),
+        "failures": wording.failures(entry),
+    }
+
+
+def _legend(comparison: Comparison) -> list[dict[str, Any]]:
+    from markupsafe import Markup
+
+    numbers = figures.styles(comparison.entries)
+    return [
+        {"name": entry.name, "marker": Markup(svg.marker(numbers[entry.name]))} for entry in comparison.finished
+    ]
+
+
+def _coordinates(chart: Chart) -> dict[str, Any]:
+    """What the read-out needs: for each line its points as (x in the drawing, x, mean, half width) ."""
+    plane = svg.Plane(chart)
+    return {
+        "label": chart.x_short,
+        "left": svg.LEFT,
+        "right": svg.WIDTH - svg.RIGHT,
+        "width": svg.WIDTH,
+        "lines": [
+            {
+                "name": line.name,
+                "style": svg.style_class(line.style),
+                "points": [
+                    [round(plane.x(x), 1), round(x, 4), round(mean, 5), round(high - mean, 5)]
+                    for x, mean, _, high in line.points
+                ],
+            }
+            for line in chart.series
+        ],
+    }

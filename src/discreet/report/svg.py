@@ -1,0 +1,139 @@
+"""Charts as inline SVG. Elements are built as a tree, so every string in them is escaped by construction."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree as Tree
+
+from discreet.report.figures import LIGHT, MARKERS, Chart, Series, shape, ticks
+from discreet.report.values import Estimate
+
+WIDTH, HEIGHT = 460, 320
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46
+STRIP_WIDTH, STRIP_HEIGHT = 132, 18
+
+# Each path is drawn around the origin, about 8 units across.
+_SHAPES = {
+    "circle": "M-3.6,0a3.6,3.6 0 1,0 7.2,0a3.6,3.6 0 1,0 -7.2,0z",
+    "square": "M-3.2,-3.2h6.4v6.4h-6.4z",
+    "triangle": "M0,-4.2L4,3H-4z",
+    "diamond": "M0,-4.6L4.2,0L0,4.6L-4.2,0z",
+    "down": "M0,4.2L4,-3H-4z",
+    "cross": "M-3.6,-2.2L-2.2,-3.6L0,-1.4L2.2,-3.6L3.6,-2.2L1.4,0L3.6,2.2L2.2,3.6L0,1.4L-2.2,3.6L-3.6,2.2L-1.4,0z",
+    "plus": "M-1.1,-4.2h2.2v3.1h3.1v2.2h-3.1v3.1h-2.2v-3.1h-3.1v-2.2h3.1z",
+    "bar": "M-1.3,-4.6h2.6v9.2h-2.6z",
+}
+
+
+def _add(parent: Tree.Element, tag: str, text: str | None = None, **attributes: Any) -> Tree.Element:
+    named = {key.rstrip("_").replace("_", "-"): _written(value) for key, value in attributes.items()}
+    element = Tree.SubElement(parent, tag, named)
+    element.text = text
+    return element
+
+
+def _written(value: Any) -> str:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _root(width: int, height: int, label: str, kind: str) -> Tree.Element:
+    attributes = {"viewBox": f"0 0 {width} {height}", "class": kind, "role": "img", "aria-label": label}
+    return Tree.Element("svg", attributes)
+
+
+def _text(root: Tree.Element) -> str:
+    return Tree.tostring(root, encoding="unicode", method="html")
+
+
+class Plane:
+    """From data to the coordinates of a chart."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.x_max = chart.x_max
+        self.low, self.high = chart.y_range
+
+    def x(self, value: float) -> float:
+        return LEFT + value / self.x_max * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        return TOP + (self.high - value) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
+
+
+def chart(chart: Chart) -> str:
+    """One chart; lines carry the class `s<number>`, which the style sheet colours for both themes."""
+    plane = Plane(chart)
+    names = ", ".join(line.name for line in chart.series)
+    root = _root(WIDTH, HEIGHT, f"{chart.title}: {names}", "chart-svg")
+    _axes(root, chart, plane)
+    clip = f"clip-{chart.key}"
+    window = _add(_add(root, "defs"), "clipPath", id=clip)
+    _add(window, "rect", x=LEFT, y=TOP - 5, width=WIDTH - LEFT, height=HEIGHT - TOP - BOTTOM + 5)
+    lines = _add(root, "g", clip_path=f"url(#{clip})")
+    for line in chart.series:
+        _line(lines, line, plane)
+    _add(root, "line", class_="cursor", x1=LEFT, x2=LEFT, y1=TOP, y2=HEIGHT - BOTTOM)
+    return _text(root)
+
+
+def _axes(root: Tree.Element, chart: Chart, plane: Plane) -> None:
+    bottom = HEIGHT - BOTTOM
+    for value in ticks(plane.low, plane.high, 5):
+        y = plane.y(value)
+        _add(root, "line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
+        _add(root, "text", f"{value * 100:g}%", class_="tick", x=LEFT - 8, y=y + 4, text_anchor="end")
+    for value in ticks(0.0, plane.x_max, 6):
+        x = plane.x(value)
+        _add(root, "line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
+        _add(root, "text", f"{value:g}", class_="tick", x=x, y=bottom + 18, text_anchor="middle")
+    _add(root, "line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom)
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    _add(root, "text", chart.x_label, class_="label", x=middle, y=HEIGHT - 6, text_anchor="middle")
+
+
+def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
+    group = _add(parent, "g", class_=f"line {style_class(line.style)}", data_name=line.name)
+    if not line.points:
+        return
+    upper = [f"{plane.x(x):.1f},{plane.y(high):.1f}" for x, _, _, high in line.points]
+    lower = [f"{plane.x(x):.1f},{plane.y(low):.1f}" for x, _, low, _ in reversed(line.points)]
+    _add(group, "path", class_="band", d=f"M{'L'.join(upper + lower)}z")
+    middle = [f"{plane.x(x):.1f},{plane.y(mean):.1f}" for x, mean, _, _ in line.points]
+    _add(group, "path", class_="mean", d=f"M{'L'.join(middle)}")
+    # Markers of different lines are staggered, so that lines on top of each other still show both.
+    every = max(1, len(line.points) // 7)
+    for index in range(line.style % every, len(line.points), every):
+        x, mean, _, _ = line.points[index]
+        place = f"translate({plane.x(x):.1f},{plane.y(mean):.1f})"
+        _add(group, "path", class_="mark", d=_SHAPES[MARKERS[shape(line.style)]], transform=place)
+
+
+def marker(style: int) -> str:
+    """The marker alone, for legends and table rows."""
+    root = Tree.Element("svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"})
+    _add(root, "path", class_="mark", d=_SHAPES[MARKERS[shape(style)]])
+    return _text(root)
+
+
+def strip(accuracy: Estimate, runs: tuple[float, ...], style: int, low: float, high: float) -> str:
+    """A small interval plot on the scale that all rows share: the interval, the mean, and single runs as dots."""
+    span = max(high - low, 1e-9)
+
+    def x(value: float) -> float:
+        return 6 + min(max((value - low) / span, 0.0), 1.0) * (STRIP_WIDTH - 12)
+
+    label = f"mean {accuracy.mean:.1%}, runs " + ", ".join(f"{value:.1%}" for value in runs)
+    root = _root(STRIP_WIDTH, STRIP_HEIGHT, label, f"strip {style_class(style)}")
+    middle = STRIP_HEIGHT / 2
+    _add(root, "line", class_="grid", x1=0, x2=STRIP_WIDTH, y1=middle, y2=middle)
+    if accuracy.half is not None:
+        _add(root, "line", class_="interval", x1=x(accuracy.low), x2=x(accuracy.high), y1=middle, y2=middle)
+    for value in runs:
+        _add(root, "circle", class_="dot", cx=x(value), cy=middle, r=3)
+    mean = x(accuracy.mean)
+    _add(root, "line", class_="middle", x1=mean, x2=mean, y1=middle - 6, y2=middle + 6)
+    return _text(root)
+
+
+def style_class(style: int) -> str:
+    """The class of a line's colour; past the last colour they repeat, dashed."""
+    return f"s{style % len(LIGHT)}" + (" dashed" if style >= len(LIGHT) else "")
