@@ -41,7 +41,7 @@ def test_noise_uses_the_budget_and_never_more(epsilon: float, rate: float, steps
     def charge(noise: float) -> Charge:
         return Charge.of(PoissonSampled(rate, Gaussian(noise)), steps)
 
-    if spent(charge(1e-9), delta) <= epsilon:
+    if spent(charge(1e-3), delta) <= epsilon:
         return  # sampling alone stays within the budget
     noise = calibrate_noise(charge, epsilon=epsilon, delta=delta, relation=ADD_REMOVE)
     found = spent(charge(noise), delta)

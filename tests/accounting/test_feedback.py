@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy import special, stats
+
 from discreet.accounting import feedback, projected
 from discreet.accounting.feedback import Run
 from discreet.core.check import Refused
-from numpy.typing import NDArray
-from scipy import special, stats
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,7 @@ def a_run(**changed: float) -> Run:
     return Run(**(settings | changed))
 
 
-# The worst case on two steps, by densities on a plane -----------------------------------------------------
+# The worst case on two steps, by densities on a plane ----------------------------------------------------
 
 
 def exact_two_steps(rate: float, held: float, fresh: float, epsilon: float) -> tuple[float, float]:
@@ -76,7 +77,7 @@ def test_the_pattern_bound_is_tight_where_it_can_be() -> None:
     assert max(exact_two_steps(1.0, 1.0, 0.8, 1.0)) == pytest.approx(exact, rel=1e-6)
 
 
-# The step ----------------------------------------------------------------------------------------------------
+# The step ------------------------------------------------------------------------------------------------
 
 
 def plane_delta(rate: float, a: Floats, u: Floats, epsilon: float) -> tuple[float, float]:
@@ -122,7 +123,7 @@ def test_without_feedback_a_step_is_the_sampled_gaussian() -> None:
             assert delta == pytest.approx(exact, rel=1e-5)
 
 
-# The energy inequality ---------------------------------------------------------------------------------------
+# The energy inequality -----------------------------------------------------------------------------------
 
 
 def clip(v: Floats, bound: float) -> Floats:
@@ -143,7 +144,7 @@ def moved(
     c1: float,
     c2: float,
 ) -> tuple[float, int]:
-    """The distance of the two runs over all releases, and the number of inclusions; adversarial directions."""
+    """The distance of the two runs over all releases, and the number of inclusions. Adversarial."""
     e, other = np.zeros(2), np.zeros(2)
     total, inclusions = 0.0, 0
     for _ in range(steps):
@@ -183,7 +184,7 @@ def test_energy_inequality_fails_for_automatic_clipping() -> None:
     assert any(distance > math.sqrt(n) + 0.5 * n + 1e-9 for distance, n in runs)
 
 
-# The whole run -----------------------------------------------------------------------------------------------
+# The whole run -------------------------------------------------------------------------------------------
 
 
 def test_patterns_are_never_worse_than_what_they_refine() -> None:

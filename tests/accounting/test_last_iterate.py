@@ -1,23 +1,25 @@
-"""Last iterate: exact densities on an interval, Lipschitz rules, fixed-size sampling, the tail of Poisson batches."""
+"""Last iterate: exact densities on an interval, Lipschitz rules, fixed size, the tail of Poisson batches."""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy import integrate, special, stats
+
 from discreet.accounting import last_iterate as last
 from discreet.accounting import pld, rdp
 from discreet.accounting.compose import Composition
 from discreet.core.check import Refused
-from numpy.typing import NDArray
-from scipy import integrate, special, stats
 
 Floats = NDArray[np.float64]
 
 
-# A run on an interval, by its densities ---------------------------------------------------------------------
+# A run on an interval, by its densities ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Interval:
     steps: int
     start: float
 
+    @functools.cache  # noqa: B019, frozen and few
     def law(self, *, present: bool) -> tuple[Floats, Floats]:
         """The last iterate: density at the nodes, and the two atoms."""
         nodes, _ = self.rule()
@@ -135,7 +138,7 @@ def test_forgetting_the_shift_would_be_caught() -> None:
 
 
 def test_the_papers_slope_is_exceeded_by_an_exact_run() -> None:
-    """Theorem 3.3 allows 2 a q T / z^2 = 6.4 at order 16; with||without exceeds it, the other direction does not."""
+    """Theorem 3.3 allows 2 a q T / z^2 = 6.4 at order 16: with||without exceeds it, the reverse does not."""
     q, steps, order = 0.05, 4, 16
     k = np.arange(steps + 1)
     weights = stats.binom.pmf(k, steps, q)
@@ -152,7 +155,7 @@ def test_the_papers_slope_is_exceeded_by_an_exact_run() -> None:
     assert forward <= steps * rdp.sampled_gaussian(q, 1.0, (float(order),))[0]  # what we certify covers it
 
 
-# Lipschitz constants -----------------------------------------------------------------------------------------
+# Lipschitz constants -------------------------------------------------------------------------------------
 
 
 def clipped_jacobian(hessian: Floats, gradient: Floats, scale: float) -> Floats:
@@ -166,7 +169,7 @@ def test_convex_rule_is_an_upper_bound_and_is_attained() -> None:
     for size in (0.1, 0.5, 1.0, 2.0):
         limit = last.lipschitz_convex(learning_rate=size, smoothness=1.0)
         most = 0.0
-        for _ in range(1500):
+        for _ in range(600):
             d = int(rng.integers(2, 5))
             basis = np.linalg.qr(rng.normal(size=(d, d)))[0]
             hessian = basis @ np.diag(rng.choice([0.0, 1.0, rng.random()], size=d)) @ basis.T
@@ -182,9 +185,9 @@ def test_convex_rule_is_an_upper_bound_and_is_attained() -> None:
                     np.eye(2) - size * clipped_jacobian(np.outer(v, v), np.array([1.0, 0.0]), 1.0), 2
                 )
             )
-            for v in (np.array([math.cos(t), math.sin(t)]) for t in np.linspace(0, math.pi, 4001))
+            for v in (np.array([math.cos(t), math.sin(t)]) for t in np.linspace(0, math.pi, 1001))
         )
-        assert attained == pytest.approx(limit, rel=1e-6)
+        assert attained == pytest.approx(limit, rel=1e-5)
         assert attained > 1  # so that "1 for convex losses" would be wrong
 
 
@@ -197,13 +200,13 @@ def test_glm_rule_covers_clipped_logistic_and_linear_regression() -> None:
             x, y = rng.normal(size=(2, 3)) * rng.choice([0.1, 3.0])
             label = rng.choice([-1.0, 1.0], size=6)
 
-            def update(v: Floats, a: Floats = a, label: Floats = label) -> Floats:
-                residual = a @ v - label  # squared loss: L = 1 for unit rows
-                pushed = (np.clip(residual, -0.7, 0.7)[:, None] * a).sum(0) / 4
-                return v - learning_rate * (decay * v + pushed)
-
+            # Squared loss, L = 1 for unit rows; six records over a divisor of 4.
+            moved = [
+                v - learning_rate * (decay * v + (np.clip(a @ v - label, -0.7, 0.7)[:, None] * a).sum(0) / 4)
+                for v in (x, y)
+            ]
             limit = last.lipschitz_glm(learning_rate=learning_rate, smoothness=1.0, ratio=6 / 4, decay=decay)
-            assert np.linalg.norm(update(x) - update(y)) <= limit * np.linalg.norm(x - y) * (1 + 1e-9)
+            assert np.linalg.norm(moved[0] - moved[1]) <= limit * np.linalg.norm(x - y) * (1 + 1e-9)
 
 
 def test_glm_rule_numbers() -> None:
@@ -219,7 +222,7 @@ def test_glm_rule_numbers() -> None:
 
 
 def test_multinomial_regression_is_not_covered_by_the_glm_rule() -> None:
-    """Softmax of three classes, one record: a clipped step expands, by the same mechanism as the convex rule."""
+    """Softmax of three classes, one record: a clipped step expands, as in the convex rule."""
     rng = np.random.default_rng(13)
     most = 0.0
     for _ in range(6_000):
@@ -231,7 +234,7 @@ def test_multinomial_regression_is_not_covered_by_the_glm_rule() -> None:
     assert most <= last.lipschitz_convex(learning_rate=2.0, smoothness=0.5)
 
 
-# Pieces of the bound -------------------------------------------------------------------------------------------
+# Pieces of the bound -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.5, 0.999, 1.0, 1 + 1e-12, 1 - 1e-12, 1.001, 1.2, 40.0])
@@ -293,7 +296,7 @@ def test_fixed_size_divergence_agrees_with_its_loss_distribution(noise: float) -
     assert last.fixed_size_rdp(rate=1.0, noise=noise, orders=(3.0,))[0] == pytest.approx(1.5 / noise**2)
 
 
-# The certificate -----------------------------------------------------------------------------------------------
+# The certificate -----------------------------------------------------------------------------------------
 
 
 def test_a_huge_domain_gives_composition() -> None:
@@ -329,6 +332,17 @@ def test_without_a_renyi_bound_loss_distributions_are_searched() -> None:
     assert last.epsilon(blind, delta=1e-5).value == pytest.approx(
         last.epsilon(seeing, delta=1e-5).value, rel=0.1
     )
+
+
+@pytest.mark.parametrize("gaussian", [True, False])
+def test_epsilon_and_delta_are_inverse(gaussian: bool) -> None:
+    step = last.gaussian_step(noise=2.0) if gaussian else last.poisson_step(rate=0.3, noise=1.0)
+    run = last.Run(step=step, steps=300, shift=1.0, factor=1.0)
+    found = last.epsilon(run, delta=1e-6, grid=2e-3)
+    assert last.delta(run, epsilon=found.value, grid=2e-3).value == pytest.approx(1e-6, rel=0.02)
+    assert found.name.startswith("last iterate")
+    late = replace(run, overflow=1e-12)
+    assert last.delta(late, epsilon=1.0, grid=2e-3).value >= last.delta(run, epsilon=1.0, grid=2e-3).value
 
 
 def test_batches_beyond_the_bound_are_paid_for_in_delta() -> None:
@@ -368,6 +382,6 @@ def test_rules_refuse_what_they_do_not_cover() -> None:
         last.lipschitz_convex(learning_rate=3.0, smoothness=1.0)
     with pytest.raises(Refused, match="ratio"):
         last.lipschitz_glm(learning_rate=1.0, smoothness=1.0, ratio=0.0)
+    run = last.Run(step=last.gaussian_step(noise=1.0), steps=3, shift=1.0, factor=1.0)
     with pytest.raises(Refused, match="absorbed"):
-        run = last.Run(step=last.gaussian_step(noise=1.0), steps=3, shift=1.0, factor=1.0)
         last.pld_epsilon(run, absorbed=4, beta=0.5, delta=1e-5, grid=1e-2)

@@ -265,6 +265,20 @@ def test_every_byte_of_a_small_ledger_counts(tmp_path: Path) -> None:
         assert f"line {line} of" in str(caught.value)
 
 
+def test_another_text_of_the_same_values_is_seen(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", [STEP])
+    content = path.read_bytes()
+    texts = [content[:place] + b" " + content[place:] for place in range(len(content) + 1)]
+    texts += [content.replace(b"1e-05", other) for other in (b"1E-05", b"1e-5", b"0.00001")]
+    texts += [content.replace(b'{"body"', b'{"body":0,"body"'), content.replace(b'"step":0', b'"step":-0')]
+    texts += [content.replace(b"\n", b"\r\n"), content + b"\n", b"\n" + content, b"\xef\xbb\xbf" + content]
+    for text in texts:
+        assert text != content
+        path.write_bytes(text)
+        with pytest.raises(Refused, match=r"Expected line [0-9]+ of"):
+            read(path)
+
+
 @pytest.mark.parametrize(
     ("order", "line"),
     [

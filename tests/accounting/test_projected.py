@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -9,11 +10,12 @@ from collections.abc import Callable
 import mpmath
 import numpy as np
 import pytest
+from scipy import integrate, special
+
 from discreet.accounting import pld, projected, rdp
 from discreet.accounting.compose import Composition
 from discreet.accounting.pld import Floats, Pmf
 from discreet.core.check import Refused
-from scipy import integrate, special
 
 
 def delta_of(pmf: Pmf, epsilon: float) -> float:
@@ -55,7 +57,7 @@ def integrated(epsilon: float, rate: float, mu: float) -> tuple[float, float]:
         return max(0.0, q - math.exp(epsilon) * p)
 
     pieces = np.linspace(-10, 10 + mu, 41)
-    ends = list(zip(pieces, pieces[1:], strict=False))
+    ends = list(itertools.pairwise(pieces))
     sides = [sum(integrate.quad(side, a, b, limit=200)[0] for a, b in ends) for side in (removed, added)]
     return sides[0], sides[1]
 
@@ -100,7 +102,7 @@ def exact_mixture(
     pieces = np.concatenate([np.linspace(1e-9, 2, 60), np.linspace(2, 12, 60)[1:]])
 
     def total(at: float) -> float:
-        ends = zip(pieces, pieces[1:], strict=False)
+        ends = itertools.pairwise(pieces)
         return sum(integrate.quad(along, a, b, args=(at,), epsabs=1e-20, epsrel=1e-10)[0] for a, b in ends)
 
     return rate * total(t), (left * total(t_back) if left > 0 and math.isfinite(t_back) else 0.0)
@@ -165,7 +167,7 @@ def total_variation(dims: tuple[float, ...]) -> float:
 
 
 def test_the_smallest_width_is_not_a_dominating_choice_for_plds() -> None:
-    """Negative control for the layer rule: p=1 has the SMALLER total variation, so min p_l would be unsound."""
+    """Negative control for the layer rule: p=1 has the SMALLER total variation, min p_l would be unsound."""
     assert total_variation((math.inf,)) == pytest.approx(0.382925, rel=1e-5)
     assert 0.295167 <= total_variation((1,)) <= 0.295167 * 1.0005
     assert total_variation((1, math.inf)) > total_variation((math.inf,)) > total_variation((1,))
@@ -245,7 +247,7 @@ def test_rdp_is_infinite_from_the_stated_order_on() -> None:
 
 
 def test_the_smallest_width_is_the_worst_case_for_rdp() -> None:
-    """Moments of a split record, sum_l x_l chi2_{p_l}/p_l, stay below the smallest width; whole and real orders."""
+    """Moments of a split record, sum_l x_l chi2_{p_l}/p_l, stay below those of the smallest width."""
     rng = np.random.default_rng(7)
     samples = 200_000
     y = rng.chisquare(6, samples)[:, None] / 6, rng.chisquare(30, samples)[:, None] / 30

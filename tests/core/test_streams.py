@@ -11,9 +11,10 @@ import math
 import os
 import pickle
 import random
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import torch
 from scipy import stats
 
 from discreet.core import normals
+from discreet.core import streams as module
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
 
@@ -119,19 +121,46 @@ def test_spent_counts_blocks_and_only_grows() -> None:
 
 def test_threads_that_share_a_stream_never_get_the_same_value() -> None:
     stream = Streams.seeded(10).noise
+    stream.normal(30_000)  # from here on the pool serves many draws
     drawn: list[list[float]] = []
 
     def draw() -> None:
-        drawn.append([v for _ in range(200) for v in stream.normal(11, dtype=torch.float64).tolist()])
+        parts = [stream.normal(3, dtype=torch.float64) for _ in range(2000)]
+        drawn.append(torch.cat(parts).tolist())
 
     workers = [threading.Thread(target=draw) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(before)
     values = [v for part in drawn for v in part]
-    assert len(values) == 4 * 200 * 11
+    assert len(values) == 4 * 2000 * 3
     assert len(set(values)) == len(values)
+
+
+def test_every_draw_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Streams.seeded(10).noise
+    held: list[bool] = []
+    for name in ("key_stream", "spread"):
+        real = getattr(module, name)
+
+        def watched(*args: object, real: Callable[..., object] = real, **named: object) -> object:
+            held.append(stream._lock.locked())
+            return real(*args, **named)
+
+        monkeypatch.setattr(module, name, watched)
+    stream.normal(3)
+    stream.normal(100_000)
+    stream.add_normal_(torch.zeros(100_000), 1.0)
+    stream.prefetch(200_000)
+    stream.uniform64(3)
+    assert held == [True] * len(held)
+    assert len(held) >= 5
 
 
 # Keys -----------------------------------------------------------------------------------------------------
@@ -268,7 +297,8 @@ def test_no_call_touches_global_generators(threads: int) -> None:
     assert not torch.isin(one, Streams.from_os().noise.normal(5)).any()
 
 
-def test_worker_threads_leave_the_thread_count_alone() -> None:
+def test_worker_threads_leave_the_thread_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normals, "_WORKERS", normals._Workers())  # so that they start here
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from discreet.accounting import last_iterate as last
 from discreet.accounting import rdp
 
@@ -78,11 +79,11 @@ def test_lemma_of_the_paper_is_violated(
     assert rdp.backward(rate, noise, np.array([order]))[0] < lemma
 
 
-# When does it pay? ---------------------------------------------------------------------------------------------
+# When does it pay? ---------------------------------------------------------------------------------------
 
 
 def test_full_batch_plateau() -> None:
-    """n=1000, D=2, eta=8, z=sqrt(1000): mu=1 and epsilon 4.377 for any number of steps; composition has 7.07."""
+    """n=1000, D=2, eta=8, z=sqrt(1000): mu=1 and epsilon 4.377 for any T; composition has mu=7.07."""
     n, diameter, eta, clip = 1000, 2.0, 8.0, 1.0
     noise = math.sqrt(1000)
     shift = diameter / (eta * noise * clip / n)

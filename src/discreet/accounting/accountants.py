@@ -33,10 +33,11 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 
 _ABOUT_DELTA = "delta is the probability that the bound fails; choose it well below 1/records"
-_MOVE = 0.005  # the grid is fine enough once halving it moves epsilon by less than this
+_MOVE = 0.002  # the grid is fine enough once halving it moves epsilon by less than this
 _INFLATION = 0.001  # relative growth of the loss's variance that the first grid may cause
 _ROUNDS = 6
-_COARSE, _FINE = 2**15, 2**18  # points that the loss of one step spans on the first grid tried, and at most
+_COARSE, _FINE = 2**13, 2**18  # points that the loss of one step spans on the first grid tried, and at most
+_COARSEST = 2.0**-3  # rounding is of second order only on grids well below 1
 _DISTINCT = 200
 _DISTINCT_ROUGHLY = 24  # for Rényi divergences and for choosing a grid
 
@@ -254,7 +255,7 @@ def _first_grid(run: Run, log_tail: float) -> float:
     """
     rough = bucketed(run, _DISTINCT_ROUGHLY)
     highest = max((highest_loss(event, run.relation, log_tail) for event, _ in rough.others), default=0.0)
-    grid, finest = 2.0 ** math.ceil(math.log2(max(2.0**-3, highest / _COARSE))), highest / _FINE
+    grid, finest = 2.0 ** math.ceil(math.log2(max(_COARSEST, highest / _COARSE))), highest / _FINE
     for _ in range(24):
         parts = _parts(rough, Resolution(grid, log_tail))
         if parts is None:

@@ -31,7 +31,7 @@ from discreet.accounting.projected import gaussian_profile, pld_from_profiles, p
 from discreet.core import check
 
 _SLACK = 1e-9  # relative: far above the rounding of the sums below
-_FAR = 1e-15  # loss mass of one step that is charged as infinite
+_FAR = 1e-20  # loss mass of one step that is charged as infinite
 
 
 @final

@@ -33,6 +33,8 @@ from discreet.accounting.projected import gaussian_profile
 from discreet.accounting.rdp import ORDERS
 from discreet.core import check
 
+Parts = list[tuple[pld.Pmf, int]]
+
 _LOG_TAIL = -50.0
 _BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _EDGE = 1e-3  # beta stays this far from 0 and 1
@@ -78,7 +80,7 @@ class Run:
         check.not_negative("overflow is a probability", overflow=self.overflow)
 
 
-# What a step can be -----------------------------------------------------------------------------------------
+# What a step can be --------------------------------------------------------------------------------------
 
 
 def gaussian_step(*, noise: float) -> Step:
@@ -146,7 +148,7 @@ def _log_gaussian_profile(t: Floats, mu: float) -> Floats:
     return np.where(u > 0, -u * u / 2 + np.log(0.5 * tail), near)
 
 
-# Lipschitz constants of the update, with per-sample clipping ------------------------------------------------
+# Lipschitz constants of the update, with per-sample clipping ---------------------------------------------
 
 
 def _size(learning_rate: float, smoothness: float, ratio: float) -> float:
@@ -200,7 +202,7 @@ def overflow(*, records: int, rate: float, largest: int) -> float:
     return float(stats.binom.sf(largest, records, rate))
 
 
-# The certificate --------------------------------------------------------------------------------------------
+# The certificate -----------------------------------------------------------------------------------------
 
 
 def left_over(steps: float | Floats, factor: float) -> Floats:
@@ -294,19 +296,36 @@ def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
     bounds, guesses = _by_rdp(run, delta)
     about = min((bound.value for bound in bounds), default=1.0)
     grid = grid or min(5e-3, max(1e-4, about / 2000))
-    whole = run.step.pld(run.step.noise, grid)
-    composed = max(
-        _solve([(side, run.steps)], delta, 0.0) for side in (whole.with_without, whole.without_with)
-    )
+    composed = max(_solve(parts, delta, 0.0) for parts in _whole(run, grid))
     bounds.append(Bound(value=composed, name="composition, PLD"))
     for m, beta in guesses:
-        bounds.append(
-            Bound(
-                value=pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=grid),
-                name="last iterate, PLD",
-            )
-        )
+        value = pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=grid)
+        bounds.append(Bound(value=value, name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
+
+
+def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
+    """The smallest certified delta of the run at `epsilon`, by loss distributions (or the exact Gaussian)."""
+    check.not_negative("epsilon is at least 0", epsilon=epsilon)
+    if run.step.gaussian and run.overflow == 0:
+        mu, m = gaussian_mu(steps=run.steps, noise=run.step.noise, shift=run.shift, factor=run.factor)
+        name = "last iterate, Gaussian" if m < run.steps else "composition, Gaussian"
+        return Bound(value=float(gaussian_profile(np.array([epsilon]), mu)[0]) * (1 + 1e-9), name=name)
+    grid = grid or min(5e-3, max(1e-4, epsilon / 2000))
+    composed = max(Composition(parts).delta(epsilon) for parts in _whole(run, grid))
+    bounds = [Bound(value=composed, name="composition, PLD")]
+    for m, beta in {pair for at in (1e-3, 1e-6, 1e-9) for pair in _by_rdp(run, at)[1]}:
+        sides = _absorbing(run, m, beta, grid)
+        late = (1 + math.exp(min(epsilon, 700.0))) * m * run.overflow
+        value = 1.0 if sides is None else late + max(Composition(parts).delta(epsilon) for parts in sides)
+        bounds.append(Bound(value=min(1.0, value), name="last iterate, PLD"))
+    return min(bounds, key=lambda bound: bound.value)
+
+
+def _whole(run: Run, grid: float) -> list[Parts]:
+    """All steps, composed: both directions."""
+    step = run.step.pld(run.step.noise, grid)
+    return [[(step.with_without, run.steps)], [(step.without_with, run.steps)]]
 
 
 def _gaussian_epsilon(mu: float, delta: float) -> float:
@@ -324,9 +343,8 @@ def _by_rdp(run: Run, delta: float) -> tuple[list[Bound], list[tuple[int, float]
     bounds, guesses = [Bound(value=plain, name="composition, RDP")], []
     rest = run.shift**2 / 2 * left_over(m, run.factor)
     for beta in _BETAS:
-        values = m[:, None] * run.step.rdp(math.sqrt(beta) * run.step.noise) + rest[:, None] * orders / (
-            1 - beta
-        )
+        hidden = run.step.rdp(math.sqrt(beta) * run.step.noise)
+        values = m[:, None] * hidden + rest[:, None] * orders / (1 - beta)
         converted = values + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
         index = int(np.argmin(converted.min(axis=1)))
         found = float(converted[index].min())
@@ -345,19 +363,24 @@ def pld_epsilon(run: Run, *, absorbed: int, beta: float, delta: float, grid: flo
         1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps"
     )
     check.inside_unit("beta splits the noise", beta=beta)
-    step = run.step.pld(math.sqrt(beta) * run.step.noise, grid)
+    sides = _absorbing(run, absorbed, beta, grid)
+    if sides is None:
+        return math.inf
+    return max(_solve(parts, delta, absorbed * run.overflow) for parts in sides)
+
+
+def _absorbing(run: Run, absorbed: int, beta: float, grid: float) -> list[Parts] | None:
+    """The last m steps at sqrt(beta) z and the Gaussian for the shift, both directions; None if hopeless."""
     mu = run.shift * math.sqrt(float(left_over(absorbed, run.factor)) / (1 - beta))
     if mu * mu / 2 > 500:
-        return math.inf
+        return None
+    step = run.step.pld(math.sqrt(beta) * run.step.noise, grid)
     paid = pld.gaussian(1 / max(mu, 1e-6), grid, _LOG_TAIL)
-    late = absorbed * run.overflow
-    return max(
-        _solve([(step.with_without, absorbed), (paid.with_without, 1)], delta, late),
-        _solve([(step.without_with, absorbed), (paid.without_with, 1)], delta, late),
-    )
+    pairs = ((step.with_without, paid.with_without), (step.without_with, paid.without_with))
+    return [[(one, absorbed), (last, 1)] for one, last in pairs]
 
 
-def _solve(parts: list[tuple[pld.Pmf, int]], delta: float, late: float) -> float:
+def _solve(parts: Parts, delta: float, late: float) -> float:
     """The least epsilon with delta(epsilon) + (1 + e^epsilon) late <= delta, rounded up."""
     run = Composition(parts)
     if late == 0:

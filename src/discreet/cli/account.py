@@ -12,8 +12,9 @@ import typer
 
 from discreet.accounting import Certificate, Charge, calibrate_batch, calibrate_steps, certify, merge, read
 from discreet.cli import recipes
+from discreet.cli.flags import JsonFlag, known_delta, known_epsilon, known_noise
 from discreet.cli.output import emit
-from discreet.cli.plans import JsonFlag, PlanFlags, horizon_of, not_both, recipe_of
+from discreet.cli.plans import PlanFlags, horizon_of, not_both, recipe_of
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.plan import Plan
@@ -52,10 +53,12 @@ def account(
     method, recipe = recipe_of(flags)
     horizon = horizon_of(flags)
     if flags.epsilon is None:
-        plan = recipe.bind(noise=flags.known_noise, horizon=horizon, delta=flags.known_delta)
+        plan = recipe.bind(noise=known_noise(flags.noise), horizon=horizon, delta=known_delta(flags.delta))
         solved: dict[str, Any] = {}
     else:
-        plan = recipe.for_horizon(epsilon=flags.known_epsilon, delta=flags.known_delta, horizon=horizon)
+        plan = recipe.for_horizon(
+            epsilon=known_epsilon(flags.epsilon), delta=known_delta(flags.delta), horizon=horizon
+        )
         solved = {"noise": plan.known_noise}
     _show(method.name, plan.charge(), plan.known_delta, plan.relation, solved, as_json)
     if curve is not None:
@@ -73,7 +76,7 @@ def calibrate(
     method, recipe = recipe_of(flags)
     if solve is Unknown.NOISE:
         not_both(flags, ("--noise",), ("--epsilon",))
-        epsilon, delta = flags.known_epsilon, flags.known_delta
+        epsilon, delta = known_epsilon(flags.epsilon), known_delta(flags.delta)
         plan = recipe.for_horizon(epsilon=epsilon, delta=delta, horizon=horizon_of(flags))
         solved: dict[str, Any] = {}
     elif solve is Unknown.STEPS:
@@ -121,14 +124,17 @@ def _most_steps(recipe: Plan, flags: PlanFlags) -> Plan:
         " and ".join(flag for flag in flags.given() if flag in ("--steps", "--epochs")),
         "drop it: it is the answer",
     )
-    noise, delta = flags.known_noise, flags.known_delta
+    noise, delta = known_noise(flags.noise), known_delta(flags.delta)
     once = horizon_of(dataclasses.replace(flags, steps=1))
 
     def plan(steps: int) -> Plan:
         return recipe.bind(noise=noise, horizon=dataclasses.replace(once, steps=steps), delta=delta)
 
     steps = calibrate_steps(
-        lambda steps: plan(steps).charge(), epsilon=flags.known_epsilon, delta=delta, relation=recipe.relation
+        lambda steps: plan(steps).charge(),
+        epsilon=known_epsilon(flags.epsilon),
+        delta=delta,
+        relation=recipe.relation,
     )
     check.require(
         steps > 0,
@@ -146,7 +152,7 @@ def _largest_batch(recipe: Plan, flags: PlanFlags) -> Plan:
     check.require(not given, "neither --batch nor --rate with --solve batch", " and ".join(given), remedy)
     if flags.records is None:
         check.refuse("--records with --solve batch", "none", "give the public number of records")
-    noise, delta, records = flags.known_noise, flags.known_delta, flags.records
+    noise, delta, records = known_noise(flags.noise), known_delta(flags.delta), flags.records
     check.count("records is a public number", records=records)
 
     def plan(batch: int) -> Plan:
@@ -156,7 +162,7 @@ def _largest_batch(recipe: Plan, flags: PlanFlags) -> Plan:
     batch = calibrate_batch(
         lambda batch: plan(batch).charge(),
         largest=records,
-        epsilon=flags.known_epsilon,
+        epsilon=known_epsilon(flags.epsilon),
         delta=delta,
         relation=recipe.relation,
     )
@@ -177,7 +183,7 @@ def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as
         check.require(
             record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy
         )
-    _show("ledger", merge(paths), flags.known_delta, relation, {}, as_json)
+    _show("ledger", merge(paths), known_delta(flags.delta), relation, {}, as_json)
 
 
 def _show(

@@ -1,4 +1,4 @@
-"""What a command writes to standard output for programs."""
+"""What a command tells programs: JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import json
 from typing import Any
 
 from discreet.core.plain import plain
+
+FAILED = 1
+BAD_INPUT = 2
+INTERNAL = 70  # as in sysexits.h
+INTERRUPTED = 130
 
 
 def emit(answer: dict[str, Any]) -> None:

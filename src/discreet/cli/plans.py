@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, final
 
-import typer
-
 from discreet.cli import recipes
+from discreet.cli.flags import (
+    BatchFlag,
+    CapFlag,
+    DeltaFlag,
+    EpochsFlag,
+    EpsilonFlag,
+    MethodFlag,
+    NoiseFlag,
+    RelationFlag,
+    SamplingFlag,
+    SamplingName,
+    StepsFlag,
+    flag,
+)
 from discreet.core import check
-from discreet.core.relation import Neighbouring
 from discreet.methods import Method
 from discreet.plan import Plan
 from discreet.stages import sampling
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedules import Constant, Period, Schedule, Table
-
-
-class SamplingName(enum.Enum):
-    """The samplings, as flags name them."""
-
-    POISSON = "poisson"
-    TRUNCATED_POISSON = "truncated-poisson"
-    FIXED_SIZE = "fixed-size"
-    BALLS_IN_BINS = "balls-in-bins"
-    FULL_BATCH = "full-batch"
-    OWN_LOADER = "own-loader"
-
 
 _SAMPLINGS: Mapping[SamplingName, Callable[[], Sampling]] = {
     SamplingName.POISSON: sampling.Poisson,
@@ -41,26 +39,6 @@ _SAMPLINGS: Mapping[SamplingName, Callable[[], Sampling]] = {
     SamplingName.OWN_LOADER: sampling.OwnLoader,
 }
 _WITHOUT_RATE = (SamplingName.FULL_BATCH, SamplingName.OWN_LOADER)
-
-
-def flag(text: str, panel: str | None = None) -> Any:
-    """An option with its help."""
-    return typer.Option(help=text, rich_help_panel=panel, show_default=False)
-
-
-MethodFlag = Annotated[str | None, flag("A method that `discreet methods` lists.")]
-NoiseFlag = Annotated[
-    float | None, flag("Noise multiplier z: standard deviation on the sum / clip.", "Budget")
-]
-EpsilonFlag = Annotated[float | None, flag("Certified epsilon to stay within.", "Budget")]
-DeltaFlag = Annotated[float | None, flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
-BatchFlag = Annotated[float | None, flag("Expected records in a step (public).", "Run")]
-StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
-EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
-RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee")]
-SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee")]
-CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 
 
 @final
@@ -93,29 +71,6 @@ class PlanFlags:
         own = [name for name in names if getattr(self, name) is not None]
         own += [name for name, value in self.recipe_flags.items() if value is not None]
         return ["--" + name.replace("_", "-") for name in own]
-
-    @property
-    def known_delta(self) -> float:
-        if self.delta is None:
-            check.refuse("--delta", "none", "choose it far below 1/records, e.g. --delta 1e-5")
-        check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
-        return self.delta
-
-    @property
-    def known_noise(self) -> float:
-        if self.noise is None:
-            check.refuse(
-                "--noise", "none", "give the multiplier, e.g. --noise 1.1, or a budget with --epsilon"
-            )
-        check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
-        return self.noise
-
-    @property
-    def known_epsilon(self) -> float:
-        if self.epsilon is None:
-            check.refuse("--epsilon", "none", "give the budget, e.g. --epsilon 3")
-        check.positive("the budget that the certificate stays within", epsilon=self.epsilon)
-        return self.epsilon
 
 
 def not_both(flags: PlanFlags, first: tuple[str, ...], second: tuple[str, ...]) -> None:

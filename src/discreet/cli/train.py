@@ -14,26 +14,36 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 import typer
 
 from discreet.cli import recipes
-from discreet.cli.output import emit
-from discreet.cli.plans import (
+from discreet.cli.flags import (
     CapFlag,
+    ClassesFlag,
+    DataDirFlag,
+    DataFlag,
     DeltaFlag,
+    DownloadFlag,
     EpochsFlag,
     EpsilonFlag,
     JsonFlag,
     MethodFlag,
+    MicroBatchFlag,
+    ModelFlag,
     NoiseFlag,
+    OutFlag,
+    PublicDataFlag,
+    RecordsFlag,
     RelationFlag,
     SamplingFlag,
     StepsFlag,
+    WholeBatchFlag,
     flag,
+    known_delta,
+    known_out,
 )
+from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
 
 if TYPE_CHECKING:
     from discreet.runs import RunConfig, RunResult
-
-INTERRUPTED = 130
 
 
 class Optimizer(enum.Enum):
@@ -48,43 +58,35 @@ class Optimizer(enum.Enum):
 class TrainFlags:
     """Everything that names a run; what is not given is the default for the data."""
 
-    data: Annotated[str | None, flag("A dataset's name, or an .npz file of your own (default: digits).")] = (
-        None
-    )
-    out: Annotated[Path | None, flag("A new directory for the run. Required.")] = None
-    model: Annotated[str | None, flag("A model's name.")] = None
+    data: DataFlag = None
+    out: OutFlag = None
+    model: ModelFlag = None
     method: MethodFlag = None
     accept_uncertified: Annotated[bool, flag("Train with a method for which nothing is proven.")] = False
     epsilon: EpsilonFlag = None
     noise: NoiseFlag = None
     delta: DeltaFlag = None
-    batch: Annotated[int | None, flag("Expected records in a step (public).", "Run")] = None
+    batch: WholeBatchFlag = None
     epochs: EpochsFlag = None
     steps: StepsFlag = None
     relation: RelationFlag = None
     sampling: SamplingFlag = None
     cap: CapFlag = None
-    data_dir: Annotated[Path | None, flag("Where the dataset's files are.", "Data")] = None
-    download: Annotated[bool, flag("Fetch the dataset if it is not on this machine.", "Data")] = False
-    classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
-    records: Annotated[int | None, flag("Public number of records of an .npz file.", "Data")] = None
-    public_data: Annotated[
-        bool, flag("The training records are public: show their accuracy too.", "Data")
-    ] = False
+    data_dir: DataDirFlag = None
+    download: DownloadFlag = False
+    classes: ClassesFlag = None
+    records: RecordsFlag = None
+    public_data: PublicDataFlag = False
     optimizer: Annotated[Optimizer | None, flag("Takes the noisy gradient.", "Training")] = None
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
     momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training")] = None
     weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training")] = None
-    average: Annotated[
-        float | None, flag("Decay of the average of iterates; 0 turns it off.", "Training")
-    ] = None
-    micro_batch: Annotated[int | None, flag("The most records in memory at once.", "Training")] = None
+    average: Annotated[float | None, flag("Decay of averaged iterates; 0: none.", "Training")] = None
+    micro_batch: MicroBatchFlag = None
     eval_every: Annotated[int | None, flag("Steps between evaluations.", "Training")] = None
     checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training")] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
-    seed: Annotated[
-        int | None, flag("For tests: a seeded run can be repeated and is NOT private.", "Training")
-    ] = None
+    seed: Annotated[int | None, flag("To repeat a run, which is then NOT private.", "Training")] = None
     recipe_flags: recipes.Given = field(default_factory=dict)
 
 
@@ -116,10 +118,8 @@ def _config(flags: TrainFlags) -> RunConfig:
         "choose another, or give --accept-uncertified: the result will say that nothing is proven",
     )
     parameters = recipes.arguments(method, flags.recipe_flags)
-    if flags.out is None:
-        check.refuse("--out", "none", "name a new directory for the run, e.g. --out runs/first")
-    if flags.delta is None:
-        check.refuse("--delta", "none", "choose it far below 1/records, e.g. --delta 1e-5")
+    known_out(flags.out)
+    known_delta(flags.delta)
 
     from discreet import runs
 

@@ -1,7 +1,9 @@
-"""Settings that a comparison uses unless told otherwise, tuned on public benchmark data and never on a user's.
+"""The rows of a comparison: methods with the settings they run with.
 
-Each method got the same small search on digits: trained on four fifths of its 1437 training records, scored on
-the fifth. The 360 test records took no part. docs/comparison.md has the grid and the scores.
+Tuned settings were found on public benchmark data, never on a user's, so they cost no privacy. Each method
+got the same small search on digits: trained on four fifths of its 1437 training records, scored on the rest;
+the 360 test records took no part. docs/comparison.md has the grid and the scores. Where nothing is tuned for
+a dataset, a run's own defaults hold.
 """
 
 from __future__ import annotations
@@ -12,111 +14,75 @@ from types import MappingProxyType
 from typing import final
 
 from discreet.core import check
-from discreet.methods import METHODS, Method
+from discreet.methods import METHODS
 from discreet.report.values import Setting
 
-TUNED_ON = "digits"
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What all methods of a comparison share."""
-
-    model: str
-    batch: float
-    epochs: int
+_LISTED = "`discreet methods` describes them"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One row to be: a method and the settings that it runs with.
+    """One row to be: a method and its settings; None means the default of the dataset.
 
     name     names the row and its directory; default: the method
-    average  decay of the average of released iterates, whose accuracy then counts; None: the last iterate's
-    tuned    whether the settings were searched for, rather than taken from the recipe's defaults
+    average  decay of the average of released iterates, whose accuracy then counts; 0: no average
+    given    whether a user chose the settings, rather than this package on public data
     """
 
     method: str
     name: str = ""
     parameters: tuple[tuple[str, Setting], ...] = ()
-    learning_rate: float
-    momentum: float = 0.0
+    learning_rate: float | None = None
+    momentum: float | None = None
     average: float | None = None
-    tuned: bool = False
+    given: bool = False
 
     def __post_init__(self) -> None:
+        check.require(self.method in METHODS, f"a method of {', '.join(METHODS)}", repr(self.method), _LISTED)
         check.require(
-            self.method in METHODS,
-            f"a method of {', '.join(METHODS)}",
-            repr(self.method),
-            "`discreet methods` describes them",
+            METHODS[self.method].certified,
+            "methods with a certificate",
+            f"{self.method}: {METHODS[self.method].guarantee}",
+            "leave it out: without a certificate there is no budget to compare at",
         )
-        check.positive("the optimizer's step size, e.g. 0.5", learning_rate=self.learning_rate)
         if not self.name:
             object.__setattr__(self, "name", self.method)
-        safe = self.name.replace("-", "").replace("_", "").replace(".", "")
+        letters = self.name.replace("-", "").replace("_", "").replace(".", "")
         check.require(
-            safe.isascii() and safe.isalnum() and not self.name.startswith("."),
-            "a name of letters, digits, dots and hyphens",
+            letters.isascii() and letters.isalnum() and self.name[0] != "." and self.name != SET_ASIDE,
+            f"a name of letters, digits, dots and hyphens, not {SET_ASIDE}",
             repr(self.name),
             "it names a directory",
         )
 
 
-SETUPS: Mapping[str, Setup] = MappingProxyType(
-    {
-        "digits": Setup(model="cnn-digits", batch=360, epochs=30),
-        "fashion-mnist": Setup(model="cnn-small", batch=2048, epochs=15),
-        "mnist": Setup(model="cnn-small", batch=2048, epochs=15),
-        "cifar10": Setup(model="cnn-550k", batch=2048, epochs=10),
-        "adult": Setup(model="logistic", batch=1024, epochs=10),
-    }
+SET_ASIDE = "superseded"
+"""The directory, beside those of the rows, for runs whose settings are no longer asked for."""
+
+
+def _digits() -> Iterable[Candidate]:
+    yield Candidate(method="dp-sgd", parameters=(("clip", 0.2),), learning_rate=10.0)
+    yield Candidate(method="dp-adam", parameters=(("clip", 0.2),), learning_rate=0.01)
+    yield Candidate(method="auto-s", parameters=(("gamma", 0.01),), learning_rate=2.0)
+    yield Candidate(method="psac", parameters=(("r", 0.1),), learning_rate=2.0)
+    yield Candidate(method="per-layer", parameters=(("clip", 0.2),), learning_rate=10.0)
+    yield Candidate(method="adaptive-quantile", parameters=(("clip", 0.2),), learning_rate=10.0)
+
+
+TUNED: Mapping[str, Mapping[str, Candidate]] = MappingProxyType(
+    {"digits": MappingProxyType({candidate.method: candidate for candidate in _digits()})}
 )
-OWN_DATA = Setup(model="mlp", batch=256, epochs=20)
-
-TUNED: Mapping[str, Candidate] = MappingProxyType(
-    {
-        candidate.method: candidate
-        for candidate in (
-            Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=1.0, tuned=True),
-            Candidate(method="dp-adam", parameters=(("clip", 1.0),), learning_rate=0.01, tuned=True),
-            Candidate(method="auto-s", parameters=(("gamma", 0.01),), learning_rate=1.0, tuned=True),
-            Candidate(method="psac", parameters=(("r", 0.1),), learning_rate=1.0, tuned=True),
-            Candidate(method="per-layer", parameters=(("clip", 1.0),), learning_rate=1.0, tuned=True),
-            Candidate(method="adaptive-quantile", parameters=(("clip", 1.0),), learning_rate=1.0, tuned=True),
-        )
-    }
-)
+"""Tuned settings by dataset and method."""
 
 
-def setup(data: str) -> Setup:
-    """The shared settings for a dataset; an unknown name is the user's own file."""
-    return SETUPS.get(data, OWN_DATA)
+def candidates(data: str, names: Iterable[str] | None = None) -> tuple[Candidate, ...]:
+    """The chosen methods with their settings for `data`; by default every method that has a certificate.
 
-
-def candidate(method: Method) -> Candidate:
-    """The method's tuned settings; a method without any runs with its recipe's own."""
-    usual = 0.01 if method.adam else 0.5
-    return TUNED.get(method.name, Candidate(method=method.name, learning_rate=usual))
-
-
-def candidates(names: Iterable[str] | None = None) -> tuple[Candidate, ...]:
-    """The chosen methods with their settings; by default every method that has a certificate.
-
-    >>> [one.method for one in candidates(["dp-sgd"])]
-    ['dp-sgd']
+    >>> [row.name for row in candidates("digits", ["psac", "dp-sgd"])]
+    ['psac', 'dp-sgd']
     """
-    chosen = [m.name for m in METHODS.values() if m.certified] if names is None else list(names)
-    for name in chosen:
-        check.require(
-            name in METHODS, f"methods of {', '.join(METHODS)}", repr(name), "`discreet methods` describes them"
-        )
-        check.require(
-            METHODS[name].certified,
-            "methods with a certificate",
-            f"{name}: {METHODS[name].guarantee}",
-            "leave it out: without a certificate there is no budget to compare at",
-        )
-    return tuple(candidate(METHODS[name]) for name in dict.fromkeys(chosen))
+    certified = (method.name for method in METHODS.values() if method.certified)
+    chosen = dict.fromkeys(certified if names is None else names)
+    tuned = TUNED.get(data, {})
+    return tuple(tuned[name] if name in tuned else Candidate(method=name) for name in chosen)

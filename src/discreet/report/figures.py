@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from discreet.methods import METHODS
 from discreet.report.values import Comparison, Entry
@@ -14,15 +15,15 @@ from discreet.report.values import Comparison, Entry
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Told apart in the simulated vision of protanopia, deuteranopia and tritanopia, and on their theme's background;
-# tests/report holds both. A marker of its own goes with each colour.
+# Told apart in the simulated vision of protanopia, deuteranopia and tritanopia, and visible on their theme's
+# background; a test holds both. A marker of its own goes with each colour.
 LIGHT = ("#065391", "#992100", "#0e896a", "#b972d2", "#a27b06", "#7391a4", "#383e45", "#7e5de4")
 DARK = ("#7684ff", "#f7814b", "#28c58c", "#da82b3", "#fbd152", "#97d2f6", "#ddddde", "#8886d1")
 BACKGROUND = ("#ffffff", "#181b1f")
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus", "bar")
 _MATPLOTLIB_MARKERS = ("o", "s", "^", "D", "v", "X", "P", "|")
 
-SHOWN_BELOW_WORST = 0.25
+SHOWN_BELOW_WORST = 0.12
 
 
 @final
@@ -45,19 +46,20 @@ class Chart:
     x_label: str
     x_short: str
     series: tuple[Series, ...]
+    x_least: float = 0.0
 
     @property
     def x_max(self) -> float:
-        return max((x for line in self.series for x, *_ in line.points), default=1.0) or 1.0
+        return max((self.x_least, *(x for line in self.series for x, *_ in line.points))) or 1.0
 
     @property
     def y_range(self) -> tuple[float, float]:
-        """The part of [0, 1] where lines end and differ, in steps of a tenth; what starts below is cut off."""
+        """The part of [0, 1] where lines end and differ, in steps of 5 %; what starts below is cut off."""
         last = [line.points[-1][1] for line in self.series if line.points]
         if not last:
             return 0.0, 1.0
-        low = math.floor((min(last) - SHOWN_BELOW_WORST) * 10) / 10
-        return min(max(low, 0.0), 0.9), min(1.0, math.ceil((max(last) + 0.02) * 20) / 20)
+        low = math.floor((min(last) - SHOWN_BELOW_WORST) * 20) / 20
+        return max(low, 0.0), min(1.0, math.ceil((max(last) + 0.01) * 20) / 20)
 
 
 def styles(entries: Iterable[Entry]) -> dict[str, int]:
@@ -107,19 +109,22 @@ def charts(comparison: Comparison) -> tuple[Chart, ...]:
             x_label="certified epsilon spent so far",
             x_short="ε",
             series=tuple(by_epsilon),
+            x_least=comparison.epsilon,  # the budget itself has a place on the axis
         ),
     )
 
 
-def ticks(low: float, high: float, about: int) -> tuple[float, ...]:
-    """Round numbers from low to high, about so many.
+def ticks(low: float, high: float, most: int) -> tuple[float, ...]:
+    """Round numbers from low to high, at most so many; steps that end on `high` are preferred.
 
-    >>> ticks(0.0, 120.0, 4)
-    (0.0, 40.0, 80.0, 120.0)
+    >>> ticks(0.0, 120.0, 7), ticks(0.0, 3.0, 7)
+    ((0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0), (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0))
     """
-    raw = (high - low) / max(about - 1, 1)
+    raw = (high - low) / max(most - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 4, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    steps = [factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= raw * (1 - 1e-9)]
+    ending = [step for step in steps[:3] if abs(high / step - round(high / step)) < 1e-9]
+    step = ending[0] if ending else steps[0]
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(round(index * step, 10) for index in range(first, last + 1))
 
@@ -127,24 +132,18 @@ def ticks(low: float, high: float, about: int) -> tuple[float, ...]:
 def save(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
     """Each chart and the ranking as SVG and PNG files, for papers and slides (light background)."""
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     directory.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    options: dict[str, Any] = {
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "svg.hashsalt": "discreet",  # the same comparison gives the same file
-        "svg.fonttype": "path",
-        "text.parse_math": False,  # a name with a $ is a name
-    }
-    drawings = [(chart.key, lambda axes, chart=chart: _draw_lines(axes, chart)) for chart in charts(comparison)]
-    drawings.append(("ranking", lambda axes: _draw_ranking(axes, comparison)))
-    with matplotlib.rc_context(options):
+    drawings: list[tuple[str, Callable[[Axes], None]]] = [
+        *((chart.key, partial(_draw_lines, chart)) for chart in charts(comparison)),
+        ("ranking", partial(_draw_ranking, comparison)),
+    ]
+    # A fixed salt: the same comparison gives the same file. No mathematics: a name with a $ is a name.
+    with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "discreet", "text.parse_math": False}):
         for key, draw in drawings:
             figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-            FigureCanvasAgg(figure)
             draw(figure.add_subplot())
             for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": "discreet"})):
                 path = directory / f"{key}.{suffix}"
@@ -153,12 +152,12 @@ def save(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def _draw_lines(axes: Axes, chart: Chart) -> None:
+def _draw_lines(chart: Chart, axes: Axes) -> None:
     for line in chart.series:
-        xs, means, lows, highs = zip(*line.points, strict=True) if line.points else ((), (), (), ())
+        xs = [x for x, *_ in line.points]
+        means = [mean for _, mean, _, _ in line.points]
         colour = LIGHT[line.style % len(LIGHT)]
         marker = _MATPLOTLIB_MARKERS[shape(line.style)]
-        axes.fill_between(xs, lows, highs, color=colour, alpha=0.08, linewidth=0)
         axes.plot(
             *(xs, means),
             color=colour,
@@ -178,7 +177,7 @@ def _draw_lines(axes: Axes, chart: Chart) -> None:
         axes.legend(frameon=False, fontsize=9)
 
 
-def _draw_ranking(axes: Axes, comparison: Comparison) -> None:
+def _draw_ranking(comparison: Comparison, axes: Axes) -> None:
     numbers = styles(comparison.entries)
     names = [entry.name for entry in comparison.finished]
     for place, entry in enumerate(comparison.finished):
@@ -186,7 +185,9 @@ def _draw_ranking(axes: Axes, comparison: Comparison) -> None:
         assert accuracy is not None  # it has finished runs
         colour = LIGHT[numbers[entry.name] % len(LIGHT)]
         axes.plot([accuracy.low, accuracy.high], [place, place], color=colour, linewidth=2)
-        axes.plot([run.accuracy for run in entry.runs], [place] * len(entry.runs), "o", color=colour, alpha=0.4)
+        axes.plot(
+            [run.accuracy for run in entry.runs], [place] * len(entry.runs), "o", color=colour, alpha=0.4
+        )
         axes.plot([accuracy.mean], [place], "D", color=colour)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

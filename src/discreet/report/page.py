@@ -1,7 +1,7 @@
 """One self-contained HTML page from a comparison, with its data and its figures as files beside it.
 
-Every string goes through an escaping template or an element tree; the page's own policy allows no script but the
-one in this package (by its hash) and no request to anywhere.
+Every string goes through an escaping template or an element tree; the page's own policy allows no script but
+the one in this package (by its hash) and no request to anywhere.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ def read(path: Path) -> Comparison:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        check.refuse("a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote")
-    check.require(isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file")
+        check.refuse(
+            "a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote"
+        )
+    check.require(
+        isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file"
+    )
     return Comparison.from_json(held)
 
 
@@ -132,14 +136,15 @@ def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[s
     runs = tuple(run.accuracy for run in entry.runs)
     strip = "" if accuracy is None else svg.strip(accuracy, runs, style, low, high)
 
-    def cell(value: float | None, text: str) -> dict[str, Any]:
-        return {"value": -1 if value is None else value, "text": text if value is not None else "–"}
+    def cell(value: float | None, text: str, missing: str = "–") -> dict[str, Any]:
+        return {"value": -1 if value is None else value, "text": text if value is not None else missing}
 
     epsilon, claimed, noise = entry.epsilon, entry.claimed, entry.noise
     return {
         "rank": rank,
         "finished": accuracy is not None,
         "entry": entry,
+        "summary": wording.summary(entry),
         "settings": wording.settings(entry),
         "marker": Markup(svg.marker(style)),
         "strip": Markup(strip),
@@ -147,7 +152,7 @@ def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[s
         "half": wording.half(accuracy),
         "error": wording.error(accuracy),
         "epsilon": cell(epsilon, wording.epsilon(epsilon)),
-        "claimed": {"value": -1 if claimed is None else claimed, "text": wording.epsilon(claimed, "none")},
+        "claimed": cell(claimed, wording.epsilon(claimed), "none" if entry.runs else "–"),
         "noise": cell(noise, f"{noise:.3f}" if noise is not None else ""),
         "steps": cell(entry.steps, f"{entry.steps}"),
         "seconds": cell(entry.seconds, f"{entry.seconds:.1f}" if entry.seconds is not None else ""),
@@ -160,7 +165,8 @@ def _legend(comparison: Comparison) -> list[dict[str, Any]]:
 
     numbers = figures.styles(comparison.entries)
     return [
-        {"name": entry.name, "marker": Markup(svg.marker(numbers[entry.name]))} for entry in comparison.finished
+        {"name": entry.name, "marker": Markup(svg.marker(numbers[entry.name]))}
+        for entry in comparison.finished
     ]
 
 

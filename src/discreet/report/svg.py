@@ -19,7 +19,8 @@ _SHAPES = {
     "triangle": "M0,-4.2L4,3H-4z",
     "diamond": "M0,-4.6L4.2,0L0,4.6L-4.2,0z",
     "down": "M0,4.2L4,-3H-4z",
-    "cross": "M-3.6,-2.2L-2.2,-3.6L0,-1.4L2.2,-3.6L3.6,-2.2L1.4,0L3.6,2.2L2.2,3.6L0,1.4L-2.2,3.6L-3.6,2.2L-1.4,0z",
+    "cross": "M-3.6,-2.2l1.4,-1.4l2.2,2.2l2.2,-2.2l1.4,1.4l-2.2,2.2l2.2,2.2"
+    "l-1.4,1.4l-2.2,-2.2l-2.2,2.2l-1.4,-1.4l2.2,-2.2z",
     "plus": "M-1.1,-4.2h2.2v3.1h3.1v2.2h-3.1v3.1h-2.2v-3.1h-3.1v-2.2h3.1z",
     "bar": "M-1.3,-4.6h2.6v9.2h-2.6z",
 }
@@ -77,11 +78,11 @@ def chart(chart: Chart) -> str:
 
 def _axes(root: Tree.Element, chart: Chart, plane: Plane) -> None:
     bottom = HEIGHT - BOTTOM
-    for value in ticks(plane.low, plane.high, 5):
+    for value in ticks(plane.low, plane.high, 6):
         y = plane.y(value)
         _add(root, "line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
         _add(root, "text", f"{value * 100:g}%", class_="tick", x=LEFT - 8, y=y + 4, text_anchor="end")
-    for value in ticks(0.0, plane.x_max, 6):
+    for value in ticks(0.0, plane.x_max, 7):
         x = plane.x(value)
         _add(root, "line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
         _add(root, "text", f"{value:g}", class_="tick", x=x, y=bottom + 18, text_anchor="middle")
@@ -109,13 +110,15 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
 
 def marker(style: int) -> str:
     """The marker alone, for legends and table rows."""
-    root = Tree.Element("svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"})
+    root = Tree.Element(
+        "svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"}
+    )
     _add(root, "path", class_="mark", d=_SHAPES[MARKERS[shape(style)]])
     return _text(root)
 
 
 def strip(accuracy: Estimate, runs: tuple[float, ...], style: int, low: float, high: float) -> str:
-    """A small interval plot on the scale that all rows share: the interval, the mean, and single runs as dots."""
+    """A small plot on the scale that all rows share: the interval, the mean, and single runs as dots."""
     span = max(high - low, 1e-9)
 
     def x(value: float) -> float:

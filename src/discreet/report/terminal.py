@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from discreet.accounting import Certificate
+from discreet.report import wording
 from discreet.spending import words
 
 if TYPE_CHECKING:
+    from discreet.report.compare import Progress as ComparisonProgress
+    from discreet.report.values import Comparison, Estimate
     from discreet.runs import Progress, RunResult
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -60,10 +63,11 @@ def solution(value: float) -> str:
 
 def methods_table(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """One method a row, with its guarantee in words and its flags."""
-    table = _table("methods", ("method", "guarantee", "what it does", "its flags"))
+    table = _table("methods", ("", "guarantee, what it does, its flags"))
     for row in rows:
-        flags = "\n".join(f"{parameter['flag']} ({parameter['about']})" for parameter in row["parameters"])
-        table.add_row(Text(row["name"], style="bold"), row["guarantee"], row["summary"], flags)
+        flags = [f"{parameter['flag']} ({parameter['about']})" for parameter in row["parameters"]]
+        lines = "\n".join([row["guarantee"], row["summary"], *flags])
+        table.add_row(Text(row["name"], style="bold"), Text(lines), end_section=True)
     return table
 
 
@@ -94,6 +98,7 @@ def run_table(result: RunResult) -> RenderableType:
     proven = result.spent.certified
     claimed = "nothing claimed" if result.spent.claimed is None else words(result.spent.claimed)
     table = _table(f"{result.method} on {result.data}", ("", ""))
+    table.show_header = False
     table.add_row("test accuracy", Text(f"{result.test_accuracy:.2%}", style="bold"))
     table.add_row("epsilon, certified", Text(words(proven.epsilon), style="bold"))
     table.add_row("epsilon, claimed", claimed)
@@ -104,28 +109,71 @@ def run_table(result: RunResult) -> RenderableType:
     return table
 
 
+def comparison_table(found: Comparison) -> RenderableType:
+    """The methods of a comparison, best first, and what is to be known about the numbers."""
+    title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
+    table = _table(title, ("", "method", "test accuracy", "certified", "claimed", "seconds"))
+    for rank, entry in enumerate(found.finished, start=1):
+        table.add_row(
+            str(rank),
+            Text(entry.name, style="bold"),
+            "-" if entry.accuracy is None else _accuracy(entry.accuracy),
+            _epsilon(entry.epsilon),
+            _epsilon(entry.claimed),
+            "-" if entry.seconds is None else f"{entry.seconds:.1f}",
+        )
+    notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
+    notes += [f"not comparable: {other.method} ({other.guarantee})" for other in found.excluded]
+    if found.not_told_apart:
+        names = ", ".join(entry.name for entry in found.not_told_apart)
+        notes.append(f"not told apart from the best by {wording.counted(found.repeats, 'run')}: {names}")
+    if found.seeded:
+        notes.append("seeded, so that it can be repeated: these models are not private")
+    return Group(table, *(Text(note) for note in notes))
+
+
 @contextlib.contextmanager
 def training_bar(*, visible: bool) -> Iterator[Callable[[Progress], None]]:
     """A bar on standard error that follows a run: step, epsilon spent, accuracy on the public test data."""
+    with _bar(visible) as follow:
+        yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy))
+
+
+@contextlib.contextmanager
+def comparison_bar(*, visible: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
+    """The same for a comparison, which also says which run it is at."""
+    with _bar(visible) as follow:
+
+        def listen(news: ComparisonProgress) -> None:
+            label = f"run {news.index + 1}/{news.runs}: {news.name}, {news.phase.value}"
+            follow(label, news.step, news.steps, news.note or _news(news.epsilon, news.accuracy))
+
+        yield listen
+
+
+@contextlib.contextmanager
+def _bar(visible: bool) -> Iterator[Callable[[str, int, int, str], None]]:
     columns = (
-        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.description} {task.completed:.0f}/{task.total:.0f}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[news]}"),
+        TextColumn("{task.fields[news]}", markup=False),
         TimeRemainingColumn(),
     )
     console = Console(stderr=True, highlight=False)
     with Bar(*columns, console=console, disable=not visible, transient=True) as bar:
-        shown: list[TaskID] = []
+        task = bar.add_task("starting", total=0, news="")
 
-        def follow(progress: Progress) -> None:
-            if not shown:
-                shown.append(bar.add_task("train", total=progress.steps, news=""))
-            if progress.epsilon is not None and progress.accuracy is not None:
-                news = f"epsilon {words(progress.epsilon)} · accuracy {progress.accuracy:.1%}"
-                bar.update(shown[0], news=news)
-            bar.update(shown[0], completed=progress.step)
+        def follow(label: str, step: int, steps: int, news: str) -> None:
+            bar.update(task, description=label, completed=step, total=steps)
+            if news:  # stays until the next evaluation
+                bar.update(task, news=news)
 
         yield follow
+
+
+def _news(epsilon: float | None, accuracy: float | None) -> str:
+    spent = "" if epsilon is None else f"epsilon {words(epsilon)}"
+    return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
 
 
 def is_live() -> bool:
@@ -148,6 +196,12 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     for column in columns:
         table.add_column(column)
     return table
+
+
+def _accuracy(estimate: Estimate) -> str:
+    """A mean, with the half width of its interval where there are several runs."""
+    spread = "" if estimate.half is None else f" ± {100 * estimate.half:.1f}"
+    return f"{100 * estimate.mean:.1f}{spread} %"
 
 
 def _epsilon(value: float | str | None) -> str:

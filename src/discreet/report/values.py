@@ -62,7 +62,7 @@ class Estimate:
         return self.mean + (self.half or 0.0)
 
     def overlaps(self, other: Estimate) -> bool:
-        """Whether the two intervals share a point; with one run there is no interval, and nothing is told apart."""
+        """Whether the two intervals share a point; one run has no interval and is told apart from nothing."""
         if self.half is None or other.half is None:
             return True
         return self.low <= other.high and other.low <= self.high
@@ -81,7 +81,11 @@ class Point:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One finished training. `seed` None: keyed by the operating system. `directory` is relative to the report."""
+    """One finished training; `seed` None: keyed by the operating system.
+
+    directory       relative to the report
+    ledger, config  digests: of the ledger's last line, of the settings
+    """
 
     seed: int | None
     accuracy: float
@@ -119,9 +123,9 @@ class Entry:
     guarantee: str
     parameters: tuple[tuple[str, Setting], ...]
     optimizer: str
-    learning_rate: float
+    learning_rate: float | None
     average: float | None = None
-    tuned: bool = True
+    given: bool = False
     runs: tuple[Run, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -206,7 +210,7 @@ class Comparison:
     records: int
     test_records: int
     batch: float
-    epochs: int
+    steps: int
     epsilon: float
     delta: float
     relation: str
@@ -222,7 +226,11 @@ class Comparison:
     @staticmethod
     def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
         """Best mean accuracy first; entries without a finished run last; ties in the order given."""
-        return tuple(sorted(entries, key=lambda e: -1.0 if e.accuracy is None else e.accuracy.mean, reverse=True))
+
+        def mean(entry: Entry) -> float:
+            return -1.0 if entry.accuracy is None else entry.accuracy.mean
+
+        return tuple(sorted(entries, key=mean, reverse=True))
 
     @property
     def finished(self) -> tuple[Entry, ...]:
@@ -236,7 +244,9 @@ class Comparison:
     @property
     def seeded(self) -> bool:
         """Whether any number here was drawn from a seed, which gives no privacy."""
-        return self.seeds is not None or any("not private" in run.randomness for e in self.entries for run in e.runs)
+        return self.seeds is not None or any(
+            "not private" in run.randomness for e in self.entries for run in e.runs
+        )
 
     @property
     def not_told_apart(self) -> tuple[Entry, ...]:

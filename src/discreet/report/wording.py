@@ -6,10 +6,9 @@ import math
 from typing import final
 
 from discreet import spending
-from discreet.report.defaults import TUNED_ON
-from discreet.report.values import CONFIDENCE, Comparison, Entry, Estimate
+from discreet.report.values import CONFIDENCE, Comparison, Entry, Estimate, Setting
 
-_SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -72,21 +71,37 @@ def listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def _number(value: Setting) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def settings(entry: Entry) -> str:
     """How a row was run, in one line."""
-    given = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in entry.parameters]
-    optimizer = f"{entry.optimizer}, learning rate {entry.learning_rate:g}"
+    given = [f"{name} {_number(value)}" for name, value in entry.parameters]
+    rate = "" if entry.learning_rate is None else f", learning rate {entry.learning_rate:g}"
+    optimizer = f"{entry.optimizer}{rate}"
     averaged = [] if entry.average is None else [f"averaged with decay {entry.average:g}"]
     return ", ".join([*given, optimizer, *averaged])
 
 
+def summary(entry: Entry) -> str:
+    """The recipe's first line, without the marks of code."""
+    return entry.summary.replace("`", "")
+
+
 def failures(entry: Entry) -> list[str]:
     """One line for each different reason."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[int | None]] = {}
     for failure in entry.failures:
-        name = "a run" if failure.seed is None else f"seed {failure.seed}"
-        reasons.setdefault(failure.reason, []).append(name)
-    return [f"{listed(names)} failed: {reason}" for reason, names in reasons.items()]
+        reasons.setdefault(failure.reason, []).append(failure.seed)
+    return [f"{_which(seeds)} failed: {reason}" for reason, seeds in reasons.items()]
+
+
+def _which(seeds: list[int | None]) -> str:
+    known = [str(seed) for seed in seeds if seed is not None]
+    if len(known) < len(seeds):
+        return counted(len(seeds), "run")
+    return f"seed {known[0]}" if len(known) == 1 else f"seeds {listed(known)}"
 
 
 @final
@@ -102,7 +117,7 @@ class Words:
 
     @property
     def budget(self) -> str:
-        return f"ε ≤ {self._of.epsilon:g}, δ = {power(self._of.delta)}"
+        return f"ε\u00a0≤\u00a0{self._of.epsilon:g}, δ\u00a0=\u00a0{power(self._of.delta)}"
 
     @property
     def lead(self) -> str:
@@ -113,9 +128,9 @@ class Words:
             each = "one run each"
         many = counted(len(of.entries), "method")
         return (
-            f"{many.capitalize()} trained {of.model} ({of.parameters:,} parameters) on {of.records:,} records of "
-            f"{of.data}, {each}, and every run was held to the same certified privacy budget: {self.budget} "
-            f"({of.relation})."
+            f"{many.capitalize()} trained {of.model} ({of.parameters:,} parameters) on {of.records:,} "
+            f"records of {of.data}, {each}, and every run was held to the same certified privacy budget: "
+            f"{self.budget} ({of.relation})."
         )
 
     @property
@@ -163,13 +178,16 @@ class Words:
         """What the ± is, and what it is not."""
         of = self._of
         best = None if of.best is None else of.best.accuracy
-        text = f"± is the half width of the {CONFIDENCE:.0%} t interval of the mean over runs."
+        text = (
+            f"± is the half width of the {CONFIDENCE:.0%} t interval of the mean over runs, drawn as a bar; "
+            "dots are single runs."
+        )
         if best is None or of.test_records < 1:
             return text
         sampling = 1.96 * math.sqrt(max(best.mean * (1 - best.mean), 0.0) / of.test_records)
         return (
-            f"{text} It does not include the chance in the choice of the {of.test_records:,} test records, about "
-            f"± {points(sampling)} for the best row, which all rows share."
+            f"{text} It does not include the chance in the choice of the {of.test_records:,} test records, "
+            f"about ± {points(sampling)} for the best row, which all rows share."
         )
 
     @property
@@ -191,8 +209,8 @@ class Words:
             seeds = self._of.seeds
             which = "" if seeds is None else f" (seeds {', '.join(str(seed) for seed in seeds)})"
             return (
-                f"Seeded: not private{which}. Whoever knows a seed can recompute the noise. These runs are repeatable "
-                "experiments; train without seeds for a model that you publish."
+                f"Seeded: not private{which}. Whoever knows a seed can recompute the noise. These runs are "
+                "repeatable experiments; train without seeds for a model that you publish."
             )
         return "Keyed by the operating system: no seed, nothing that could be used to recompute the noise."
 
@@ -208,30 +226,37 @@ class Words:
         """What releasing everything on the page costs."""
         of = self._of
         count = sum(len(entry.runs) for entry in of.entries)
-        each = f"Each run on its own has the certified ε of its row at δ = {power(of.delta)}."
+        at = f"at δ\u00a0=\u00a0{power(of.delta)}"
+        each = f"Each run on its own has the certified ε of its row {at}."
         if of.together is None or count < 2:
             return each
         whole = epsilon(of.together)
-        composed = f"All {count} runs together, composed, cost ε = {whole} at δ = {power(of.delta)}."
+        composed = f"All {count} runs together, composed, cost ε\u00a0=\u00a0{whole} {at}."
         public = (
-            f" The records of {of.data} are published, so nobody is exposed by that; on private data it is the price "
-            "of showing this page."
+            f" The records of {of.data} are published, so nobody is exposed by that; on private data it is "
+            "the price of showing this page."
         )
         private = " That is the price of showing this page: to release one model, train one."
         return f"{each} {composed}{public if of.public else private}"
 
     @property
     def tuning(self) -> str:
-        tuned = all(entry.tuned for entry in self._of.entries)
-        chosen = f"Hyper-parameters were chosen on public data ({TUNED_ON}): not charged."
-        if tuned:
+        """Who chose the hyper-parameters, and on what."""
+        given = [entry.name for entry in self._of.entries if entry.given]
+        chosen = "Hyper-parameters were chosen on public data: not charged."
+        if not given:
             return chosen
-        others = [entry.name for entry in self._of.entries if not entry.tuned]
-        return f"{chosen} {listed(others)} ran with settings that were given or are the recipe's own."
+        rest = "" if len(given) == len(self._of.entries) else f" For all other rows: {chosen.lower()}"
+        return (
+            f"The settings of {listed(given)} were given by whoever ran this. If they were found by trying "
+            f"them on these training records, those trials cost privacy that is not counted here.{rest}"
+        )
 
     @property
     def assumptions(self) -> list[str]:
-        return sorted({text for entry in self._of.entries for run in entry.runs for text in run.assumptions})
+        """What the certificates rest on, as sentences."""
+        said = {text for entry in self._of.entries for run in entry.runs for text in run.assumptions}
+        return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sorted(said)]
 
     @property
     def claims(self) -> bool:

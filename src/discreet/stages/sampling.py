@@ -218,7 +218,7 @@ class BallsInBins:
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         per_epoch = horizon.steps_per_epoch
         check.require(
-            start % per_epoch == 0,
+            start % per_epoch == 0 or start >= horizon.steps,
             "a start at an epoch's first step",
             f"step {start} of epochs of {per_epoch}",
             "resume at the next epoch: a second assignment would use records twice in this one",

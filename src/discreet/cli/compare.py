@@ -1,0 +1,134 @@
+"""`discreet compare`: certified methods on one dataset at one budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, final
+
+from discreet.cli import recipes
+from discreet.cli.flags import (
+    ClassesFlag,
+    DataDirFlag,
+    DataFlag,
+    DeltaFlag,
+    DownloadFlag,
+    EpochsFlag,
+    EpsilonFlag,
+    JsonFlag,
+    MicroBatchFlag,
+    ModelFlag,
+    OutFlag,
+    PublicDataFlag,
+    RecordsFlag,
+    StepsFlag,
+    WholeBatchFlag,
+    flag,
+    known_delta,
+    known_epsilon,
+    known_out,
+)
+from discreet.cli.output import FAILED, INTERRUPTED, emit
+from discreet.core import check
+
+if TYPE_CHECKING:
+    from discreet.report import CompareSettings, Comparison
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags:
+    """Everything that names a comparison; what is not given is the default for the data."""
+
+    data: DataFlag = None
+    out: OutFlag = None
+    epsilon: EpsilonFlag = None
+    delta: DeltaFlag = None
+    methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: every certified one).")] = None
+    repeats: Annotated[int | None, flag("Runs of each method (default: 3).")] = None
+    seeds: Annotated[
+        str | None,
+        flag(
+            "Seeds, as a list 0,1,2, which can be repeated but are NOT private; none: the operating system's "
+            "randomness (default: 0,1,2 for published benchmarks, none for your own file)."
+        ),
+    ] = None
+    model: ModelFlag = None
+    batch: WholeBatchFlag = None
+    epochs: EpochsFlag = None
+    steps: StepsFlag = None
+    micro_batch: MicroBatchFlag = None
+    data_dir: DataDirFlag = None
+    download: DownloadFlag = False
+    classes: ClassesFlag = None
+    records: RecordsFlag = None
+    public_data: PublicDataFlag = False
+
+
+def compare(flags: CompareFlags, as_json: JsonFlag = False) -> int:
+    """Train every certified method at one budget, rank them, and write one page; the same command goes on."""
+    from discreet import report
+    from discreet.report import terminal
+
+    settings = _settings(flags)
+    try:
+        found = _watched(settings, as_json)
+    except KeyboardInterrupt:
+        print("Stopped and saved. The same command goes on from here.", file=sys.stderr)
+        return INTERRUPTED
+    written = report.write(found, settings.out)
+    if as_json:
+        emit({**found.to_json(), "page": str(written.page), "file": str(written.data)})
+    else:
+        terminal.show(terminal.comparison_table(found), f"The page: {written.page}")
+    return 0 if found.finished else FAILED
+
+
+def _settings(flags: CompareFlags) -> CompareSettings:
+    from discreet import report
+
+    listed = ("methods", "seeds", "out", "epsilon", "delta", "data_dir")
+    given = {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if f.name not in listed}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if flags.methods is not None:
+        names = [recipes.method_called(name.strip()).name for name in flags.methods.split(",")]
+        settings["rows"] = report.candidates(flags.data or "digits", names)
+    return report.CompareSettings(
+        **settings,
+        out=known_out(flags.out),
+        epsilon=known_epsilon(flags.epsilon),
+        delta=known_delta(flags.delta),
+        data_dir=None if flags.data_dir is None else str(flags.data_dir),
+        seeds=_seeds(flags),
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    )
+
+
+def _seeds(flags: CompareFlags) -> tuple[int, ...] | None:
+    from discreet import report
+
+    if flags.seeds is None:
+        return report.default_seeds(flags.data or "digits", 3 if flags.repeats is None else flags.repeats)
+    if flags.seeds.strip() == "none":
+        return None
+    check.require(
+        flags.repeats is None,
+        "--seeds or --repeats",
+        "--seeds and --repeats",
+        "one run for each seed: drop --repeats",
+    )
+    try:
+        return tuple(int(seed) for seed in flags.seeds.split(","))
+    except ValueError:
+        check.refuse("--seeds to be a list of whole numbers or none", repr(flags.seeds), "e.g. --seeds 0,1,2")
+
+
+def _watched(settings: CompareSettings, as_json: bool) -> Comparison:
+    from discreet import report
+    from discreet.report import terminal
+
+    with terminal.comparison_bar(visible=not as_json and terminal.is_live()) as listener:
+        return report.compare(settings, listener)

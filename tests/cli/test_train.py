@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from cli_runner import refused, replaced, run
+
+from discreet import runs
+from discreet.cli import recipes
+from discreet.methods import METHODS
+
+RUN = ("--data", "digits", "--model", "softmax", "--method", "dp-sgd", "--noise", "1.0", "--delta", "1e-5")
+RUN += ("--batch", "64", "--steps", "4")
+
+
+def test_a_run_from_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    answer = run("train", *RUN, "--out", out, "--clip", "0.5", "--json").json
+    assert answer["method"] == "dp-sgd"
+    assert answer["steps"] == 4
+    assert answer["directory"] == str(out)
+    assert 0 <= answer["test_accuracy"] <= 1
+    files = {"plan.json", "run.json", "metrics.jsonl", "ledger.jsonl", "model.pt", "result.json"}
+    assert files | {"privacy-statement.md"} <= {path.name for path in out.iterdir()}
+    config = runs.load_config(out)
+    assert dict(config.parameters) == {"clip": 0.5}
+    assert (config.data, config.model, config.noise, config.batch) == ("digits", "softmax", 1.0, 64)
+
+    ledger = run("account", "--ledger", out / "ledger.jsonl", "--delta", "1e-5", "--json").json
+    assert ledger["certified"] == answer["spent"]["certified"]
+
+    assert run("resume", out, "--json").json == answer  # a finished run is read, not repeated
+    shown = run("resume", out)
+    assert (shown.code, shown.err) == (0, "")
+    assert "test accuracy" in shown.out
+    assert "keyed by the operating system" in shown.out
+    refused(run("train", *RUN, "--out", out), "resume that run", str(out))
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"out": None}, ["--out"]),
+        ({"delta": None}, ["--delta"]),
+        ({"delta": "0"}, ["delta in (0, 1)"]),
+        ({"method": None}, ["--method"]),
+        ({"method": "dp-sdg"}, ["did you mean dp-sgd"]),
+        ({"epsilon": "3"}, ["epsilon", "noise"]),
+        ({"noise": None}, ["epsilon", "noise"]),
+        ({"noise": "-1"}, ["noise"]),
+        ({"epochs": "3"}, ["epochs", "steps"]),
+        ({"steps": "0"}, ["steps"]),
+        ({"batch": "1e3"}, ["--batch"]),
+        ({"batch": "0"}, ["batch"]),
+        ({"data": "digit"}, ["digits", "npz"]),
+        ({"data": "no-such-file.npz"}, ["classes"]),
+        ({"data": "no-such-file.npz", "classes": "2", "records": "10"}, ["no-such-file.npz"]),
+        ({"model": "oracle"}, ["a model of", "oracle"]),
+        ({"gamma": "1"}, ["flags of dp-sgd (--clip)", "--gamma"]),
+        ({"clip": "0"}, ["clip > 0"]),
+        ({"sampling": "own-loader"}, ["sampling"]),
+        ({"sampling": "truncated-poisson"}, ["cap"]),
+        ({"relation": "replace-one"}, ["Poisson"]),
+        ({"optimizer": "lbfgs"}, ["--optimizer"]),
+        ({"learning_rate": "-1"}, ["learning_rate > 0"]),
+    ],
+    ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str | None], parts: list[str]) -> None:
+    words = replaced((*RUN, "--out", str(tmp_path / "run")), **changes)
+    refused(run("train", *words), *parts)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_a_directory_without_a_run_cannot_go_on(tmp_path: Path) -> None:
+    refused(run("resume", tmp_path), str(tmp_path))
+    refused(run("resume"), "resume --help")
+
+
+def test_a_method_without_a_certificate_must_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unproven = dataclasses.replace(METHODS["dp-sgd"], certified=False, guarantee="nothing is proven")
+    monkeypatch.setattr(recipes, "METHODS", MappingProxyType({**METHODS, "dp-sgd": unproven}))
+    words = (*RUN, "--out", str(tmp_path / "run"))
+    refused(run("train", *words), "nothing is proven", "--accept-uncertified")
+    assert run("train", *words, "--accept-uncertified", "--json").json["method"] == "dp-sgd"
+
+
+def test_stopping_before_anything_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "train", stopped)
+    result = run("train", *RUN, "--out", tmp_path / "run")
+    assert result.code == 130
+    assert result.err.count("\n") == 1
+    assert "nothing was charged" in result.err
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """On a terminal of its own: the bar is there, Ctrl-C is charged as planned, and the run goes on."""
+    out = tmp_path / "a run"
+    words = [*replaced(RUN, batch="16", steps="900"), "--out", str(out), "--eval-every", "5"]
+    program = "import sys; from discreet.cli import main; sys.exit(main())"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "train", *words],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"},
+        text=True,
+    ) as process:
+        os.close(theirs)
+        ledger = out / "ledger.jsonl"
+        deadline = time.monotonic() + 120
+        while not ledger.exists() or ledger.read_bytes().count(b"\n") < 30:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        seen = _everything(ours)
+        assert process.wait(60) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+    assert f"Go on with: discreet resume '{out}'" in seen
+    assert "Traceback" not in seen
+    assert "epsilon" in seen
+    assert "accuracy" in seen
+
+    charged = ledger.read_bytes().count(b"\n") - 1
+    assert charged < 900
+    result = run("resume", out, "--json").json
+    assert result["steps"] == 900
+    assert result["lost"] <= 1
+    assert ledger.read_bytes().count(b"\n") == 901
+    assert json.loads((out / "result.json").read_text())["resumes"] == 1
+
+
+def _everything(terminal: int) -> str:
+    parts = []
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            part = b""
+        if not part:
+            os.close(terminal)
+            return b"".join(parts).decode()
+        parts.append(part)

@@ -1,0 +1,226 @@
+"""The page: everything is on it, nothing is let in, nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from discreet import Refused
+from discreet.report import Comparison, Excluded, Failure, Provenance, read, render, wording, write
+
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    "\"><img src=x onerror='window.hacked = 1'>",
+    "' onmouseover='window.hacked = 1",
+    "</style></svg><b>&amp;{{ 7 * 7 }}{% raw %}",
+    "javascript:window.hacked=1 \x00 \ud800 \u202e",
+)
+
+
+class Parsed(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.held: dict[str, list[str]] = {}
+        self.texts: list[str] = []
+        self.feed(page)
+        self.text = re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] in ("script", "style"):
+            self.held.setdefault(self.tags[-1], []).append(data)
+        else:
+            self.texts.append(data)
+
+
+def hostile() -> Comparison:
+    """Every string that could come from outside is an attack."""
+    one, two, three, four, five = HOSTILE
+    run = synthetic.run("dp-sgd", 0, accountant=one, assumptions=(two,), randomness=three)
+    run = dataclasses.replace(run, directory=four, ledger=five, config=one)
+    row = synthetic.entry(
+        "dp-sgd",
+        runs=(run,),
+        name=one,
+        summary=two,
+        guarantee=three,
+        parameters=((four, one), (two, 1.0)),
+        optimizer=five,
+        failures=(Failure(seed=7, reason=one), Failure(seed=None, reason=two)),
+    )
+    provenance = Provenance(
+        command=one, created=two, versions=((three, four), (five, one)), checksum=two, constants=three
+    )
+    found = synthetic.comparison((row, synthetic.entry("psac", name=two)), provenance=provenance)
+    return dataclasses.replace(
+        found,
+        data=one,
+        model=two,
+        sampling=three,
+        relation=four,
+        excluded=(Excluded(method=one, guarantee=two),),
+    )
+
+
+def test_hostile_strings_stay_text(tmp_path: Path) -> None:
+    written = write(hostile(), tmp_path)
+    page = Parsed(written.page.read_text(encoding="utf-8"))
+    usual = Parsed(render(synthetic.comparison()))
+    assert page.tags.count("script") == usual.tags.count("script") == 2
+    assert page.tags.count("style") == 1
+    assert set(page.tags) <= {*usual.tags, "ul", "li", "h3"}
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert {value for name, value in page.attributes if name in ("src", "href", "action")} == {"data:,"}
+    assert "7 * 7" in page.text
+    assert HOSTILE[0] in page.text
+    assert json.loads(page.held["script"][0])["accuracy-by-step"]["lines"][0]["name"] in HOSTILE
+
+
+def test_the_page_has_everything() -> None:
+    found = synthetic.comparison()
+    page = Parsed(render(found)).text
+    assert found.best is not None
+    assert wording.percent(found.best.accuracy.mean) in page
+    for entry in found.entries:
+        assert entry.name in page
+        assert entry.summary.replace("`", "") in page
+    for text in (
+        "1,437 records of digits",
+        "certified ε",
+        "claimed ε",
+        "Seeded: not private",
+        "chosen on public data: not charged",
+        "δ\xa0=\xa010⁻⁵",
+        found.provenance.command,
+        found.provenance.checksum,
+        "torch 2.13.0",
+        found.entries[0].runs[0].ledger[:16],
+        "All 18 runs together",
+        "13.8",
+    ):
+        assert text in page, text
+
+
+def test_the_page_asks_for_nothing_and_is_small() -> None:
+    page = render(synthetic.comparison())
+    assert len(page.encode()) < 200_000
+    assert not re.findall(r"https?://|url\((?!#)|@import|\bsrc=", page)
+    assert "default-src 'none'" in page
+
+
+def test_the_policy_names_the_only_script_and_style() -> None:
+    parsed = Parsed(render(synthetic.comparison()))
+    policy = next(
+        value for name, value in parsed.attributes if name == "content" and "default-src" in str(value)
+    )
+    for text in ("".join(parsed.held["style"]), parsed.held["script"][-1]):
+        assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in str(policy)
+    assert "unsafe-inline" not in str(policy)
+
+
+def test_nothing_but_the_page_itself_decides_how_it_looks() -> None:
+    """Inline styles and handlers would need a laxer policy."""
+    names = {name for name, _ in Parsed(render(synthetic.comparison())).attributes}
+    assert "style" not in names
+
+
+def test_failures_are_rows_with_their_reason() -> None:
+    page = Parsed(render(synthetic.failing())).text
+    assert "seeds 0, 1 and 2 failed: Expected clip > 0, got clip=-1" in page
+    assert "seed 2 failed: OSError: no space left on device" in page
+    assert "8 of 12" in page
+    assert "geodp : claimed only" in page
+
+
+def test_a_comparison_without_a_finished_run_has_a_page() -> None:
+    nothing = synthetic.comparison(
+        (synthetic.entry("dp-sgd", (), failures=(Failure(seed=0, reason="no"),)),), together=None
+    )
+    page = Parsed(render(nothing)).text
+    assert "no run finished" in page
+    assert "0 of 1" in page
+
+
+def test_one_run_each_says_that_differences_may_be_chance() -> None:
+    rows = tuple(synthetic.entry(name, (0,)) for name in ("dp-sgd", "psac"))
+    page = Parsed(render(synthetic.comparison(rows, repeats=1, seeds=(0,)))).text
+    assert "differences may be chance" in page
+    assert "±" not in page.split("Ranking")[0]
+
+
+def test_epsilon_is_never_rounded_down() -> None:
+    row = synthetic.entry("dp-sgd", runs=(synthetic.run("dp-sgd", 0, epsilon=2.9901),))
+    assert "3.00" in Parsed(render(synthetic.comparison((row,)))).text
+    assert wording.epsilon(2.9901) == "3.00"
+    assert wording.epsilon(math.inf) == "no proven guarantee"
+
+
+def test_certified_and_claimed_are_shown_apart() -> None:
+    row = synthetic.entry("dp-sgd", runs=(synthetic.run("dp-sgd", 0, claimed=1.25),))
+    page = render(synthetic.comparison((row, synthetic.entry("psac"))))
+    cells = re.findall(r'data-label="claimed ε" data-value="([^"]*)">([^<]*)<', page)
+    assert sorted(cells) == [("-1", "none"), ("1.25", "1.25")]
+    assert "trust the certified one" in page
+
+
+def test_private_data_is_not_called_published() -> None:
+    rows = (synthetic.entry("dp-sgd", (None, None)),)
+    found = synthetic.comparison(rows, seeds=None, public=False, data="patients", repeats=2)
+    page = Parsed(render(found)).text
+    assert "published" not in page
+    assert "not private" not in page
+    assert "Keyed by the operating system" in page
+    assert "to release one model, train one" in page
+
+
+def test_given_settings_are_not_called_public() -> None:
+    rows = (synthetic.entry("dp-sgd", given=True), synthetic.entry("psac"))
+    page = Parsed(render(synthetic.comparison(rows))).text
+    assert "The settings of dp-sgd were given by whoever ran this" in page
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "factor", "found"), [(3.0, "21", "20.1%"), (0.1, "2", "1.2%"), (60.0, None, "100%")]
+)
+def test_what_an_attacker_can_do(epsilon: float, factor: str | None, found: str) -> None:
+    """From the definition: power <= e^eps * 0.01 + delta, and 1 - power >= e^-eps (0.99 - delta)."""
+    words = wording.Words(synthetic.comparison(epsilon=epsilon))
+    assert words.attack == found
+    assert factor is None or words.factor == factor
+
+
+def test_write_and_read(tmp_path: Path) -> None:
+    found = synthetic.failing()
+    written = write(found, tmp_path / "new" / "place")
+    assert read(written.data) == found
+    assert written.page.read_text(encoding="utf-8") == render(found)
+    assert all(path.is_file() for path in written.figures)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"format": 1}'])
+def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+    with pytest.raises(Refused, match=r"report\.json|format"):
+        read(path)
+
+
+def test_a_page_is_the_same_each_time() -> None:
+    assert render(synthetic.comparison()) == render(synthetic.comparison())

@@ -1,0 +1,106 @@
+"""From indices to micro-batches, in this process and in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from discreet.loading import Loader, MicroBatch, to_device
+
+DRAWS = [[], [4, 1], [0, 1, 2, 3, 5, 7, 8], [], [], [6], [9, 2, 3], []]
+
+
+class Rows(Dataset[Any]):
+    """A map-style dataset that is not made of tensors."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.full((2,), float(index))
+        return (x, index) if self._kind == "tuple" else {"x": x, "inner": {"y": index}}
+
+
+def loader(data: Dataset[Any], *, micro_batch: int = 3, workers: int = 0, collate: Any = None) -> Loader:
+    return Loader(
+        data,
+        micro_batch=micro_batch,
+        collate_fn=collate,
+        num_workers=workers,
+        device=torch.device("cpu"),
+        worker_seed=1,
+    )
+
+
+def loaded(which: Loader, draws: Any = DRAWS) -> list[MicroBatch]:
+    def indices() -> Iterator[Any]:
+        for draw in draws:
+            yield np.array(draw, dtype=np.int64)
+
+    return list(which.load(indices()))
+
+
+def shape_of(micros: list[MicroBatch]) -> list[tuple[int, bool]]:
+    return [(micro.records, micro.is_last) for micro in micros]
+
+
+def test_draws_are_cut_and_empty_ones_are_kept() -> None:
+    plain = TensorDataset(torch.arange(10.0))
+    cuts = [(0, True), (2, True), (3, False), (3, False), (1, True), (0, True), (0, True), (1, True), (3, True)]
+    assert shape_of(loaded(loader(plain))) == [*cuts, (0, True)]
+    assert len(loaded(loader(plain, micro_batch=100))) == len(DRAWS)
+
+
+def test_micro_batches_hold_the_drawn_records_in_order() -> None:
+    plain = TensorDataset(torch.arange(10.0), torch.arange(10) * 10)
+    micros = loaded(loader(plain))
+    drawn = [index for draw in DRAWS for index in draw]
+    assert torch.cat([m.batch[0] for m in micros if m.records]).tolist() == drawn
+    assert torch.cat([m.batch[1] for m in micros if m.records]).tolist() == [10 * i for i in drawn]
+    assert all(m.batch is None for m in micros if not m.records)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+def test_workers_give_what_this_process_gives(kind: str) -> None:
+    here, there = loaded(loader(Rows(kind))), loaded(loader(Rows(kind), workers=2))
+    assert shape_of(here) == shape_of(there)
+    for one, other in zip(here, there, strict=True):
+        torch.testing.assert_close(one.batch, other.batch) if one.batch is not None else None
+        assert (one.batch is None) == (other.batch is None)
+
+
+def test_workers_with_nothing_but_empty_draws() -> None:
+    assert shape_of(loaded(loader(Rows("tuple"), workers=1), [[], [], []])) == [(0, True)] * 3
+
+
+def test_a_collate_function_is_used() -> None:
+    def stacked(rows: list[Any]) -> Tensor:
+        return torch.stack([x for x, _ in rows])
+
+    assert [m.batch.shape for m in loaded(loader(Rows("tuple"), collate=stacked), [[1, 2]])] == [(2, 2)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchs_own_generator_is_not_touched(workers: int) -> None:
+    before = torch.get_rng_state()
+    loaded(loader(Rows("tuple"), workers=workers), [[1], [2, 3]])
+    assert torch.equal(torch.get_rng_state(), before)
+    # The control: a plain DataLoader does draw from it.
+    list(torch.utils.data.DataLoader(Rows("tuple"), collate_fn=default_collate))
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_structures_move_whole() -> None:
+    batch = {"x": torch.zeros(2), "inner": [torch.zeros(1), ("name", 3)]}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["x"].device.type == moved["inner"][0].device.type == "meta"
+    assert moved["inner"][1] == ("name", 3)

@@ -1,0 +1,526 @@
+"""The loop that users write: what it does, what it refuses, and that nothing is released without a charge."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import loop
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from discreet import methods
+from discreet.accounting import Charge
+from discreet.accounting.ledger import read
+from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
+from discreet.core.streams import Streams
+from discreet.plan import Plan
+from discreet.stages.bounding import FlatClip
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
+
+# The whole run ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "relation", "batch"),
+    [
+        (Poisson(), Neighbouring.ADD_REMOVE, 12),
+        (TruncatedPoisson(14), Neighbouring.ADD_REMOVE, 12),
+        (FixedSize(), Neighbouring.REPLACE_ONE, 12),
+        (BallsInBins(), Neighbouring.ADD_REMOVE, 12),
+        (FullBatch(), Neighbouring.ADD_REMOVE, 60),
+        (FullBatch(), Neighbouring.REPLACE_ONE, 60),
+    ],
+)
+def test_the_ledger_holds_what_the_plan_said(
+    sampling: Any, relation: Neighbouring, batch: int, tmp_path: Path
+) -> None:
+    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=sampling, relation=relation)
+    run = loop.private(which=loop.plan(recipe, batch=batch), ledger=tmp_path / "ledger")
+    before = loop.weights(run.model)
+    loop.train(run)
+    assert run.progress.step == run.updates == loop.STEPS
+    assert run.ledger.charge() == run.plan.charge() == read(tmp_path / "ledger").charge()
+    assert run.spent().certified == run.plan.certificate()
+    assert not torch.equal(loop.weights(run.model), before)
+    assert list(run) == []  # nothing is left
+    run.close()
+
+
+def test_epsilon_grows_as_steps_are_taken() -> None:
+    run, seen = loop.private(), [0.0]
+    for x, y in run:
+        run.step(loop.losses(run.model, x, y))
+        seen.append(run.spent().certified.epsilon)
+    assert seen == sorted(set(seen))
+    assert str(run.spent()).startswith("certified ")
+    assert "seeded: not private" in str(run.spent())
+
+
+def test_keyed_by_the_operating_system_no_two_runs_are_alike() -> None:
+    found = []
+    for _ in range(2):
+        run = loop.private(streams=Streams.from_os())
+        loop.train(run)
+        found.append(loop.weights(run.model))
+        assert "not private" not in str(run.spent())
+    assert not torch.equal(*found)
+
+
+def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
+    found = []
+    for seed in (1, 1, 2):
+        run = loop.private(seed=seed)
+        loop.train(run)
+        found.append(loop.weights(run.model))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_without_noise_or_clip_it_is_plain_sgd() -> None:
+    recipe = Plan(method="x", bounder=FlatClip(1e9), sampling=FullBatch())
+    run = loop.private(which=loop.plan(recipe, noise=0.0, batch=loop.RECORDS))
+    plain = loop.model()
+    optimizer = loop.sgd(plain.parameters())
+    x, y = loop.data().tensors
+    for _ in range(loop.STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    loop.train(run)
+    torch.testing.assert_close(loop.weights(run.model), loop.weights(plain), rtol=1e-4, atol=1e-6)
+    assert run.spent().certified.epsilon == float("inf")
+    assert "no proven guarantee" in str(run.spent())
+
+
+@pytest.mark.parametrize("recipe", [methods.dp_sgd, methods.per_layer, methods.psac, methods.adaptive_quantile])
+def test_the_micro_batch_does_not_change_the_result(recipe: Any) -> None:
+    found = []
+    for micro_batch in (1, 5, 512):
+        run = loop.private(which=loop.plan(recipe()), micro_batch=micro_batch)
+        assert loop.train(run) == loop.STEPS
+        found.append(loop.weights(run.model))
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1], found[2], rtol=1e-4, atol=1e-5)
+
+
+class Rows(Dataset[Any]):
+    """The small task as rows, so that workers have something to collate."""
+
+    def __len__(self) -> int:
+        return loop.RECORDS
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = loop.data().tensors
+        return x[index], y[index]
+
+
+def test_workers_do_not_change_the_result() -> None:
+    found = []
+    for dataset, workers in ((loop.data(), 0), (Rows(), 0), (Rows(), 2)):
+        run = loop.private(dataset=dataset, num_workers=workers, micro_batch=5)
+        loop.train(run)
+        found.append(loop.weights(run.model))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_step_says_when_the_parameters_moved() -> None:
+    run, now = loop.private(micro_batch=4), None
+    for x, y in run:
+        now = loop.weights(run.model)
+        moved = run.step(loop.losses(run.model, x, y))
+        assert moved == (not torch.equal(now, loop.weights(run.model)))
+
+
+def test_global_random_state_is_left_alone() -> None:
+    net = loop.model()
+    states = (torch.get_rng_state(), np.random.get_state()[1], random.getstate())
+    loop.train(loop.private(net, micro_batch=5))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert random.getstate() == states[2]
+
+
+# Optimizers and schedulers ----------------------------------------------------------------------------------------
+
+
+def test_any_optimizer_groups_decay_and_schedulers() -> None:
+    net = loop.model()
+
+    def adam(_: Any) -> torch.optim.Optimizer:
+        groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[2].parameters(), "lr": 0.0}]
+        return torch.optim.AdamW(groups, weight_decay=0.0)
+
+    run = loop.private(net, optimizer=adam)
+    scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, step_size=2, gamma=0.5)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for x, y in run:
+        if run.step(loop.losses(net, x, y)):
+            scheduler.step()
+    assert not torch.equal(net[0].weight, before["0.weight"])
+    assert torch.equal(net[2].weight, before["2.weight"])  # learning rate 0
+    assert run.optimizer.param_groups[0]["lr"] < 0.1
+
+
+def test_frozen_parameters_stay() -> None:
+    net = loop.model()
+    net[0].requires_grad_(False)
+    before = net[0].weight.detach().clone()
+    loop.train(loop.private(net))
+    assert torch.equal(net[0].weight, before)
+
+
+def test_the_average_follows_the_iterates() -> None:
+    run = loop.private(average=0.6)
+    total, weight = torch.zeros_like(loop.weights(run.model)), 0.0
+    for x, y in run:
+        if run.step(loop.losses(run.model, x, y)):
+            total, weight = 0.6 * total + 0.4 * loop.weights(run.model), 0.6 * weight + 0.4
+    own = loop.weights(run.model)
+    with run.averaged():
+        torch.testing.assert_close(loop.weights(run.model), total / weight)
+    assert torch.equal(loop.weights(run.model), own)
+    with pytest.raises(Refused, match="average=0.99"), loop.private().averaged():
+        pass
+
+
+# Views ------------------------------------------------------------------------------------------------------------
+
+
+def test_views_are_averaged_before_clipping() -> None:
+    """One record, two views with gradients that cancel: clipped after averaging it moves nothing."""
+    net = nn.Linear(1, 1, bias=False)
+    recipe = Plan(method="x", bounder=FlatClip(1.0), sampling=FullBatch())
+    flip = torch.tensor([[1.0], [-1.0]])
+
+    def opposite(batch: Any) -> Any:
+        (x,) = batch
+        return (x * flip.repeat(len(x) // 2, 1),)
+
+    one = TensorDataset(torch.full((1, 1), 100.0))
+    which = loop.plan(recipe, noise=0.0, records=1, batch=1, steps=1)
+    run = loop.private(net, which, dataset=one, views=2, augment=opposite)
+    before = net.weight.detach().clone()
+    for (x,) in run:
+        assert x.tolist() == [[100.0], [-100.0]]
+        run.step(net(x)[:, 0])
+    assert torch.equal(net.weight, before)
+
+
+def test_views_do_not_count_twice() -> None:
+    """Equal views change nothing, and a record stays within the clip whatever its views."""
+    found = []
+    for views in (1, 3):
+        run = loop.private(which=loop.plan(noise=0.0), views=views)
+        loop.train(run)
+        found.append(loop.weights(run.model))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+# Hard data --------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_batch_is_a_charged_step_of_noise() -> None:
+    which = loop.plan(records=10**6, batch=1, steps=5)  # rate 1e-6 on 60 records: all batches are empty
+    run = loop.private(which=which)
+    before = loop.weights(run.model)
+    assert list(run) == []
+    assert run.progress.step == run.updates == 5
+    assert run.ledger.charge() == which.charge()
+    assert not torch.equal(loop.weights(run.model), before)
+
+
+def test_no_records_at_all() -> None:
+    empty = TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())
+    run = loop.private(dataset=empty)
+    assert list(run) == []
+    assert run.ledger.length == loop.STEPS
+
+
+def test_one_record() -> None:
+    run = loop.private(which=loop.plan(records=1, batch=1), dataset=loop.data(1))
+    assert loop.train(run) == loop.STEPS
+    assert loop.weights(run.model).isfinite().all()
+
+
+def test_a_million_records() -> None:
+    which = loop.plan(records=10**6, batch=1, steps=20)
+    big = TensorDataset(torch.ones(10**6, 4), torch.zeros(10**6, dtype=torch.int64))
+    run = loop.private(which=which, dataset=big)
+    sizes = [len(x) for x, _ in _stepped(run)]
+    assert run.ledger.length == run.updates == 20
+    assert 0 < len(sizes) < 20  # seeded: some batches of this run are empty, and some are not
+    assert max(sizes) < 10
+
+
+def _stepped(run: Any) -> Iterator[Any]:
+    for x, y in run:
+        run.step(loop.losses(run.model, x, y))
+        yield x, y
+
+
+def test_a_record_that_is_not_a_number_changes_nothing_but_its_own_absence() -> None:
+    x, y = (tensor.clone() for tensor in loop.data().tensors)
+    with_nan = x.clone()
+    with_nan[17] = float("nan")
+    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=FullBatch())
+    found = []
+    for values, kept in ((with_nan, torch.arange(60)), (x, torch.arange(60) != 17)):
+        run = loop.private(which=loop.plan(recipe, batch=60), dataset=TensorDataset(values[kept], y[kept]))
+        loop.train(run)
+        found.append(loop.weights(run.model))
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_thousand_copies_of_a_record_stay_within_a_thousand_clips() -> None:
+    x, y = loop.data(1).tensors
+    copies = TensorDataset(x.repeat(1000, 1) * 1e4, y.repeat(1000))
+    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=FullBatch())
+    which = loop.plan(recipe, noise=0.0, records=1000, batch=1000, steps=1)
+    net = loop.model()
+    before = loop.weights(net)
+    run = loop.private(net, which, dataset=copies, optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    loop.train(run)
+    assert float((loop.weights(net) - before).norm()) <= 0.5 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("size", [59, 61])
+def test_replace_one_needs_the_size_that_was_planned(size: int) -> None:
+    for sampling, batch in ((FixedSize(), 12), (FullBatch(), 60)):
+        recipe = Plan(
+            method="x", bounder=FlatClip(0.5), sampling=sampling, relation=Neighbouring.REPLACE_ONE
+        )
+        run = loop.private(which=loop.plan(recipe, batch=batch), dataset=loop.data(size))
+        with pytest.raises(Refused, match="exactly records=60"):
+            list(run)
+
+
+# Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_scalar_loss_is_refused_and_nothing_is_spent() -> None:
+    run = loop.private()
+    x, y = next(iter(run))
+    with pytest.raises(Refused, match='reduction="none"'):
+        run.step(F.cross_entropy(run.model(x), y))
+    assert run.ledger.length == 0
+    assert run.step(loop.losses(run.model, x, y))  # the batch is still there
+
+
+def test_a_skipped_micro_batch_is_refused_before_anything_is_released() -> None:
+    run = loop.private()
+    before = loop.weights(run.model)
+    batches = iter(run)
+    next(batches)
+    with pytest.raises(Refused, match="a batch that was skipped"):
+        next(batches)
+    assert run.ledger.length == 0
+    assert torch.equal(loop.weights(run.model), before)
+
+
+def test_two_calls_of_step_are_refused() -> None:
+    run = loop.private()
+    for x, y in run:
+        run.step(loop.losses(run.model, x, y))
+        with pytest.raises(Refused, match="a call without a new batch"):
+            run.step(loop.losses(run.model, x, y))
+        break
+    assert run.ledger.length == 1
+
+
+def test_step_outside_of_the_loop_is_refused() -> None:
+    run = loop.private()
+    x, y = loop.data().tensors
+    with pytest.raises(Refused, match="a call without a new batch"):
+        run.step(loop.losses(run.model, x, y))
+
+
+def test_an_abandoned_logical_batch_is_refused() -> None:
+    run = loop.private(micro_batch=2)
+    for x, y in run:
+        run.step(loop.losses(run.model, x, y))
+        break
+    with pytest.raises(Refused, match="abandoned half-way"):
+        next(iter(run))
+    assert run.ledger.length == 0
+
+
+def test_a_loop_may_end_between_steps_and_go_on() -> None:
+    run = loop.private()
+    assert loop.train(run, most=3) == 3
+    loop.train(run)
+    assert run.ledger.length == loop.STEPS
+
+
+def test_two_loops_at_once_are_refused() -> None:
+    run = loop.private()
+    first, second = iter(run), iter(run)
+    for batches in (first, second):
+        x, y = next(batches)
+        run.step(loop.losses(run.model, x, y))
+    with pytest.raises(Refused, match="one loop over the steps at a time"):
+        next(first)
+
+
+def test_balls_in_bins_does_not_go_on_inside_an_epoch() -> None:
+    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=BallsInBins())
+    run = loop.private(which=loop.plan(recipe))
+    loop.train(run, most=3)
+    with pytest.raises(Refused, match="resume at the next epoch"):
+        loop.train(run)
+
+
+def test_the_optimizer_steps_through_private_only() -> None:
+    run = loop.private()
+    before = loop.weights(run.model)
+    with pytest.raises(Refused, match="optimizer.step"):
+        run.optimizer.step()
+    assert torch.equal(loop.weights(run.model), before)
+    run.close()
+    run.optimizer.step()  # a closed Private lets go of it
+
+
+@pytest.mark.parametrize(
+    ("choose", "match"),
+    [
+        (lambda net: list(net[0].parameters()), "every trainable parameter"),
+        (lambda net: [*net.parameters(), nn.Parameter(torch.zeros(1))], "parameters of something else"),
+    ],
+)
+def test_another_set_of_parameters_is_refused(choose: Any, match: str) -> None:
+    net = loop.model()
+    with pytest.raises(Refused, match=match):
+        loop.private(net, optimizer=lambda _: torch.optim.SGD(choose(net), lr=0.1))
+
+
+def test_lbfgs_is_refused() -> None:
+    with pytest.raises(Refused, match="LBFGS"):
+        loop.private(optimizer=torch.optim.LBFGS)
+
+
+def test_a_gradient_of_ones_own_is_refused() -> None:
+    run = loop.private(micro_batch=3)
+    for x, y in run:
+        if run.step(loop.losses(run.model, x, y)):
+            break
+    for parameter in run.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(Refused, match="no gradient left"):
+        loop.train(run)
+
+
+def test_a_recipe_without_a_budget_is_refused() -> None:
+    with pytest.raises(Refused, match="for_budget"):
+        loop.private(which=methods.dp_sgd())
+
+
+@pytest.mark.parametrize("wrong", [{"micro_batch": 0}, {"views": 0}, {"average": 1.0}])
+def test_wrong_numbers_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Refused):
+        loop.private(**wrong)
+
+
+class WithBatchNorm(nn.Module):
+    """Mixes records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+def test_a_model_that_mixes_records_is_refused_at_construction_and_left_clean() -> None:
+    net = WithBatchNorm()
+    with pytest.raises(Refused):
+        loop.private(net)
+    assert not net._forward_hooks
+    assert not net._forward_pre_hooks
+
+
+def test_the_dry_run_never_computes_on_private_values() -> None:
+    """Its data changes every value and keeps the shapes: model calls must be the same."""
+    seen: list[list[Tensor]] = []
+    for fill in (0.0, 123.0):
+        net, calls = loop.model(), []
+        net.register_forward_pre_hook(lambda _, args, calls=calls: calls.append(args[0].detach().clone()))
+        x, y = loop.data().tensors
+        loop.private(net, dataset=TensorDataset(torch.full_like(x, fill), y))
+        seen.append(calls)
+    assert len(seen[0]) == len(seen[1]) > 0
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+def test_a_model_with_other_arguments_says_how() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            out: Tensor = self.head(x) * scale[:, None]
+            return out
+
+    with pytest.raises(Refused, match="inputs=lambda batch"):
+        loop.private(Two())
+    run = loop.private(Two(), inputs=lambda batch: (batch[0], batch[1].float()))
+    for x, y in run:
+        run.step(F.cross_entropy(run.model(x, y.float()), y, reduction="none"))
+    assert run.updates == loop.STEPS
+
+
+# A loader of one's own --------------------------------------------------------------------------------------------
+
+
+def own(**horizon: Any) -> Any:
+    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=OwnLoader())
+    return loop.private(which=loop.plan(recipe, **horizon), dataset=None)
+
+
+def test_a_loader_of_ones_own_is_billed_without_amplification() -> None:
+    run, loader = own(steps=7), DataLoader(loop.data(), batch_size=12)
+    for x, y in itertools.chain(run.over(loader), run.over(loader)):
+        run.step(loop.losses(run.model, x, y))
+    assert run.updates == run.ledger.length == 7  # and no more than was planned
+    assert run.ledger.charge() == run.plan.charge()
+    amplified = dataclasses.replace(run.plan, sampling=Poisson())
+    assert run.spent().certified.epsilon > amplified.certificate().epsilon
+    assert run.ledger.charge() == Charge.of(run.plan.event_at(0)) * 7
+
+
+def test_loaders_and_samplers_are_not_mixed_up() -> None:
+    with pytest.raises(Refused, match="private.over"):
+        list(own())
+    with pytest.raises(Refused, match="OwnLoader"):
+        list(loop.private().over([]))
+
+
+def test_a_skipped_batch_of_ones_own_is_refused() -> None:
+    run = own()
+    with pytest.raises(Refused, match="skipped"):
+        list(run.over(DataLoader(loop.data(), batch_size=12)))
+
+
+# A word of the plan: certified, not seeded ---------------------------------------------------------------------------
+
+
+def test_a_budget_is_kept() -> None:
+    which = methods.dp_sgd().for_budget(
+        epsilon=2.0, delta=1e-5, records=loop.RECORDS, batch=loop.BATCH, epochs=2
+    )
+    run = loop.private(which=which)
+    loop.train(run)
+    assert 1.98 < run.spent().certified.epsilon <= 2.0
