@@ -38,10 +38,12 @@ class Place:
     def begin(self, saved_at: int = 3, stopped_at: int = 5, **options: Any) -> Private:
         """A run that saved once, went on, and stopped."""
         run = loop.private(ledger=self.ledger, **options)
-        loop.train(run, most=saved_at)
-        run.save(self.state)
-        if stopped_at > saved_at:
-            loop.train(run, most=stopped_at)
+        for x, y in run:
+            run.step(loop.losses(run.model, x, y))
+            if run.progress.step == saved_at:
+                run.save(self.state)
+            if run.progress.step == stopped_at:
+                break
         run.close()
         return run
 
@@ -113,7 +115,7 @@ def test_schedulers_come_back(place: Place) -> None:
                 if run.progress.step == 3:
                     break
             run.save(place.state)
-            run.close()
+        run.close()
         runs.append((scheduler, optimizer))
     (first, _), (second, optimizer) = runs
     assert second.state_dict() == first.state_dict()
@@ -151,6 +153,20 @@ def test_a_run_may_be_resumed_many_times(place: Place) -> None:
     assert read(place.ledger).charge() == run.plan.charge()
     notes = [entry.note for entry in read(place.ledger).entries if entry.note]
     assert len(notes) == len({note["noise"] for note in notes}) == len({note["sampling"] for note in notes}) == 4
+
+
+def test_the_control_a_resume_that_replays_steps_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault that all of this guards against: going on at the checkpoint's step instead of the ledger's."""
+    place.begin(saved_at=3, stopped_at=5)
+    monkeypatch.setattr(Plan, "steps_paid", lambda _, charges: charges - 2)
+    run = place.resume()
+    before = loop.weights(run.model)
+    with pytest.raises(Refused, match="a crashed step stays charged and is not run again"):
+        loop.train(run)
+    assert torch.equal(loop.weights(run.model), before)
+    assert run.ledger.length == 5
 
 
 # Fresh keys -------------------------------------------------------------------------------------------------------

@@ -78,7 +78,12 @@ class Checkpoint:
     # -- must it be refused? ---------------------------------------------------------------------------
 
     def check_fits(
-        self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: Average | None,
+        schedulers: Sequence[LRScheduler],
     ) -> None:
         """Refuse another relation, plan, model, average or kind of optimizer than the run began with."""
         _same("relation", self.relation, str(plan.relation), "a guarantee holds for one relation: keep it")
@@ -100,6 +105,8 @@ class Checkpoint:
         _same(
             "average", decay, None if average is None else average.decay, "resume with the average of the run"
         )
+        remedy = "resume with the schedulers of the run"
+        _same("number of schedulers", len(self.schedulers), len(schedulers), remedy)
 
     def check_ledger(self, record: Record) -> None:
         """Refuse the ledger of another run, and one that lost lines since this checkpoint."""
@@ -121,8 +128,6 @@ class Checkpoint:
         schedulers: Sequence[LRScheduler],
     ) -> None:
         """Put the released iterates back."""
-        remedy = "resume with the schedulers of the run"
-        _same("number of schedulers", len(self.schedulers), len(schedulers), remedy)
         model.load_state_dict(self.model)
         optimizer.load_state_dict(dict(self.optimizer))
         if average is not None and self.average is not None:

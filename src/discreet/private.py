@@ -327,7 +327,7 @@ class Private:
                 "the run's ledger beside its checkpoint", "none", "pass ledger=, the file of the run"
             )
         saved = checkpoint.Checkpoint.read(resume)
-        saved.check_fits(self.plan, self.model, self.optimizer, self._average)
+        saved.check_fits(self.plan, self.model, self.optimizer, self._average, self._schedulers)
         if self.world.is_first:
             ledger = checkpoint.reopen(path, self.plan, saved, self.streams)
         self._wait()  # the others read what the first has put right, before it writes on

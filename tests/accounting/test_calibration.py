@@ -35,7 +35,9 @@ def spent(charge: Charge, delta: float, relation: Neighbouring = ADD_REMOVE) -> 
     steps=st.integers(min_value=1, max_value=3000),
     log_delta=st.floats(min_value=-9.0, max_value=-4.0),
 )
-def test_noise_uses_the_budget_and_never_more(epsilon: float, rate: float, steps: int, log_delta: float) -> None:
+def test_noise_uses_the_budget_and_never_more(
+    epsilon: float, rate: float, steps: int, log_delta: float
+) -> None:
     delta = 10**log_delta
 
     def charge(noise: float) -> Charge:
@@ -109,7 +111,8 @@ def test_batch_stays_within_the_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 0.1)]
+    ("epsilon", "delta"),
+    [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 0.1)],
 )
 def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(Refused, match="Remedy"):

@@ -180,6 +180,24 @@ def test_bad_charges_are_refused_and_write_nothing(tmp_path: Path) -> None:
         ledger.append(STEP, step=5)
 
 
+def test_a_ledger_in_memory_counts_like_a_file(tmp_path: Path) -> None:
+    before = list(tmp_path.iterdir())
+    with Ledger.in_memory(HEADER) as ledger, Ledger.create(tmp_path / "a", HEADER) as kept:
+        for step, event in enumerate(EVENTS):
+            ledger.append(event, step=step)
+            kept.append(event, step=step)
+        assert ledger.charge() == kept.charge()
+        assert ledger.length == kept.length
+        assert ledger.digest != kept.digest  # two ledgers, not one
+        with pytest.raises(Refused, match="step >="):
+            ledger.append(STEP, step=0)
+    assert [path.name for path in tmp_path.iterdir() if path not in before] == ["a"]
+    with pytest.raises(Refused, match="closed"):
+        ledger.append(STEP, step=9)
+    with pytest.raises(Refused, match="delta"):
+        Ledger.in_memory({**HEADER, "delta": 2})
+
+
 # One writer -----------------------------------------------------------------------------------------------
 
 

@@ -74,16 +74,16 @@ def test_profile_is_the_integral_in_both_directions(rate: float, mu: float) -> N
 
 def test_profile_is_convex_in_w_and_not_in_s() -> None:
     """The rule that moves mass between nodes needs convexity in Phi(mu/2); in mu itself it would be wrong."""
-    w = np.linspace(0.51, 0.999, 400)
+    w = np.linspace(0.51, 0.999, 150)
     mu_of_w = 2 * special.ndtri(w)
-    mu = np.linspace(0.05, 6.0, 400)
+    mu = np.linspace(0.05, 6.0, 150)
     concave_in_mu = 0
-    for t in np.linspace(-3, 12, 61):
+    for t in np.linspace(-3, 12, 31):
         values = np.array([projected.gaussian_profile(np.array([t]), m)[0] for m in mu_of_w])
         assert np.diff(values, 2).min() > -1e-13
         plain = np.array([projected.gaussian_profile(np.array([t]), m)[0] for m in mu])
         concave_in_mu += bool(np.diff(plain, 2).min() < -1e-7)
-    assert concave_in_mu > 10
+    assert concave_in_mu > 5
 
 
 def exact_mixture(

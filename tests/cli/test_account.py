@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cli_runner import GOLDEN, refused, replaced, run
@@ -100,11 +101,11 @@ def test_a_budget_instead_of_a_noise() -> None:
 # -- schedules ----------------------------------------------------------------------------------------------
 
 
-def test_schedules(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_schedules(tmp_path: Path) -> None:
     words = replaced(GOLDEN, rate="0.25", steps=None, epochs="2")
 
     def epsilon(*more: object) -> float:
-        return run("account", *words, *more, "--json").json["certified"]["epsilon"]  # type: ignore[no-any-return]
+        return float(run("account", *words, *more, "--json").json["certified"]["epsilon"])
 
     constant = epsilon()
     assert epsilon("--schedule", "constant") == constant
@@ -134,7 +135,7 @@ def test_schedules(tmp_path) -> None:  # type: ignore[no-untyped-def]
         '{"factors": [1], "per": "year"}',
     ],
 )
-def test_a_bad_schedule_file_is_refused(tmp_path, text: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_bad_schedule_file_is_refused(tmp_path: Path, text: str) -> None:
     table = tmp_path / "table.json"
     table.write_text(text)
     refused(run("account", *GOLDEN, "--schedule", table))
@@ -214,7 +215,7 @@ def test_the_table_shows_no_less_than_is_proven() -> None:
         assert part in result.out
 
 
-def test_curves(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_curves(tmp_path: Path) -> None:
     for name in ("curve.svg", "curve.png"):
         result = run("account", *replaced(GOLDEN, steps="40", curve=str(tmp_path / name)))
         assert result.code == 0, result.err
@@ -222,6 +223,10 @@ def test_curves(tmp_path) -> None:  # type: ignore[no-untyped-def]
         assert "█" in result.out
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    refused(
+        run("account", *replaced(GOLDEN, noise="0", curve=str(tmp_path / "none.svg"))), "no proven guarantee"
+    )
+    assert not (tmp_path / "none.svg").exists()
     silent = run("account", *replaced(GOLDEN, steps="40", curve=str(tmp_path / "again.svg")), "--json")
     assert silent.json["method"] == "dp-sgd"
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "curve.svg").read_bytes()

@@ -71,7 +71,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 
 @settings(
-    max_examples=max(200, settings.default.max_examples if settings.default else 0),
+    max_examples=120,
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(command_lines())

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from cli_runner import GOLDEN, refused, replaced, run
 
+from discreet.accounting import GeoDpOneStepClaim
 from discreet.cli import recipes, signature
 from discreet.cli.entry import COMMANDS
 from discreet.methods import METHODS, Method, dp_sgd
@@ -115,3 +116,23 @@ def test_no_word_means_two_things(command: signature.Command) -> None:
     assert signature.own_names(command) <= recipes.RESERVED
     names = list(inspect.signature(signature.expanded(command)).parameters)
     assert len(names) == len(set(names))
+
+
+def claiming_recipe(clip: float = 1.0, claimed_noise: float = 2.0) -> Plan:
+    """A recipe whose paper claims something."""
+    claim = GeoDpOneStepClaim(noise=claimed_noise, beta=0.75)
+    return dataclasses.replace(dp_sgd(clip), claims=lambda plan: claim)
+
+
+def test_a_claim_stands_beside_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Method(name="claiming", recipe=claiming_recipe, guarantee="certified: for a test")
+    monkeypatch.setattr(recipes, "METHODS", MappingProxyType({method.name: method}))
+    words = replaced(GOLDEN, method="claiming", steps="1")
+    answer = run("account", *words, "--json").json
+    claim = GeoDpOneStepClaim(noise=2.0, beta=0.75)
+    assert answer["claimed"] == {"epsilon": claim.epsilon(1e-5), "delta": 0.25001, "theorem": claim.theorem}
+    assert answer["certified"] == run("account", *words, "--claimed-noise", "9", "--json").json["certified"]
+    shown = run("account", *words).out
+    assert "2.43" in shown  # 2.4224 rounded up
+    assert "Lemma 2" in shown
+    assert run("account", *words, "--claimed-noise", "0", "--json").json["claimed"]["epsilon"] == "inf"

@@ -113,7 +113,20 @@ def test_residues_are_unbiased(bound: int) -> None:
 
 def test_biased_words_are_drawn_again() -> None:
     # 2^64 mod 3 = 1, so the word 2^64 - 1 would favour residue 0.
-    assert fed([2**64 - 1, 2**64 - 1, 5])._below(np.array([3])) == [2]
+    assert fed([2**64 - 1, 2**64 - 1, 5]).integers(1, below=3).tolist() == [2]
+
+
+def test_whole_numbers_are_uniform() -> None:
+    n, below = 30_000, 7
+    seen = np.bincount(Streams.seeded(24).sampling.integers(n, below=below), minlength=below)
+    assert len(seen) == below
+    assert stats.chisquare(seen).pvalue > ALPHA
+    seen[0] += n // below // 4
+    assert stats.chisquare(seen).pvalue < ALPHA  # control
+    assert Streams.seeded(24).sampling.integers(3, below=1).tolist() == [0, 0, 0]
+    assert len(Streams.seeded(24).sampling.integers(0, below=5)) == 0
+    with pytest.raises(Refused, match="below"):
+        Streams.seeded(24).sampling.integers(3, below=0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -48,7 +48,7 @@ def run(name: str, seed: int | None, *, steps: int = 120, epsilon: float = 2.996
     return dataclasses.replace(made, **fields)
 
 
-def entry(name: str, seeds: tuple[int | None, ...] = (0, 1, 2), **fields: object) -> Entry:
+def entry(name: str, /, seeds: tuple[int | None, ...] = (0, 1, 2), **fields: object) -> Entry:
     method = METHODS[name]
     made = Entry(
         name=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import headless
@@ -10,7 +10,7 @@ import pytest
 import synthetic
 from test_report_page import hostile
 
-from discreet.report import Comparison, write
+from discreet.report import Comparison, render
 
 pytestmark = pytest.mark.skipif(
     headless.CHROMIUM is None,
@@ -26,13 +26,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[headless.Brows
         yield opened
 
 
+def put(comparison: Comparison, directory: Path) -> Path:
+    page = directory / "report.html"
+    page.write_bytes(render(comparison).encode("utf-8", "replace"))
+    return page
+
+
 @pytest.fixture
 def show(browser: headless.Browser, tmp_path: Path) -> Iterator[headless.Browser]:
     """The usual page, and afterwards: no trouble, and nothing was asked for but the page."""
-    page = write(synthetic.comparison(), tmp_path).page
     browser.troubles.clear()
     browser.requests.clear()
-    browser.open(page)
+    browser.open(put(synthetic.comparison(), tmp_path))
     yield browser
     assert browser.troubles == []
     assert {Path(address).name for address in browser.requests} == {"report.html"}
@@ -115,10 +120,10 @@ def test_nothing_is_wider_than_the_window(
 
 @pytest.mark.parametrize("made", [hostile, synthetic.failing])
 def test_hostile_and_failed_rows_do_no_harm(
-    browser: headless.Browser, tmp_path: Path, made: type[Comparison]
+    browser: headless.Browser, tmp_path: Path, made: Callable[[], Comparison]
 ) -> None:
     browser.troubles.clear()
-    browser.open(write(made(), tmp_path).page, width=390)
+    browser.open(put(made(), tmp_path), width=390)
     browser.click(heading(2))
     browser.hover("figure .chart-svg")
     assert browser.value("window.hacked") is None
@@ -130,8 +135,8 @@ def test_the_browser_test_can_fail(browser: headless.Browser, tmp_path: Path) ->
     """A page with an error, a blocked script and a request: each is noticed."""
     page = tmp_path / "bad.html"
     page.write_text(
-        "<meta http-equiv=Content-Security-Policy content=\"script-src 'unsafe-inline'\"><script>missing()</script>"
-        "<script src=other.js></script><img src=picture.png>"
+        "<meta http-equiv=Content-Security-Policy content=\"script-src 'unsafe-inline'\">"
+        "<script>missing()</script><script src=other.js></script><img src=picture.png>"
     )
     browser.troubles.clear()
     browser.requests.clear()

@@ -134,9 +134,9 @@ def truncated_pld(event: TruncatedPoisson, relation: Neighbouring, resolution: R
 def truncated_rdp(event: TruncatedPoisson, relation: Neighbouring, orders: Orders) -> Floats:
     noise, full_share, a = _against(event.event, relation), overflow(event), np.array(orders) - 1
     free = rdp.sampled_gaussian(event.rate, noise, orders)
-    if full_share == 0:
-        return free
     full = rdp.sampled_gaussian(event.rate, noise / 2, orders)
+    if full_share in (0.0, 1.0):
+        return full if full_share else free
     moments = np.logaddexp(math.log(full_share) + a * full, math.log1p(-full_share) + a * free)
     return np.asarray(moments / a)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,9 +60,12 @@ def account(
             epsilon=known_epsilon(flags.epsilon), delta=known_delta(flags.delta), horizon=horizon
         )
         solved = {"noise": plan.known_noise}
+    points = None if curve is None else _saved(plan, curve)
     _show(method.name, plan.charge(), plan.known_delta, plan.relation, solved, as_json)
-    if curve is not None:
-        _draw(plan, curve, as_json)
+    if points is not None and not as_json:
+        from discreet.report import terminal
+
+        terminal.show(terminal.curve(points), f"written to {curve}")
 
 
 def calibrate(
@@ -84,7 +87,7 @@ def calibrate(
         solved = {"steps": plan.known_horizon.steps}
     else:
         plan = _largest_batch(recipe, flags)
-        solved = {"batch": plan.known_horizon.batch}
+        solved = {"batch": int(plan.known_horizon.known_batch)}
     solved = {"noise": plan.known_noise, **solved}
     _show(method.name, plan.charge(), plan.known_delta, plan.relation, solved, as_json)
 
@@ -204,10 +207,10 @@ def _show(
     terminal.show(terminal.account_table(name, certificate, claimed, solved))
 
 
-def _draw(plan: Plan, path: Path, as_json: bool) -> None:
-    from discreet.report import curves, terminal
+def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
+    """The curve, once its picture is written."""
+    from discreet.report import curves
 
     points = curves.epsilon_curve(plan)
     curves.save(path, points, title=f"{plan.method}, delta {plan.known_delta:g}, {plan.relation}")
-    if not as_json:
-        terminal.show(terminal.curve(points), f"written to {path}")
+    return points

@@ -120,6 +120,9 @@ def _config(flags: TrainFlags) -> RunConfig:
     parameters = recipes.arguments(method, flags.recipe_flags)
     known_out(flags.out)
     known_delta(flags.delta)
+    for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
+        if (value := getattr(flags, name)) is not None:
+            check.count("leave the flag out for the usual value", **{name: value})
 
     from discreet import runs
 

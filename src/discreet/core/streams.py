@@ -192,7 +192,7 @@ class Stream:
         # Floyd: step `last` adds a uniform index of 0..last, or `last` itself if that one is taken.
         taken: set[int] = set()
         lasts = range(of - count, of)
-        for last, index in zip(lasts, self._below(np.arange(of - count + 1, of + 1)), strict=True):
+        for last, index in zip(lasts, self._below(np.arange(of - count + 1, of + 1)).tolist(), strict=True):
             taken.add(last if index in taken else index)
         return np.array(sorted(taken), dtype=np.int64)
 
@@ -210,9 +210,9 @@ class Stream:
         """`count` independent whole numbers, each uniform in 0 .. below-1."""
         check.count("say how many numbers to draw", least=0, count=count)
         check.count("numbers are drawn from 0 .. below-1", below=below)
-        return np.array(self._below(np.full(int(count), int(below))), dtype=np.int64)
+        return self._below(np.full(int(count), int(below)))
 
-    def _below(self, bounds: Indices) -> list[int]:
+    def _below(self, bounds: Indices) -> Indices:
         """One exact uniform integer in [0, bound) for each bound, by rejection of the biased residues."""
         limits = bounds.astype(np.uint64)
         out = np.zeros(len(bounds), dtype=np.uint64)
@@ -222,7 +222,7 @@ class Stream:
             kept = unbiased(words, limit)
             out[missing[kept]] = words[kept] % limit[kept]
             missing = missing[~kept]
-        return [int(value) for value in out]
+        return out.astype(np.int64)
 
     def _coin(self, rate: Fraction) -> bool:
         """True with probability exactly `rate`, 64 bits at a time."""

@@ -75,9 +75,9 @@ def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int =
     """epsilon over steps as columns of eighths, from (0, 0) to the last point.
 
     >>> print(curve([(1, 1.0), (2, 2.0)], width=8, height=2))
-     2.00 |     ▂▄▆█
+     2.00 |    ▂▄▆█
      0.00 |▂▄▆█████
-            0 .. 2 steps
+           0 .. 2 steps
     """
     finite = [(step, epsilon) for step, epsilon in points if math.isfinite(epsilon)]
     if not finite:

@@ -30,10 +30,12 @@ def half(accuracy: Estimate | None) -> str:
 
 
 def error(accuracy: Estimate | None) -> str:
-    """The standard error, for the tooltip of a row."""
-    if accuracy is None or accuracy.error is None:
-        return "one run: no interval"
-    return f"standard error {points(accuracy.error)}, {accuracy.count} runs"
+    """The standard error of the mean, and over how many runs."""
+    if accuracy is None:
+        return ""
+    if accuracy.error is None:
+        return "one run, no interval"
+    return f"s.e. {accuracy.error * 100:.2f}, {counted(accuracy.count, 'run')}"
 
 
 def epsilon(value: float | None, missing: str = "–") -> str:

@@ -1,0 +1,163 @@
+"""kill -9 at random moments of a training, again and again: nothing is run twice, nothing is free.
+
+One process imports everything and forks a child for each stretch of the run, so that a kill costs milliseconds.
+A stretch begins or resumes the run of one directory; the child notes each released step in a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discreet import tasks
+from discreet.accounting.ledger import read
+from discreet.runs import RunConfig, RunFolder, load_config, train
+
+STEPS, DELTA, EPSILON = 160, 1e-5, 2.0
+
+PROGRAM = """
+import json, os, random, signal, sys, time, warnings
+import torch
+from discreet.runs import RunConfig, RunFolder, complete, plan_of, train
+from discreet import tasks
+import discreet.private
+
+torch.set_num_threads(1)
+config, kills, out = RunConfig.from_json(json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
+folder, chance = RunFolder(config.out), random.Random(0)
+# What the children find done: the calibration in its cache, and what torch imports with its first optimizer.
+plan_of(complete(config), tasks.load("digits")).certificate()
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+def stretch():
+    noted = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    train(config, resume=folder.run.exists(), on_progress=lambda news: os.write(noted, b"%d\\n" % news.step))
+
+def charged():
+    return folder.ledger.read_bytes().count(b"\\n") - 1 if folder.ledger.exists() else 0
+
+done = 0
+steps = config.steps
+while True:
+    child = os.fork()
+    if child == 0:
+        try:
+            stretch()
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    if done == kills:
+        break
+    if done % 4 == 3:  # at any moment, from the first import of the child on
+        time.sleep(chance.random() * 0.3)
+    else:  # while it trains: after some more charges, and a little later
+        wanted = charged() + chance.randint(1, max(1, 2 * (steps - charged()) // (kills + 1 - done) - 2))
+        while charged() < min(wanted, steps - 2) and os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.0005)
+        time.sleep(chance.random() * 0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    done += 1
+_, status = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def survive(directory: Path, kills: int, **settings: Any) -> tuple[RunFolder, list[int]]:
+    """A run with `kills` kills; returns its folder and the steps that were released, in order."""
+    config = RunConfig(
+        out=str(directory / "run"),
+        delta=DELTA,
+        epsilon=EPSILON,
+        model="softmax",
+        batch=64,
+        steps=STEPS,
+        eval_every=60,
+        checkpoint_every=7,
+        **settings,
+    )
+    noted = directory / "released"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(config.to_json()), str(kills), str(noted)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return RunFolder(directory / "run"), [int(step) for step in noted.read_text().split()]
+
+
+@pytest.fixture(scope="module", params=[(20, None), (6, 11)], ids=["20 kills", "6 kills, seeded"])
+def killed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, RunFolder, list[int]]:
+    kills, seed = request.param
+    folder, released = survive(tmp_path_factory.mktemp("killed"), kills, seed=seed)
+    return kills, folder, released
+
+
+Killed = tuple[int, RunFolder, list[int]]
+
+
+def test_released_charged_and_killed(killed: Killed) -> None:
+    kills, folder, released = killed
+    charged = read(folder.ledger).length
+    assert len(set(released)) == len(released)  # no step was released twice
+    assert len(released) <= charged <= len(released) + kills
+    assert charged == STEPS
+    facts = json.loads(folder.run.read_text())
+    assert kills / 2 < len(facts["sessions"]) <= kills + 1  # most kills hit a run that had begun
+
+
+def test_every_step_is_charged_once_and_the_budget_holds(killed: Killed) -> None:
+    _, folder, _ = killed
+    record = read(folder.ledger)
+    assert [entry.step for entry in record.entries] == list(range(STEPS))
+    result = json.loads(folder.result.read_text())
+    plan = json.loads(folder.plan.read_text())
+    assert record.header["plan"] == plan["digest"]
+    assert 0.98 * EPSILON < result["spent"]["certified"]["epsilon"] <= EPSILON
+
+
+def test_no_key_serves_twice(killed: Killed) -> None:
+    """Each session has keys of its own, and a stream never repeats a block under one key."""
+    _, folder, _ = killed
+    sessions = json.loads(folder.run.read_text())["sessions"]
+    for name in ("noise", "sampling"):
+        keys = [session[name] for session in sessions]
+        assert len(set(keys)) == len(keys)
+    used = [entry.note["noise"] for entry in read(folder.ledger).entries if entry.note]
+    assert len(set(used)) == len(used)  # a session notes its keys with its first charge
+    assert set(used) <= {session["noise"] for session in sessions}
+
+
+def test_the_model_loads_and_has_learned(killed: Killed) -> None:
+    _, folder, _ = killed
+    task = tasks.load("digits")
+    model = tasks.build("softmax", shape=task.shape, classes=task.classes)
+    model.load_state_dict(torch.load(folder.model, weights_only=True))
+    x, y = task.test.tensors
+    result = json.loads(folder.result.read_text())
+    accuracy = float((model(x).argmax(1) == y).float().mean())
+    assert accuracy == pytest.approx(result["test_accuracy"])
+    assert accuracy > 0.6
+    assert 0 <= result["lost"] <= 8 * len(json.loads(folder.run.read_text())["sessions"])
+
+
+def test_a_finished_run_is_read_and_not_run_again(killed: Killed) -> None:
+    _, folder, _ = killed
+    before = folder.ledger.read_bytes()
+    result = train(load_config(folder.directory), resume=True)
+    assert result.to_json() == json.loads(folder.result.read_text())
+    assert folder.ledger.read_bytes() == before

@@ -1,0 +1,148 @@
+"""Two processes train as one: sums over shards, one draw of noise, one ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import loop
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.data import TensorDataset
+
+from discreet.accounting.ledger import read
+from discreet.core.check import Refused
+from discreet.core.streams import Streams
+from discreet.core.world import World
+from discreet.plan import Plan
+from discreet.private import Private
+from discreet.stages.bounding import AdaptiveQuantile, FlatClip
+from discreet.stages.sampling import FullBatch, TruncatedPoisson
+
+FULL = Plan(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
+
+
+def shard(rank: int) -> TensorDataset:
+    """Uneven, so that nothing works by symmetry; the third part of a record is its number."""
+    x, y = loop.data().tensors
+    part = slice(0, 20) if rank == 0 else slice(20, 60)
+    return TensorDataset(x[part], y[part], torch.arange(60)[part])
+
+
+def run_of(plan: Plan, dataset: Any, net: Any = None, **options: Any) -> tuple[Private, list[list[int]]]:
+    """Train with seed 7; returns the run and the records of each micro-batch."""
+    run = loop.private(net, plan, dataset=dataset, micro_batch=8, **options)
+    drawn = []
+    for x, y, number in run:
+        drawn.append(number.tolist())
+        run.step(loop.losses(run.model, x, y))
+    return run, drawn
+
+
+def work(rank: int, place: str) -> None:
+    """One of two processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+    found: dict[str, Any] = {"size": World.current().size}
+    net = loop.model()
+    if rank == 1:  # a start of its own, which the first process's replaces
+        torch.nn.init.zeros_(net[0].weight)
+    plan = loop.plan(FULL, batch=60)
+    run, _ = run_of(plan, shard(rank), net, ledger=f"{place}/ledger.jsonl", average=0.5)
+    run.save(f"{place}/state.pt")
+    found |= {
+        "full": loop.weights(run.model).tolist(),
+        "scale": run.progress.scale,
+        "epsilon": run.spent().certified.epsilon,
+        "charges": run.ledger.length,
+    }
+    run.close()
+    run, drawn = run_of(loop.plan(steps=40), shard(rank))
+    found |= {"poisson": loop.weights(run.model).tolist(), "drawn": drawn}
+    run, _ = run_of(loop.plan(records=10**6, batch=1, steps=3), shard(rank))  # every batch is empty
+    found |= {"empty": loop.weights(run.model).tolist(), "updates": run.updates}
+    again = loop.private(
+        None,
+        plan,
+        dataset=shard(rank),
+        ledger=f"{place}/ledger.jsonl",
+        resume=f"{place}/state.pt",
+        average=0.5,
+        streams=Streams.seeded(8),
+    )
+    found |= {"resumed at": again.progress.step, "resumed": loop.weights(again.model).tolist()}
+    try:
+        loop.private(None, loop.plan(Plan(method="x", bounder=FlatClip(1.0), sampling=TruncatedPoisson(9))))
+    except Refused as refusal:
+        found["truncated"] = str(refusal)
+    Path(place, f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    place = tmp_path_factory.mktemp("two")
+    mp.start_processes(work, args=(str(place),), nprocs=2, start_method="spawn")
+    first, second = (json.loads((place / f"{rank}.json").read_text()) for rank in (0, 1))
+    return place, first, second
+
+
+Found = tuple[Path, dict[str, Any], dict[str, Any]]
+
+
+@pytest.mark.parametrize("name", ["full", "scale", "poisson", "empty", "epsilon", "charges", "updates"])
+def test_both_processes_hold_the_same(found: Found, name: str) -> None:
+    _, first, second = found
+    assert first["size"] == second["size"] == 2
+    assert first[name] == second[name]
+
+
+def test_two_processes_are_one(found: Found) -> None:
+    """Same seed, all records: the same draw of noise on the same sum, once, as in one process."""
+    _, first, _ = found
+    x, y = loop.data().tensors
+    run, _ = run_of(loop.plan(FULL, batch=60), TensorDataset(x, y, torch.arange(60)), average=0.5)
+    torch.testing.assert_close(torch.tensor(first["full"]), loop.weights(run.model), rtol=1e-4, atol=1e-5)
+    assert first["scale"] == pytest.approx(run.progress.scale, rel=1e-6)
+    # The control: half of the records, or other noise, is another model.
+    half, _ = run_of(loop.plan(FULL, batch=60), shard(1))
+    assert float((torch.tensor(first["full"]) - loop.weights(half.model)).norm()) > 0.01
+
+
+def test_noise_is_added_once_on_an_empty_batch(found: Found) -> None:
+    _, first, _ = found
+    alone, _ = run_of(loop.plan(records=10**6, batch=1, steps=3), shard(0))
+    torch.testing.assert_close(torch.tensor(first["empty"]), loop.weights(alone.model))
+
+
+def test_each_process_draws_for_its_own_records(found: Found) -> None:
+    """With one seed for both, the positions that they draw must still differ."""
+    _, first, second = found
+    assert {number for batch in first["drawn"] for number in batch} == set(range(20))
+    assert {number for batch in second["drawn"] for number in batch} == set(range(20, 60))
+    mine = sorted(number for batch in first["drawn"] for number in batch)
+    others = sorted(number - 20 for batch in second["drawn"] for number in batch if number < 40)
+    assert mine != others
+
+
+def test_there_is_one_ledger_and_both_know_what_was_spent(found: Found) -> None:
+    place, first, second = found
+    plan = loop.plan(FULL, batch=60)
+    assert read(place / "ledger.jsonl").charge() == plan.charge()
+    assert first["epsilon"] == second["epsilon"] == plan.certificate().epsilon
+    assert first["charges"] == second["charges"] == loop.STEPS
+
+
+def test_two_processes_resume(found: Found) -> None:
+    _, first, second = found
+    assert first["resumed at"] == second["resumed at"] == loop.STEPS
+    assert first["resumed"] == second["resumed"] == first["full"]
+
+
+def test_capped_batches_are_refused_in_several_processes(found: Found) -> None:
+    _, first, second = found
+    assert "TruncatedPoisson in 2 processes" in first["truncated"]
+    assert "TruncatedPoisson in 2 processes" in second["truncated"]
