@@ -38,7 +38,9 @@ class Task:
 class TokenTransformer(nn.Module):
     """The transformer of the step-time table: width 128, four pre-norm layers, 64 positions."""
 
-    def __init__(self, *, vocabulary: int = 1000, width: int = 128, layers: int = 4, length: int = 64) -> None:
+    def __init__(
+        self, *, vocabulary: int = 1000, width: int = 128, layers: int = 4, length: int = 64
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(1, length, width) * 0.02)
@@ -65,7 +67,14 @@ def _images(name: str, shape: tuple[int, ...], batch: int) -> Task:
 
 
 def mlp() -> Task:
-    layers = (nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
+    layers = (
+        nn.Flatten(),
+        nn.Linear(784, 512),
+        nn.ReLU(),
+        nn.Linear(512, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
     return Task(nn.Sequential(*layers), torch.randn(256, 784), torch.randint(0, 10, (256,)))
 
 
@@ -151,7 +160,9 @@ def compare(name: str, *, repeats: int) -> dict[str, float | int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)

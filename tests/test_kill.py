@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,73 +20,79 @@ from discreet.accounting.ledger import read
 from discreet.runs import RunConfig, RunFolder, load_config, train
 
 STEPS, DELTA, EPSILON = 160, 1e-5, 2.0
+KILLS = {"keyed": (20, None), "seeded": (6, 11)}
+Killed = tuple[int, RunFolder, list[int]]
 
 PROGRAM = """
-import json, os, random, signal, sys, time, warnings
+import json, os, random, signal, sys, time, traceback
 import torch
 from discreet.runs import RunConfig, RunFolder, complete, plan_of, train
 from discreet import tasks
-import discreet.private
 
 torch.set_num_threads(1)
-config, kills, out = RunConfig.from_json(json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
-folder, chance = RunFolder(config.out), random.Random(0)
-# What the children find done: the calibration in its cache, and what torch imports with its first optimizer.
-plan_of(complete(config), tasks.load("digits")).certificate()
+chance = random.Random(0)
+# What the children find done: what torch imports with its first optimizer.
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 
-def stretch():
-    noted = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    train(config, resume=folder.run.exists(), on_progress=lambda news: os.write(noted, b"%d\\n" % news.step))
-
-def charged():
-    return folder.ledger.read_bytes().count(b"\\n") - 1 if folder.ledger.exists() else 0
-
-done = 0
-steps = config.steps
-while True:
+def fork(config, noted):
     child = os.fork()
-    if child == 0:
-        try:
-            stretch()
-            os._exit(0)
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-    if done == kills:
-        break
-    if done % 4 == 3:  # at any moment, from the first import of the child on
-        time.sleep(chance.random() * 0.3)
-    else:  # while it trains: after some more charges, and a little later
-        wanted = charged() + chance.randint(1, max(1, 2 * (steps - charged()) // (kills + 1 - done) - 2))
-        while charged() < min(wanted, steps - 2) and os.waitpid(child, os.WNOHANG) == (0, 0):
-            time.sleep(0.0005)
-        time.sleep(chance.random() * 0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    done += 1
-_, status = os.waitpid(child, 0)
-sys.exit(os.waitstatus_to_exitcode(status))
+    if child:
+        return child
+    try:
+        file = os.open(noted, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        begun = RunFolder(config.out).run.exists()
+        train(config, resume=begun, on_progress=lambda news: os.write(file, b"%d\\n" % news.step))
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+def charged(config):
+    ledger = RunFolder(config.out).ledger
+    return ledger.read_bytes().count(b"\\n") - 1 if ledger.exists() else 0
+
+for settings, kills, noted in json.loads(sys.argv[1]):
+    config = RunConfig.from_json(settings)
+    plan_of(complete(config), tasks.load("digits")).certificate()  # and the calibration, in its cache
+    for done in range(kills):
+        child = fork(config, noted)
+        if done % 4 == 3:  # at any moment, from the fork on
+            time.sleep(chance.random() * 0.3)
+        else:  # while it trains: after some more charges, and a little later
+            left = config.steps - charged(config)
+            wanted = charged(config) + chance.randint(1, max(1, 2 * left // (kills + 1 - done) - 2))
+            while charged(config) < min(wanted, config.steps - 2):
+                assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child ended by itself"
+                time.sleep(0.0005)
+            time.sleep(chance.random() * 0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    _, status = os.waitpid(fork(config, noted), 0)
+    assert status == 0
 """
 
 
-def survive(directory: Path, kills: int, **settings: Any) -> tuple[RunFolder, list[int]]:
-    """A run with `kills` kills; returns its folder and the steps that were released, in order."""
-    config = RunConfig(
-        out=str(directory / "run"),
-        delta=DELTA,
-        epsilon=EPSILON,
-        model="softmax",
-        batch=64,
-        steps=STEPS,
-        eval_every=60,
-        checkpoint_every=7,
-        **settings,
-    )
-    noted = directory / "released"
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of `KILLS`, each in a directory of its own, killed so often and then left to finish."""
+    place = tmp_path_factory.mktemp("killed")
+    jobs = []
+    for name, (kills, seed) in KILLS.items():
+        (place / name).mkdir()
+        config = RunConfig(
+            out=str(place / name / "run"),
+            delta=DELTA,
+            epsilon=EPSILON,
+            model="softmax",
+            batch=64,
+            steps=STEPS,
+            eval_every=40,
+            checkpoint_every=7,
+            seed=seed,
+        )
+        jobs.append([config.to_json(), kills, str(place / name / "released")])
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(config.to_json()), str(kills), str(noted)],
+        [sys.executable, "-c", PROGRAM, json.dumps(jobs)],
         capture_output=True,
         text=True,
         timeout=280,
@@ -95,19 +100,15 @@ def survive(directory: Path, kills: int, **settings: Any) -> tuple[RunFolder, li
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    return RunFolder(directory / "run"), [int(step) for step in noted.read_text().split()]
+    return place
 
 
-@pytest.fixture(scope="module", params=[(20, None), (6, 11)], ids=["20 kills", "6 kills, seeded"])
-def killed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[int, RunFolder, list[int]]:
-    kills, seed = request.param
-    folder, released = survive(tmp_path_factory.mktemp("killed"), kills, seed=seed)
-    return kills, folder, released
-
-
-Killed = tuple[int, RunFolder, list[int]]
+@pytest.fixture(params=KILLS)
+def killed(request: pytest.FixtureRequest, survived: Path) -> Killed:
+    """How often it was killed, its folder, and the steps that were released, in order."""
+    place = survived / request.param
+    released = [int(step) for step in (place / "released").read_text().split()]
+    return KILLS[request.param][0], RunFolder(place / "run"), released
 
 
 def test_released_charged_and_killed(killed: Killed) -> None:

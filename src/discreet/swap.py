@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-GROUPS = 32
+MOST_GROUPS = 32
+LEAST_CHANNELS = 4  # a group of one value is always its own mean: its output would be zero
 
 
 @dataclass(frozen=True)
@@ -28,42 +28,49 @@ def fix(model: nn.Module) -> tuple[nn.Module, tuple[Swap, ...]]:
     """Swap BatchNorm for GroupNorm and stop running statistics; returns the model and what was changed.
 
     The root itself is replaced if it is a BatchNorm, so use the returned model. Scale and shift start at the
-    layer's own values; GroupNorm takes up to 32 groups.
+    layer's own values. GroupNorm takes as many groups as divide the channels, at most 32, each of at least
+    4 channels. A BatchNorm in evaluation mode is swapped too: leave out `fix` to keep its frozen statistics.
 
     >>> model, swaps = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     >>> print(*swaps)
-    1: BatchNorm2d(8) -> GroupNorm(8, 8)
+    1: BatchNorm2d(8) -> GroupNorm(2, 8)
     """
     swaps: list[Swap] = []
-    if isinstance(model, _BatchNorm):
-        replacement = _group_norm(model)
-        return replacement, (_swap("", model, replacement),)
-    for name, module in list(model.named_modules()):
+    fixed = _fixed("the root", model, swaps)
+    for name, module in list(fixed.named_modules()):
         for child_name, child in list(module.named_children()):
             full = f"{name}.{child_name}" if name else child_name
-            if isinstance(child, _BatchNorm):
-                replacement = _group_norm(child)
-                setattr(module, child_name, replacement)
-                swaps.append(_swap(full, child, replacement))
-            elif isinstance(child, _InstanceNorm) and child.track_running_stats:
-                child.track_running_stats = False
-                child.running_mean = child.running_var = child.num_batches_tracked = None
-                swaps.append(Swap(full, type(child).__name__, "the same without running statistics"))
-    return model, tuple(swaps)
+            swapped = _fixed(full, child, swaps)
+            if swapped is not child:
+                setattr(module, child_name, swapped)
+    return fixed, tuple(swaps)
+
+
+def _fixed(name: str, layer: nn.Module, swaps: list[Swap]) -> nn.Module:
+    """The layer itself, or what takes its place; says so in `swaps`."""
+    kind = type(layer).__name__
+    if isinstance(layer, _BatchNorm):
+        normed = _group_norm(layer)
+        swaps.append(
+            Swap(
+                name,
+                f"{kind}({layer.num_features})",
+                f"GroupNorm({normed.num_groups}, {normed.num_channels})",
+            )
+        )
+        return normed
+    if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
+        layer.track_running_stats = False
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        swaps.append(Swap(name, kind, "the same without running statistics"))
+    return layer
 
 
 def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
     channels = layer.num_features
-    normed = nn.GroupNorm(math.gcd(GROUPS, channels), channels, eps=layer.eps, affine=layer.affine)
+    most = min(MOST_GROUPS, max(1, channels // LEAST_CHANNELS))
+    groups = next(count for count in range(most, 0, -1) if channels % count == 0)
+    normed = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
     if layer.affine:
         normed.weight, normed.bias = layer.weight, layer.bias
-        normed = normed.to(layer.weight.device)
     return normed.train(layer.training)
-
-
-def _swap(name: str, old: _BatchNorm, new: nn.GroupNorm) -> Swap:
-    return Swap(
-        name or "the root",
-        f"{type(old).__name__}({old.num_features})",
-        f"GroupNorm({new.num_groups}, {new.num_channels})",
-    )

@@ -238,6 +238,14 @@ def test_rdp_is_the_double_integral(rate: float, noise: float, p: int, order: fl
     assert truth * (1 - 1e-7) <= got <= truth * (1 + 3e-6)
 
 
+def test_interpolated_orders_are_above_the_integral_and_close() -> None:
+    for order in (3.5, 7.25):
+        bound = projected.rdp(rate=0.1, noise=2.0, dims=(40,), orders=(order,))[0]
+        log_excess = projected._real(0.1, 2.0, 40.0, order)
+        exact = math.log1p(math.exp(log_excess)) / (order - 1)
+        assert exact < bound < 1.05 * exact
+
+
 def test_rdp_is_infinite_from_the_stated_order_on() -> None:
     p, noise = 3, 1.5
     limit = 0.5 + math.sqrt(0.25 + p * noise**2)

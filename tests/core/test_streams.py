@@ -206,9 +206,9 @@ def test_the_operating_system_never_gives_the_same_key() -> None:
 
 
 def test_statements_tell_seeded_streams_from_private_ones() -> None:
-    assert Streams.seeded(0).seeded is True
+    assert Streams.seeded(0).is_seeded is True
     assert Streams.seeded(0).statement == "seeded: not private"
-    assert Streams.from_os().seeded is False
+    assert Streams.from_os().is_seeded is False
     assert Streams.from_os().statement == "keyed by the operating system"
 
 

@@ -1,6 +1,6 @@
 """Our certificates beside Opacus's RDP and PRV accountants on 200 random settings.
 
-PRV brackets the truth: it gives a lower and an upper bound. Ours must not fall below its lower bound, and must
+PRV brackets the truth: it gives a lower and an upper bound. Ours must not fall below the lower one, and must
 lie within 1 % of the tightest upper bound of both, up to the width that PRV itself was asked for.
 """
 

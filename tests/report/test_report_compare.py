@@ -111,6 +111,25 @@ def test_a_failure_is_a_row_with_its_reason(out: Path) -> None:
     assert sum(news.phase is Phase.FAILED for news in told) == 4
 
 
+def test_rows_that_all_fail_still_make_a_comparison(tmp_path: Path) -> None:
+    bad = Candidate(method="dp-sgd", parameters=(("clip", -1.0),))
+    found = compare(small(tmp_path, rows=(bad,)))
+    assert found.finished == ()
+    assert found.together is None
+    assert (found.relation, found.steps) == ("add/remove", STEPS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"model": "cnn-of-dreams"}, "a model of"), ({"batch": 5000}, "batch <= records")],
+)
+def test_shared_settings_that_do_not_fit_are_refused_at_once(
+    tmp_path: Path, untrained: None, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        compare(small(tmp_path, **changes))
+
+
 def test_a_run_over_the_budget_is_not_ranked(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true = runs.load_result
 

@@ -38,6 +38,7 @@ _INFLATION = 0.001  # relative growth of the loss's variance that the first grid
 _ROUNDS = 6
 _COARSE, _FINE = 2**13, 2**18  # points that the loss of one step spans on the first grid tried, and at most
 _COARSEST = 2.0**-3  # rounding is of second order only on grids well below 1
+_LONGEST = 2**18  # points that a standard deviation of the whole loss spans at most
 _DISTINCT = 200
 _DISTINCT_ROUGHLY = 24  # for Rényi divergences and for choosing a grid
 
@@ -261,7 +262,8 @@ def _first_grid(run: Run, log_tail: float) -> float:
         if parts is None:
             return grid
         losses = sum(count for _, count in parts)
-        wanted = max(finest, math.sqrt(6 * _INFLATION * _variance(parts) / losses))
+        spread = math.sqrt(_variance(parts))
+        wanted = max(finest, spread / _LONGEST, spread * math.sqrt(6 * _INFLATION / losses))
         if wanted >= grid:
             break
         grid = 2.0 ** math.floor(math.log2(wanted))

@@ -21,7 +21,10 @@ from numpy.typing import NDArray
 
 from discreet.accounting.pld import Floats, Pmf
 
-_SLACK = 1e-9  # relative, added to every answer: above the rounding of the transform
+_SLACK, _SLACK_EACH = (
+    1e-9,
+    1e-14,
+)  # relative, and once more for each loss: above the rounding of the transform
 _WRAPPED = math.log(1e-13)  # tilted mass that may wrap around from either side
 _RIGHT = math.log(1e-5)  # share of delta that may be charged for what is cut off on the right
 _SEARCH = 10  # golden sections: the tilt decides precision and speed, not validity
@@ -74,6 +77,7 @@ class Composition:
         self._highest = sum(part.last * count for part, count in self._parts)
         finite = [count * math.log1p(-min(part.infinite, 1 - 1e-16)) for part, count in self._parts]
         self.infinite = -math.expm1(math.fsum(finite))
+        self._up = 1 + _SLACK + _SLACK_EACH * sum(count for _, count in self._parts)
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up; infinite if there is none."""
@@ -84,7 +88,7 @@ class Composition:
             window = self._window(tilt, math.log(delta))
             found = window.epsilon(delta)
             if found is not None:
-                return max(0.0, found * (1 + _SLACK))
+                return max(0.0, found * self._up)
             if tilt == 0:
                 return window.first * self._grid
             # The window started above the answer: lean less.
@@ -92,6 +96,10 @@ class Composition:
 
     def delta(self, epsilon: float) -> float:
         """delta(epsilon) for epsilon >= 0, rounded up."""
+        if self.infinite > 1 - 1e-12:
+            return 1.0
+        if epsilon >= self._highest * self._grid:
+            return self.infinite
 
         def chernoff(tilt: float) -> float:
             return self._log_mgf(tilt) - tilt * epsilon
@@ -99,7 +107,7 @@ class Composition:
         tilt = self._best_tilt(chernoff)
         bound = min(chernoff(tilt), 0.0)
         window = self._window(0.0 if bound > -0.5 else tilt, bound - 10.0, cover=epsilon)
-        return min(1.0, window.delta(epsilon) * (1 + _SLACK))
+        return min(1.0, window.delta(epsilon) * self._up)
 
     def _best_tilt(self, bound: Callable[[float], float]) -> float:
         """A tilt near the one that makes this bound, unimodal in the tilt, least."""

@@ -70,6 +70,7 @@ def whitened_mu(event: Any, relation: Neighbouring) -> float:
 
 
 def nested_mu(event: Any, relation: Neighbouring) -> float:
+    """The same for an event that earns no credit for its sampling."""
     return whitened_mu(event.event, relation)
 
 
@@ -88,14 +89,16 @@ def _against(event: Any, relation: Neighbouring) -> float:
 
 
 def poisson_mu(event: PoissonSampled, relation: Neighbouring) -> float | None:
+    """A Gaussian only if everything is sampled, or nothing is hidden."""
     if isinstance(event.event, ProjectedGaussian):
         return math.inf if event.event.noise == 0 else None
     mu = nested_mu(event, relation)
     return mu if event.rate == 1 or math.isinf(mu) else None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
+    """(1-q) N(0) + q N(1) against N(0), and back."""
     if isinstance(event.event, ProjectedGaussian):
         return _projected_pld(event.rate, event.event, relation, resolution)
     noise = _against(event.event, relation)
@@ -103,6 +106,7 @@ def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resol
 
 
 def poisson_rdp(event: PoissonSampled, relation: Neighbouring, orders: Orders) -> Floats:
+    """The larger direction of the same pair."""
     if isinstance(event.event, ProjectedGaussian):
         return _projected_rdp(event.rate, event.event, relation, orders)
     return rdp.sampled_gaussian(event.rate, _against(event.event, relation), orders)
@@ -115,8 +119,9 @@ def overflow(event: TruncatedPoisson) -> float:
     return float(stats.binom.sf(event.cap - 1, event.records - 1, event.rate))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def truncated_pld(event: TruncatedPoisson, relation: Neighbouring, resolution: Resolution) -> Parts:
+    """A public draw of probability `overflow`: the pair at distance 2, else the pair at distance 1."""
     noise = _against(event.event, relation)
     free = pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail)
     full_share = overflow(event)
@@ -132,6 +137,7 @@ def truncated_pld(event: TruncatedPoisson, relation: Neighbouring, resolution: R
 
 
 def truncated_rdp(event: TruncatedPoisson, relation: Neighbouring, orders: Orders) -> Floats:
+    """The moments of the same two pairs, mixed."""
     noise, full_share, a = _against(event.event, relation), overflow(event), np.array(orders) - 1
     free = rdp.sampled_gaussian(event.rate, noise, orders)
     full = rdp.sampled_gaussian(event.rate, noise / 2, orders)
@@ -142,39 +148,41 @@ def truncated_rdp(event: TruncatedPoisson, relation: Neighbouring, orders: Order
 
 
 def truncated_mu(event: TruncatedPoisson, relation: Neighbouring) -> float | None:
+    """A Gaussian only if nothing is hidden."""
     return math.inf if event.event.whitened.noise == 0 else None
 
 
 def without_mu(event: WithoutReplacement, relation: Neighbouring) -> float | None:
+    """A Gaussian only if every record is in the batch, or nothing is hidden."""
     mu = nested_mu(event, relation)
     return mu if event.batch == event.records or math.isinf(mu) else None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def without_pld(event: WithoutReplacement, relation: Neighbouring, resolution: Resolution) -> Parts:
+    """The curve q delta(eps) at log(1 + q (e^eps - 1)), and its mirror image."""
     rate, noise = sampling_rate(event), _against(event.event, relation)
     return [(pld.without_replacement(rate, noise, resolution.grid, resolution.gaussian_log_tail), 1)]
 
 
-@functools.lru_cache(maxsize=256)
-def _without_rdp_values(rate: float, noise: float, orders: Orders) -> tuple[float, ...]:
+@functools.lru_cache(maxsize=64)
+def _without_rdp_values(records: int, batch: int, noise: float, orders: Orders) -> tuple[float, ...]:
     """dp-accounting's bound [Wang et al. 2019, Theorem 27] at integer orders; it reads noise against 2C."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
     whole = [order for order in orders if order.is_integer() and order <= 64]
     accountant = RdpAccountant(whole, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    size = 10**9
-    sampled = dp_accounting.SampledWithoutReplacementDpEvent(
-        size, round(rate * size), dp_accounting.GaussianDpEvent(noise)
-    )
-    accountant.compose(sampled)
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(records, batch, gaussian))
     found = dict(zip(whole, accountant._rdp, strict=True))
     return tuple(float(found.get(order, math.inf)) for order in orders)
 
 
 def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Orders) -> Floats:
-    return np.array(_without_rdp_values(sampling_rate(event), _against(event.event, relation), orders))
+    """Infinite at orders that dp-accounting has no closed form for."""
+    noise = _against(event.event, relation)
+    return np.array(_without_rdp_values(event.records, event.batch, noise, orders))
 
 
 # Projected releases, whose mathematics has a file of its own ------------------------------------------------

@@ -114,13 +114,10 @@ def last_iterate_epsilon(event: LastIterateRun, relation: Neighbouring, delta: f
 
 
 def last_iterate_delta(event: LastIterateRun, relation: Neighbouring, epsilon: float) -> float:
-    """The smallest delta, to 1 % from above, whose epsilon is small enough."""
-    low, high = math.log(1e-30), 0.0
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        enough = last_iterate_epsilon(event, relation, math.exp(middle))[0] <= epsilon
-        low, high = (low, middle) if enough else (middle, high)
-    return math.exp(high)
+    """The best of the bounds for the run alone."""
+    from discreet.accounting import last_iterate
+
+    return last_iterate.delta(_last_iterate_run(event, relation), epsilon=epsilon).value
 
 
 def _noise(event: LastIterateRun) -> float:

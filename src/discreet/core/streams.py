@@ -17,10 +17,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from fractions import Fraction
-from typing import Final, NoReturn, final, overload
+from typing import Final, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -316,17 +315,6 @@ def _refuse_copy() -> NoReturn:
     )
 
 
-class _Seeded:
-    """`Streams.seeded(seed)` makes streams; `streams.seeded` says whether they came from a seed."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Streams]) -> Callable[[int], Streams]: ...
-    @overload
-    def __get__(self, instance: Streams, owner: type[Streams]) -> bool: ...
-    def __get__(self, instance: Streams | None, owner: type[Streams]) -> Callable[[int], Streams] | bool:
-        return _from_seed if instance is None else instance._is_seeded
-
-
 @final
 class Streams:
     """The named streams of one run; each key is a keyed hash of the root key and the name.
@@ -335,10 +323,8 @@ class Streams:
     seeded(seed)  root key: a hash of the seed, for tests and repeatable experiments; not private
     """
 
-    seeded = _Seeded()
-
     def __init__(self, root: bytes, *, is_seeded: bool) -> None:
-        self._is_seeded = is_seeded
+        self.is_seeded: Final = is_seeded
         once = {name: Stream(_derive(root, name), name=name, replayable=False) for name in _ONCE}
         again = {name: Stream(_derive(root, name), name=name, replayable=True) for name in _REPLAYABLE}
         self.noise: Final = once["noise"]
@@ -352,16 +338,16 @@ class Streams:
         """Streams under a fresh key of the operating system."""
         return cls(os.urandom(_KEY_BYTES), is_seeded=False)
 
+    @classmethod
+    def seeded(cls, seed: int) -> Streams:
+        """Streams that anyone who knows the seed can repeat; every digit of it counts."""
+        check.count("a seed is a whole number; use Streams.from_os() for privacy", least=0, seed=seed)
+        return cls(_derive(b"seed", str(int(seed))), is_seeded=True)
+
     @property
     def statement(self) -> str:
         """Where the key came from, in the words of the privacy statement."""
-        return "seeded: not private" if self._is_seeded else "keyed by the operating system"
+        return "seeded: not private" if self.is_seeded else "keyed by the operating system"
 
     def __repr__(self) -> str:
         return f"Streams({self.statement})"
-
-
-def _from_seed(seed: int) -> Streams:
-    check.count("a seed is a whole number; use Streams.from_os() for privacy", least=0, seed=seed)
-    # Every digit counts: a seed is hashed as text, so 5 and 5 + 2**32 differ.
-    return Streams(_derive(b"seed", str(int(seed))), is_seeded=True)

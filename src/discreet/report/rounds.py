@@ -24,6 +24,7 @@ from discreet.report.defaults import SET_ASIDE, Candidate
 from discreet.report.values import Comparison, Entry, Excluded, Failure, Point, Provenance, Run
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import learning_rate_of, records_of
+from discreet.stages.sampling import Horizon
 
 _PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
 _LONGEST_REASON = 300
@@ -47,6 +48,18 @@ class Rounds:
     def __init__(self, settings: CompareSettings, listener: Listener) -> None:
         self._settings, self._listener = settings, listener
         self._task = _task(settings)
+        # Shared settings that do not fit are refused here, before anything is trained.
+        shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
+        self._shared = shared
+        self._horizon = Horizon.of(
+            records=records_of(shared, self._task),
+            batch=shared.batch or 0,
+            epochs=shared.epochs,
+            steps=shared.steps,
+        )
+        self._model = tasks.build(
+            str(shared.model), shape=self._task.shape, classes=self._task.classes, seed=0
+        )
         self._count = len(settings.chosen) * len(settings.keys)
         self._finished: dict[str, list[Run]] = {row.name: [] for row in settings.chosen}
         self._failed: dict[str, list[Failure]] = {row.name: [] for row in settings.chosen}
@@ -191,22 +204,19 @@ class Rounds:
     # -- the whole -------------------------------------------------------------------------------------
 
     def _gathered(self, rows: list[_Row]) -> Comparison:
-        of, task = self._settings, self._task
-        first = next((row for row in rows if row.plan is not None), rows[0])
-        horizon = None if first.plan is None else first.plan.known_horizon
-        model = tasks.build(str(first.config.model), shape=task.shape, classes=task.classes, seed=0)
+        of, task, shared, horizon = self._settings, self._task, self._shared, self._horizon
         return Comparison(
             data=of.data if of.data in tasks.DATASETS else task.name,
-            model=str(first.config.model),
-            parameters=tasks.parameters(model),
-            records=records_of(first.config, task),
+            model=str(shared.model),
+            parameters=tasks.parameters(self._model),
+            records=horizon.known_records,
             test_records=len(task.test),
-            batch=0 if horizon is None else horizon.known_batch,
-            steps=0 if horizon is None else horizon.steps,
+            batch=horizon.known_batch,
+            steps=horizon.steps,
             epsilon=of.epsilon,
             delta=of.delta,
-            relation=str(first.config.relation),
-            sampling=first.config.sampling,
+            relation=str(shared.relation),
+            sampling=shared.sampling,
             seeds=of.seeds,
             repeats=len(of.keys),
             public=task.public,
@@ -216,7 +226,7 @@ class Rounds:
                 for method in METHODS.values()
                 if not method.certified
             ),
-            together=self._together(str(first.config.relation)),
+            together=self._together(),
             provenance=Provenance(
                 command=of.command,
                 created=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -245,11 +255,11 @@ class Rounds:
             failures=tuple(self._failed[name]),
         )
 
-    def _together(self, relation: str) -> float | None:
+    def _together(self) -> float | None:
         """What all runs cost who would show them all; None where a ledger cannot be read."""
         with contextlib.suppress(check.Refused):
-            charge = merge(self._ledgers)
-            return certify(charge, delta=self._settings.delta, relation=Neighbouring(relation)).epsilon
+            relation = Neighbouring(self._shared.relation)
+            return certify(merge(self._ledgers), delta=self._settings.delta, relation=relation).epsilon
         return None
 
 

@@ -217,6 +217,16 @@ class Words:
         return "Keyed by the operating system: no seed, nothing that could be used to recompute the noise."
 
     @property
+    def guarantee(self) -> str:
+        """What every run has, or would have without its seed."""
+        of = self._of
+        text = (
+            f"({of.epsilon:g}, {power(of.delta)})-differential privacy for each run; accountant: "
+            f"{self.accountants}; sampling: {of.sampling.capitalize()}."
+        )
+        return f"{text} It holds for the same run without a seed; see Randomness." if of.seeded else text
+
+    @property
     def unit(self) -> str:
         """What is protected."""
         if self._of.relation == "add/remove":

@@ -8,8 +8,9 @@ matter which module, or no module, made them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -33,9 +34,9 @@ class RecordAxis:
         >>> RecordAxis(1).split(torch.zeros(5, 6, 4), records=3).shape
         torch.Size([3, 5, 2, 4])
         """
-        if self.minor:
-            return tensor.unflatten(self.axis, (-1, records)).movedim(self.axis + 1, 0)
-        return tensor.unflatten(self.axis, (records, -1)).movedim(self.axis, 0)
+        sizes = (-1, records) if self.minor else (records, -1)
+        split: Tensor = tensor.unflatten(self.axis, sizes).movedim(self.axis + int(self.minor), 0)
+        return split
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,7 @@ class Tracked:
     parents: tuple[Tracked, ...] = ()
     made_by: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def roots(self) -> tuple[Tracked, ...]:
@@ -67,6 +69,42 @@ class Call:
     output: RecordAxis | None = None
 
 
+@dataclass
+class Script:
+    """What a forward pass does on every batch of one shape.
+
+    batched  for each input tensor, whether its first axis is the record
+    calls    the calls that involve parameters, in order
+    path     the other calls that make something of the records, in order
+    outputs  the record axis of each differentiable output
+    """
+
+    batched: tuple[bool, ...]
+    calls: list[Call]
+    path: list[Callable[..., Any]]
+    outputs: list[RecordAxis | None]
+    loss_checked: bool = False
+
+    def records_in(self, inputs: Any) -> list[Tensor]:
+        """The input tensors that carry records."""
+        return [tensor for tensor, own in zip(tensors_in(inputs), self.batched, strict=True) if own]
+
+
+def track_derived(
+    tracked: dict[int, Tracked],
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    result: Any,
+    found: Sequence[Tracked],
+) -> None:
+    """Remember the differentiable outputs of a call on parameters alone."""
+    for tensor in tensors_in(result):
+        if tensor.requires_grad and id(tensor) not in tracked:
+            name = f"{name_of(func)}#{len(tracked)}({', '.join(parent.name for parent in found)})"
+            tracked[id(tensor)] = Tracked(name, tensor, tuple(found), func, tuple(args), dict(kwargs))
+
+
 class Follower(Protocol):
     """What a `Watch` hands its calls to."""
 
@@ -75,8 +113,44 @@ class Follower(Protocol):
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         """A call with tracked tensors among its arguments."""
 
-    def other(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A call without."""
+    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """A call without, or one that keeps no gradient."""
+
+
+class Marks:
+    """Which tensors of a pass carry records: its inputs and whatever was computed from them."""
+
+    def __init__(self, tracked: dict[int, Tracked], inputs: Iterable[Tensor]) -> None:
+        self._tracked = tracked
+        self._marked: dict[int, weakref.ref[Tensor]] = {}
+        self.add(inputs)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if not tensor.requires_grad:  # what needs a gradient shows it by itself
+                self._marked[id(tensor)] = weakref.ref(tensor)
+
+    def on(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether any of the tensors carries records."""
+        return any(
+            id(tensor) not in self._tracked if tensor.requires_grad else self._is_marked(tensor)
+            for tensor in tensors
+        )
+
+    def follow(self, func: Callable[..., Any], args: Any, tensors: list[Tensor], result: Any) -> bool:
+        """Mark what a call on records made; True if it made something, False for shapes and the like."""
+        if not self.on(tensors):
+            return False
+        made = list(tensors_in(result))
+        self.add(made)
+        if func is Tensor.__setitem__:
+            self.add(args[:1])
+            return True
+        return bool(made)
+
+    def _is_marked(self, tensor: Tensor) -> bool:
+        reference = self._marked.get(id(tensor))
+        return reference is not None and reference() is tensor
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -136,12 +210,11 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in self._forbidden:
             self._forbidden[func](*args, **kwargs)
-        if not torch.is_grad_enabled():
-            return func(*args, **kwargs)
-        known = self._follower.tracked
-        found = [known[id(t)] for t in tensors_in((args, kwargs)) if id(t) in known]
+        tensors = list(tensors_in((args, kwargs)))
+        known = self._follower.tracked if torch.is_grad_enabled() else {}
+        found = [known[id(tensor)] for tensor in tensors if id(tensor) in known]
         if not found:
-            return self._follower.other(func, args, kwargs)
+            return self._follower.other(func, args, kwargs, tensors)
         if func in self._decompositions:
             with self:
                 return self._decompositions[func](*args, **kwargs)

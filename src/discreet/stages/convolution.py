@@ -1,7 +1,8 @@
 """Per-sample weight gradients of a convolution, by the cheapest of three routes.
 
 Index legend: N records, F images folded into one record (frames), C input and O output channels, K taps.
-Convolutions of one, two and three dimensions share the code; a transposed one swaps input and output gradient.
+Convolutions of one, two and three dimensions share the code; a transposed one swaps its input and the
+gradient of its output.
 """
 
 from __future__ import annotations
@@ -15,18 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.stages.factors import (
-    KEEP_ELEMENTS,
-    Dense,
-    Factors,
-    norms_by_chunks,
-    rounding_slack,
-    row_norms,
-    widen,
-    zero_rows,
-)
+from discreet.stages import factors
+from discreet.stages.factors import Dense, Factors, Settled, norms_by_chunks, row_norms, share, widen
 
-# Up to this many channel pairs one grouped convolution beats a matrix product per tap (measured on two cores).
+# Up to this many channel pairs one grouped convolution beats a matrix product per tap (measured)
 GROUPED_CHANNEL_PAIRS = 1536
 
 
@@ -49,53 +42,70 @@ class Convolution:
         self.images, self.outputs = widen(images), widen(outputs)
         self.shape, self.geometry = tuple(shape), geometry
         self._records = records
+        self._lengths: tuple[Tensor, Tensor] | None = None
 
     @property
     def records(self) -> int:
         return self._records
 
     @property
-    def _frames(self) -> int:
-        return self.images.shape[0] // max(self._records, 1)
+    def dtype(self) -> torch.dtype:
+        return self.images.dtype
 
-    def square_norms(self) -> tuple[Tensor, Tensor]:
-        square, underflow = norms_by_chunks(self, math.prod(self.shape))
-        taps = math.sqrt(
-            math.prod(self.shape[2:])
-        )  # each input value lies in at most this many patches, squared
-        images = row_norms(self.images.unflatten(0, (self._records, -1)))
-        outputs = row_norms(self.outputs.unflatten(0, (self._records, -1)))
-        return square, underflow + rounding_slack(taps * images, outputs, self.images.dtype)
+    @property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Norms of a record's images and of its output gradients, [N] each."""
+        if self._lengths is None:
+            self._lengths = row_norms(self._by_record(self.images)), row_norms(self._by_record(self.outputs))
+        return self._lengths
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        images, outputs = self.lengths
+        patches = math.sqrt(math.prod(self.shape[2:])) * images  # a value lies in at most K patches
+        return norms_by_chunks(self), patches * outputs
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
-        frames = weights_QN.repeat_interleave(self._frames, 1).to(self.outputs.dtype)
-        for weights, total in zip(frames, total_Q, strict=True):
-            scaled = self.outputs * weights.view(-1, *(1,) * (self.outputs.dim() - 1))
-            total += _weight_gradient(self.images, scaled, self.shape, self.geometry)
+        for weights_N, total in zip(weights_QN, total_Q, strict=True):
+            scales = share(weights_N, *self.lengths, prefer_left=False, dtype=self.dtype)
+            images, outputs = (
+                values if scale is None else self._scaled(values, scale)
+                for values, scale in zip((self.images, self.outputs), scales, strict=True)
+            )
+            total += _weight_gradient(images, outputs, self.shape, self.geometry)
 
     def instantiate(self, start: int, stop: int) -> Tensor:
         rows = slice(start * self._frames, stop * self._frames)
-        images, outputs = self.images[rows], self.outputs[rows]
-        if self.geometry.groups == 1 and self.shape[0] * self.shape[1] > GROUPED_CHANNEL_PAIRS:
-            grads = _by_taps(images, outputs, self.shape, self.geometry)
-        else:
-            grads = _by_groups(images, outputs, self.shape, self.geometry)
-        return grads.unflatten(0, (stop - start, self._frames)).sum(1) if self._frames > 1 else grads
+        by_taps = self.geometry.groups == 1 and self.shape[0] * self.shape[1] > GROUPED_CHANNEL_PAIRS
+        way = _by_taps if by_taps else _by_groups
+        return way(self.images[rows], self.outputs[rows], self.shape, self.geometry, stop - start)
 
-    def silence(self, bad_N: Tensor) -> Convolution:
-        bad = bad_N.repeat_interleave(self._frames)
-        images, outputs = zero_rows(self.images, bad), zero_rows(self.outputs, bad)
-        return Convolution(images, outputs, self.shape, self.geometry, self._records)
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Convolution:
+        images, outputs = (
+            self._by_record(values)[index_K].flatten(0, 1).to(dtype or self.dtype)
+            for values in (self.images, self.outputs)
+        )
+        return Convolution(images, outputs, self.shape, self.geometry, len(index_K))
+
+    @property
+    def _frames(self) -> int:
+        return self.images.shape[0] // self._records
+
+    def _by_record(self, values: Tensor) -> Tensor:
+        by_record: Tensor = values.unflatten(0, (self._records, self._frames))
+        return by_record
+
+    def _scaled(self, values: Tensor, scale_N: Tensor) -> Tensor:
+        return values * scale_N.repeat_interleave(self._frames).view(-1, *(1,) * (values.dim() - 1))
 
 
 def convolution(
     images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
 ) -> Factors:
     """Instantiated at once where all records fit: the weighted sum is then one matrix product."""
-    factors = Convolution(images, outputs, shape, geometry, records)
-    if images.shape[0] * math.prod(shape) > KEEP_ELEMENTS:
-        return factors
-    return Dense(factors.instantiate(0, records))
+    part = Convolution(images, outputs, shape, geometry, records)
+    if records * math.prod(shape) > factors.KEEP_ELEMENTS:
+        return Settled(part)
+    return Dense(part.instantiate(0, records))
 
 
 def _weight_gradient(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> Tensor:
@@ -116,22 +126,31 @@ def _weight_gradient(images: Tensor, outputs: Tensor, shape: Sequence[int], geom
     return gradient
 
 
-def _by_groups(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> Tensor:
-    """All records at once as the groups of one convolution."""
-    N = images.shape[0]
-    alone = Geometry(geometry.stride, geometry.padding, geometry.dilation, N * geometry.groups)
-    stacked = (N * shape[0], *shape[1:])
-    gradient = _weight_gradient(
-        images.reshape(1, -1, *images.shape[2:]), outputs.reshape(1, -1, *outputs.shape[2:]), stacked, alone
+def _by_groups(
+    images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
+) -> Tensor:
+    """All records at once as the groups of one convolution, their frames as its batch."""
+    alone = Geometry(geometry.stride, geometry.padding, geometry.dilation, records * geometry.groups)
+    images_FNC, outputs_FNC = (
+        values.unflatten(0, (records, -1)).transpose(0, 1).flatten(1, 2) for values in (images, outputs)
     )
-    return gradient.unflatten(0, (N, shape[0]))
+    gradient = _weight_gradient(images_FNC, outputs_FNC, (records * shape[0], *shape[1:]), alone)
+    by_record: Tensor = gradient.unflatten(0, (records, shape[0]))
+    return by_record
 
 
-def _by_taps(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> Tensor:
-    """One batched matrix product per tap of the kernel, over the shifted input."""
+def _by_taps(
+    images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
+) -> Tensor:
+    """One batched matrix product per tap of the kernel, over the shifted input and all frames of a record."""
     pads = [amount for amount in reversed(geometry.padding) for _ in range(2)]
-    padded = F.pad(images, pads)
-    outputs_NOL = outputs.flatten(2)
+    padded = F.pad(images, pads) if any(pads) else images
+
+    def channels_first(values: Tensor) -> Tensor:  # [N, channels, positions of all frames]
+        channels: Tensor = values.unflatten(0, (records, -1)).transpose(1, 2).flatten(2)
+        return channels
+
+    outputs_NOL = channels_first(outputs)
     taps = []
     for tap in itertools.product(*(range(size) for size in shape[2:])):
         window = tuple(
@@ -140,6 +159,6 @@ def _by_taps(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Ge
                 tap, geometry.dilation, geometry.stride, outputs.shape[2:], strict=True
             )
         )
-        shifted_NCL = padded[(slice(None), slice(None), *window)].flatten(2)
+        shifted_NCL = channels_first(padded[(slice(None), slice(None), *window)])
         taps.append(torch.bmm(outputs_NOL, shifted_NCL.transpose(1, 2)))
     return torch.stack(taps, -1).view(-1, *shape)

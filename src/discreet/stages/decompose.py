@@ -69,14 +69,14 @@ def attention(
     if add_zero_attn:
         k, v = torch.cat([k, k.new_zeros(1, N, E)]), torch.cat([v, v.new_zeros(1, N, E)])
     mask = _additive_mask(attn_mask, key_padding_mask, num_heads, (N, T, k.shape[0]), q.dtype)
-    heads = [x.reshape(x.shape[0], N, num_heads, E // num_heads).permute(1, 2, 0, 3) for x in (q, k, v)]
+    q, k, v = (x.reshape(x.shape[0], N, num_heads, E // num_heads).permute(1, 2, 0, 3) for x in (q, k, v))
     dropout = dropout_p if training else 0.0
     if need_weights:
-        scores = heads[0] @ heads[1].transpose(-2, -1) / math.sqrt(E // num_heads)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(E // num_heads)
         share = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
-        mixed, shown = share @ heads[2], (share.mean(1) if average_attn_weights else share)
+        mixed, shown = share @ v, (share.mean(1) if average_attn_weights else share)
     else:
-        mixed, shown = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout), None
+        mixed, shown = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
     joined = mixed.permute(2, 0, 1, 3).reshape(T, N, E)
     return F.linear(joined, out_proj_weight, out_proj_bias), shown
 

@@ -1,42 +1,51 @@
 """What one parameter received from each record, kept factored for as long as possible.
 
-Index legend: N records, P positions (time, pixels), A rows and B columns of a parameter, Q queries.
+A `Part` is what one kind of use leaves: it measures its per-sample gradients g_N (shape [N, *shape]), sums
+them with weights and instantiates some of them (outer.py, convolution.py). `Dense` and `Settled` are
+`Factors`: parts whose norms hold for the very numbers that they sum. Nothing here knows which op or which
+model a part came from. Index legend: N records, Q queries.
 
-Every class answers the same four questions about its per-sample gradients g_N (shape [N, *shape]):
-`square_norms()` (with the rounding slack that makes the root an upper bound), `add_weighted()`,
-`instantiate()` and `silence()`. Nothing here knows which op or which model the factors came from.
-
-Guarantee: ||computed contribution of record i|| <= norm_i * (1 + 2^-18), with
-norm_i = sqrt(square_i) + slack_i, for finite factors; a non-finite factor makes norm_i non-finite.
+Guarantee: ||w_n g_n||, as summed, is at most w_n norm_n (1 + 2^-17) for finite g_n; a non-finite g_n has a
+non-finite norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-# A contribution that is summed by another route than its norm may differ by rounding: allow this many ulps of
-# the sum of absolute products, far above the sqrt(P) growth that blocked summation shows.
-ROUNDING_ULPS = 16.0
+# Rounding of a sum over positions, in ulps of the sum of absolute products.
+ROUNDING_ULPS = 4.0
+# A gradient this much shorter than the sum of its absolute products is summed apart, in float64: rounding
+# would otherwise move the sum of all records by a share of the clip, not of an ulp.
+CANCELLATION = 2.0**-9
 # Per-sample gradients of one parameter are kept while they fit in this many elements.
 KEEP_ELEMENTS = 1 << 25
-# Above this ratio of Gram work to parameter size it is cheaper to instantiate (measured on two cores).
-GRAM_RATIO = 12.0
+# Squares are added up in blocks of this many and the blocks in float64: no small square is ever lost.
+_BLOCK = 128
 
 
-class Factors(Protocol):
+class Part(Protocol):
     """Per-sample gradients of one parameter, in factored form."""
 
     @property
     def records(self) -> int:
         """N."""
 
-    def square_norms(self) -> tuple[Tensor, Tensor]:
-        """Squared norms and slacks, float64, both of shape [N]."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """The working precision, at least float32."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """Norms, and bounds on the sums of absolute products behind them: float64, both [N]."""
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         """total_Q += sum_n weights_QN[:, n] * g_n, in place."""
@@ -44,8 +53,19 @@ class Factors(Protocol):
     def instantiate(self, start: int, stop: int) -> Tensor:
         """The per-sample gradients of records start..stop, shape [stop - start, *shape]."""
 
-    def silence(self, bad_N: Tensor) -> Factors:
-        """The same factors with the records of `bad_N` set to exact zero."""
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Part:
+        """The part of some records, in another precision if one is given."""
+
+
+class Factors(Part, Protocol):
+    """A part with norms that hold for what `add_weighted` sums."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Upper bounds on the norms, float64, [N]."""
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Factors:
+        """The factors of some records."""
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -53,14 +73,57 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def zero_rows(tensor: Tensor, bad_N: Tensor) -> Tensor:
-    shape = (-1,) + (1,) * (tensor.dim() - 1)
-    return tensor.masked_fill(bad_N.view(shape), 0)
+def in_range(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights in a working precision, never larger than they were but for one ulp.
+
+    A subnormal number may be rounded up by half of itself: it becomes zero. What is not finite becomes zero.
+    """
+    weights, limits = weights.double(), torch.finfo(dtype)
+    kept = torch.where(weights.isfinite() & (weights.abs() >= limits.tiny), weights, 0.0)
+    return kept.clamp(-limits.max, limits.max).to(dtype)
 
 
 def row_norms(tensor: Tensor) -> Tensor:
-    """Norms over everything but the first axis, accumulated in float64 so that no square overflows or vanishes."""
-    return torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=torch.float64)
+    """Norms over everything but the first axis, float64, relative error below 2^-17 at every magnitude."""
+    rows = tensor.shape[0]
+    flat = widen(tensor).reshape(rows, math.prod(tensor.shape[1:]))
+    columns = flat.shape[1]
+    whole = columns - columns % _BLOCK
+    square: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if whole:
+        blocks = flat[:, :whole].unflatten(1, (-1, _BLOCK))
+        square += torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    # Where squares overflow or lose digits, measure again, scaled by the largest entry.
+    floor = columns * torch.finfo(flat.dtype).tiny * 2.0**26
+    odd = ~((square > floor) & square.isfinite())
+    norms = square.sqrt()
+    if columns and bool(odd.any()):
+        wide = flat[odd].double()
+        scale = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        norms[odd] = torch.linalg.vector_norm(wide / scale, dim=1) * scale.squeeze(1)
+    return norms
+
+
+def share(
+    weights_N: Tensor, left_N: Tensor, right_N: Tensor, *, prefer_left: bool, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """The weights for two factors: on the cheaper one, or on each record's longer one where one is tiny.
+
+    w * tiny would leave the normal range of floats, and its rounding would be multiplied by the other factor.
+    """
+    weights = in_range(weights_N, dtype)
+    shorter = torch.minimum(left_N, right_N)
+    if not bool(((shorter < 2.0**-60) & (shorter > 0)).any()):
+        return (weights, None) if prefer_left else (None, weights)
+    on_left = left_N >= right_N
+    return torch.where(on_left, weights, 1.0), torch.where(on_left, 1.0, weights)
+
+
+def norms_by_chunks(part: Part) -> Tensor:
+    """Norms of gradients that are too large to keep: instantiate some records, measure, forget."""
+    step = max(1, KEEP_ELEMENTS // max(1, math.prod(part.shape)))
+    starts = range(0, part.records, step)
+    return torch.cat([row_norms(part.instantiate(at, min(at + step, part.records))) for at in starts])
 
 
 class Dense:
@@ -68,212 +131,82 @@ class Dense:
 
     def __init__(self, grads_N: Tensor) -> None:
         self.grads_N = widen(grads_N)
+        self._norms: Tensor | None = None
 
     @property
     def records(self) -> int:
         return self.grads_N.shape[0]
 
-    def square_norms(self) -> tuple[Tensor, Tensor]:
-        flat = self.grads_N.reshape(self.records, -1)
-        # Squares in the working precision are fast; below its range they vanish, by at most `underflow` in the norm.
-        square = torch.linalg.vecdot(flat, flat).double()
-        tiny = torch.finfo(flat.dtype).tiny
-        underflow = math.sqrt(flat.shape[1] * tiny)
-        return square, torch.full_like(square, underflow)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads_N.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.grads_N.shape[1:])
+
+    @property
+    def norms(self) -> Tensor:
+        if self._norms is None:
+            self._norms = row_norms(self.grads_N)
+        return self._norms
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        return self.norms, self.norms
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
-        queries = total_Q.shape[0]
-        flat = self.grads_N.reshape(self.records, -1).to(total_Q.dtype)
-        total_Q.view(queries, -1).addmm_(weights_QN.to(total_Q.dtype), flat)
+        flat = self.grads_N.reshape(self.records, math.prod(self.shape)).to(total_Q.dtype)
+        total_Q.view(total_Q.shape[0], flat.shape[1]).addmm_(in_range(weights_QN, total_Q.dtype), flat)
 
     def instantiate(self, start: int, stop: int) -> Tensor:
         return self.grads_N[start:stop]
 
-    def silence(self, bad_N: Tensor) -> Dense:
-        return Dense(zero_rows(self.grads_N, bad_N))
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Dense:
+        return Dense(self.grads_N[index_K].to(dtype or self.dtype))
 
 
-class Outer:
-    """g_n = sum_p left[n, p] (x) right[n, p]: what a linear map leaves, over its positions."""
+class Settled:
+    """A part that is not instantiated. Records whose terms cancel are summed apart, in float64."""
 
-    def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
-        self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
-        self.shape = tuple(shape)
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        root, absolute = part.measure()
+        rounding = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps * (absolute / root)
+        self.norms = torch.where(absolute > 0, root + ROUNDING_ULPS * rounding * absolute, root)
+        self._apart = (root < CANCELLATION * absolute).nonzero().flatten()
+        for index, exact in self._exact():
+            self.norms[index] = exact.norms
 
-    @property
-    def records(self) -> int:
-        return self.right_NPB.shape[0]
-
-    @property
-    def gram_is_cheaper(self) -> bool:
-        """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
-        (_, P, A), B = self.left_NPA.shape, self.right_NPB.shape[2]
-        return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
-
-    def square_norms(self) -> tuple[Tensor, Tensor]:
-        left, right = row_norms(self.left_NPA), row_norms(self.right_NPB)
-        if self.left_NPA.shape[1] == 1:
-            return (left * right).square(), torch.zeros_like(left)
-        slack = rounding_slack(left, right, self.right_NPB.dtype)
-        if self.gram_is_cheaper:
-            gram = _gram(self.left_NPA) * _gram(self.right_NPB)
-            return gram.sum((1, 2)).clamp(min=0), slack
-        square, underflow = norms_by_chunks(self, math.prod(self.shape))
-        return square, slack + underflow
-
-    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
-        A, B = self.left_NPA.shape[2], self.right_NPB.shape[2]
-        left, right = self.left_NPA.to(total_Q.dtype), self.right_NPB.to(total_Q.dtype)
-        for weights_N, total in zip(weights_QN.to(total_Q.dtype), total_Q, strict=True):
-            scale = weights_N.view(-1, 1, 1)
-            scaled_left, scaled_right = (left * scale, right) if A <= B else (left, right * scale)
-            total.view(A, B).addmm_(scaled_left.reshape(-1, A).T, scaled_right.reshape(-1, B))
-
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        left, right = self.left_NPA[start:stop], self.right_NPB[start:stop]
-        return torch.bmm(left.transpose(1, 2), right).view(-1, *self.shape)
-
-    def lines(self, rows_A: Tensor | None, columns_B: Tensor | None) -> Outer:
-        """The part on active rows and columns; only for its norms."""
-        left = self.left_NPA if rows_A is None else self.left_NPA[..., rows_A]
-        right = self.right_NPB if columns_B is None else self.right_NPB[..., columns_B]
-        return Outer(left, right, (left.shape[2], right.shape[2]))
-
-    def masked_square(self, active_AB: Tensor) -> Tensor:
-        """Squared norms on single active elements, for one position: one matrix product."""
-        left_NA, right_NB = self.left_NPA[:, 0].double().square(), self.right_NPB[:, 0].double().square()
-        return ((left_NA @ active_AB.double()) * right_NB).sum(1)
-
-    def silence(self, bad_N: Tensor) -> Outer:
-        return Outer(zero_rows(self.left_NPA, bad_N), zero_rows(self.right_NPB, bad_N), self.shape)
-
-
-class OneHot:
-    """An embedding's part: g_n = sum_p onehot(index[n, p]) (x) right[n, p]."""
-
-    def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
-        self.index_NP, self.right_NPB, self.shape = index_NP, widen(right_NPB), tuple(shape)
+    def _exact(self) -> Iterator[tuple[Tensor, Dense]]:
+        """The records that cancel, some at a time: summed in float64, rounded once."""
+        if self._apart.numel() == 0:
+            return
+        for index in self._apart.split(max(1, KEEP_ELEMENTS // max(1, math.prod(self.shape)))):
+            wide = self.part.take(index, torch.float64).instantiate(0, len(index))
+            yield index, Dense(wide.to(self.part.dtype))
 
     @property
     def records(self) -> int:
-        return self.right_NPB.shape[0]
-
-    def square_norms(self) -> tuple[Tensor, Tensor]:
-        right = row_norms(self.right_NPB)
-        gram = _left_cross(self, self) * _gram(self.right_NPB)
-        length = torch.full_like(right, math.sqrt(self.index_NP.shape[1]))
-        return gram.sum((1, 2)).clamp(min=0), rounding_slack(length, right, self.right_NPB.dtype)
-
-    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
-        rows = self.index_NP.flatten()
-        for weights_N, total in zip(weights_QN.to(total_Q.dtype), total_Q, strict=True):
-            scaled = self.right_NPB.to(total_Q.dtype) * weights_N.view(-1, 1, 1)
-            total.index_add_(0, rows, scaled.flatten(0, 1))
-
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        index, right = self.index_NP[start:stop], self.right_NPB[start:stop]
-        grads = right.new_zeros(stop - start, *self.shape)
-        return grads.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
-
-    def silence(self, bad_N: Tensor) -> OneHot:
-        return OneHot(self.index_NP, zero_rows(self.right_NPB, bad_N), self.shape)
-
-
-class Sum:
-    """A parameter used in several ways: the cross terms come from the factors, or from the sum itself."""
-
-    def __init__(self, parts: Sequence[Outer | OneHot]) -> None:
-        self.parts = tuple(parts)
+        return self.part.records
 
     @property
-    def records(self) -> int:
-        return self.parts[0].records
+    def dtype(self) -> torch.dtype:
+        return self.part.dtype
 
-    def square_norms(self) -> tuple[Tensor, Tensor]:
-        square, slack = self.parts[0].square_norms()
-        for i, first in enumerate(self.parts[1:], start=1):
-            own, own_slack = first.square_norms()
-            square, slack = square + own, slack + own_slack
-            for other in self.parts[:i]:
-                right = torch.einsum("npb,nqb->npq", first.right_NPB.double(), other.right_NPB.double())
-                square = square + 2 * (_left_cross(first, other) * right).sum((1, 2))
-        return square.clamp(min=0), slack
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.part.shape
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        return self.norms, self.part.measure()[1]
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
-        for part in self.parts:
-            part.add_weighted(weights_QN, total_Q)
+        self.part.add_weighted(weights_QN.index_fill(1, self._apart, 0), total_Q)
+        for index, exact in self._exact():
+            exact.add_weighted(weights_QN[:, index], total_Q)
 
     def instantiate(self, start: int, stop: int) -> Tensor:
-        return torch.stack([part.instantiate(start, stop) for part in self.parts]).sum(0)
+        return self.part.instantiate(start, stop)
 
-    def silence(self, bad_N: Tensor) -> Sum:
-        return Sum([part.silence(bad_N) for part in self.parts])
-
-
-def rounding_slack(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounding of a sum over positions: sum_p |l_p||r_p| <= ||l|| ||r|| by Cauchy-Schwarz."""
-    return ROUNDING_ULPS * torch.finfo(dtype).eps * left * right
-
-
-def norms_by_chunks(part: Factors, size: int) -> tuple[Tensor, Tensor]:
-    """Square norms of gradients that are too large to keep: instantiate some records, measure, forget."""
-    step = max(1, KEEP_ELEMENTS // size)
-    pieces = [
-        Dense(part.instantiate(start, min(start + step, part.records))).square_norms()
-        for start in range(0, part.records, step)
-    ]
-    squares, slacks = zip(*pieces, strict=True)
-    return torch.cat(squares), torch.cat(slacks)
-
-
-def _gram(rows_NPB: Tensor) -> Tensor:
-    """<r_p, r_q>, in float64: in float32 alternating signs cancel to anything, even below zero."""
-    wide = rows_NPB.double()
-    return torch.bmm(wide, wide.transpose(1, 2))
-
-
-def _left_cross(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
-    """<left of first at p, left of other at q>, shape [N, P, Q], float64."""
-    if isinstance(first, Outer) and isinstance(other, Outer):
-        return torch.einsum("npa,nqa->npq", first.left_NPA.double(), other.left_NPA.double())
-    if isinstance(first, OneHot) and isinstance(other, OneHot):
-        return (first.index_NP.unsqueeze(2) == other.index_NP.unsqueeze(1)).double()
-    if isinstance(first, OneHot):
-        return _left_cross(other, first).transpose(1, 2)
-    assert isinstance(first, Outer) and isinstance(other, OneHot)
-    index = other.index_NP.unsqueeze(1).expand(-1, first.left_NPA.shape[1], -1)
-    return first.left_NPA.double().gather(2, index)
-
-
-def merge(parts: Sequence[Factors], shape: Sequence[int]) -> Factors:
-    """One `Factors` for all uses of a parameter, instantiated where that is the cheaper way to its norm."""
-    outers = [part for part in parts if isinstance(part, Outer)]
-    hots = [part for part in parts if isinstance(part, OneHot)]
-    if len(outers) + len(hots) < len(parts):
-        return parts[0] if len(parts) == 1 else _add_up(parts)
-    factored: list[Outer | OneHot] = []
-    if outers:
-        left = torch.cat([part.left_NPA for part in outers], 1) if len(outers) > 1 else outers[0].left_NPA
-        right = torch.cat([part.right_NPB for part in outers], 1) if len(outers) > 1 else outers[0].right_NPB
-        factored.append(Outer(left, right, shape))
-    if hots:
-        index = torch.cat([part.index_NP for part in hots], 1)
-        factored.append(OneHot(index, torch.cat([part.right_NPB for part in hots], 1), shape))
-    if len(factored) > 1:
-        return Sum(factored)
-    whole = factored[0]
-    return keep_if_small(whole, math.prod(shape)) if isinstance(whole, Outer) else whole
-
-
-def keep_if_small(part: Outer, size: int) -> Factors:
-    """Instantiate now, once: the norm and the weighted sum then both read the same gradients."""
-    if part.gram_is_cheaper or part.records * size > KEEP_ELEMENTS:
-        return part
-    return Dense(part.instantiate(0, part.records))
-
-
-def _add_up(parts: Sequence[Factors]) -> Dense:
-    total = parts[0].instantiate(0, parts[0].records).clone()
-    for part in parts[1:]:
-        total += part.instantiate(0, part.records)
-    return Dense(total)
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Settled:
+        return Settled(self.part.take(index_K, dtype))

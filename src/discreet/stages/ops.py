@@ -1,6 +1,6 @@
-"""From one recorded call to the per-sample factors of the parameters in it.
+"""From one recorded call to the per-sample parts of the parameters in it.
 
-A rule has the signature of its torch function with the `Use` in front and yields (argument, factors) for each
+A rule has the signature of its torch function with the `Use` in front and yields (argument, part) for each
 parameter argument that is wanted. Any op without a rule is handled by `vmap` of its own `vjp`.
 Index legend: N records, P positions, A rows, B columns.
 """
@@ -8,7 +8,6 @@ Index legend: N records, P positions, A rows, B columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,82 +17,12 @@ from torch import Tensor
 from discreet.core.check import Refused, refuse
 from discreet.stages.capture import RecordAxis, Tracked, name_of, replace, tensors_in
 from discreet.stages.convolution import Geometry, convolution
-from discreet.stages.factors import Dense, Factors, OneHot, Outer, widen
+from discreet.stages.factors import Dense, Part, widen
+from discreet.stages.outer import OneHot, Outer
+from discreet.stages.use import UnfitError, Use, names_in
 
-Parts = Iterator[tuple[Tensor, Factors]]
-
-
-class Unfit(Exception):
-    """A rule does not cover this form of its op; the general way does."""
-
-
-@dataclass(eq=False)
-class Use:
-    """One call that mixed parameters with records, and the gradient of its output."""
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    targets: dict[int, Tracked]  # by the identity of the argument tensor
-    axes: dict[int, RecordAxis]
-    output_axis: RecordAxis
-    records: int
-    versions: tuple[int, ...]
-    gradient: Tensor | None = None
-
-    def keep_gradient(self, gradient: Tensor) -> None:
-        """The hook on the call's output."""
-        self.gradient = gradient.detach()
-
-    def wants(self, argument: Tensor | None) -> bool:
-        return argument is not None and id(argument) in self.targets
-
-    def by_record(self, tensor: Tensor) -> Tensor:
-        """Shape [N, ...], the record axis in front."""
-        axis = self.axes.get(id(tensor))
-        if axis is None:
-            raise Unfit
-        return axis.split(tensor, self.records)
-
-    @property
-    def gradient_N(self) -> Tensor:
-        assert self.gradient is not None
-        return self.output_axis.split(self.gradient, self.records)
-
-    def rows(self, tensor: Tensor) -> Tensor:
-        """Shape [N, P, features]."""
-        return _rows(self.by_record(tensor))
-
-    @property
-    def gradient_rows(self) -> Tensor:
-        return _rows(self.gradient_N)
-
-    def unchanged(self) -> None:
-        """Refuse if an argument was written to after the call: its record would be of another value."""
-        if tuple(t._version for t in tensors_in((self.args, self.kwargs))) != self.versions:
-            refuse(
-                "inputs of a parametrised call to stay as they were until the backward pass",
-                f"an input of {name_of(self.func)} with {_names(self)} changed in place",
-                "replace the in-place operation (for example ReLU(inplace=True) on a reused tensor)",
-            )
-
-    def parts(self) -> list[tuple[Tracked, Factors]]:
-        """The factors of every parameter in this call."""
-        self.unchanged()
-        rule = RULES.get(self.func, _general)
-        try:
-            found = list(rule(self, *self.args, **self.kwargs))
-        except Unfit:
-            found = list(_general(self, *self.args, **self.kwargs))
-        return [(self.targets[id(argument)], factors) for argument, factors in found]
-
-
-def _names(use: Use) -> str:
-    return ", ".join(target.name for target in use.targets.values())
-
-
-def _rows(by_record: Tensor) -> Tensor:
-    return by_record.reshape(by_record.shape[0], -1, by_record.shape[-1])
+Parts = Iterator[tuple[Tensor, Part]]
+Rule = Callable[..., Parts]
 
 
 def _reduce(by_record: Tensor, shape: Sequence[int]) -> Tensor:
@@ -105,18 +34,20 @@ def _reduce(by_record: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
+    if weight.dim() != 2:
+        raise UnfitError
     if use.wants(weight):
         yield weight, Outer(use.gradient_rows, use.rows(input), weight.shape)
     if bias is not None and use.wants(bias):
-        yield bias, Dense(widen(use.gradient_rows).sum(1))
+        yield bias, Dense(_reduce(widen(use.gradient_rows).sum(1), bias.shape))
 
 
 def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
     if weight.dim() != 2 or input.dim() < 2 or not use.wants(weight) or use.wants(input):
-        raise Unfit
+        raise UnfitError
     axis = use.axes.get(id(input))
     if axis is None or axis.axis == input.dim() - 1:
-        raise Unfit
+        raise UnfitError
     yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
 
 
@@ -126,11 +57,11 @@ def _reverse_matmul(use: Use, weight: Tensor, input: Tensor) -> Parts:
 
 def _addmm(use: Use, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Parts:
     if beta != 1 or alpha != 1 or use.wants(input):
-        raise Unfit
+        raise UnfitError
     if use.wants(weight):
         yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
     if use.wants(bias):
-        yield bias, Dense(_reduce(widen(use.gradient_N), bias.shape))
+        yield bias, Dense(_reduce(widen(use.gradient_by_record), bias.shape))
 
 
 def _embedding(
@@ -151,6 +82,14 @@ def _embedding(
     yield weight, OneHot(index_NP, right_NPB, weight.shape)
 
 
+def _getitem(use: Use, weight: Tensor, index: Any) -> Parts:
+    """weight[ids], the hand-written embedding."""
+    if weight.dim() != 2 or not isinstance(index, Tensor) or index.dtype != torch.int64:
+        raise UnfitError
+    index_NP = use.by_record(index).reshape(use.records, -1) % weight.shape[0]
+    yield weight, OneHot(index_NP, use.gradient_rows, weight.shape)
+
+
 def _tuple(value: Any, dimensions: int) -> tuple[int, ...]:
     return (value,) * dimensions if isinstance(value, int) else tuple(value)
 
@@ -167,7 +106,7 @@ def _conv(
 ) -> Parts:
     dimensions = weight.dim() - 2
     if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
-        raise Unfit
+        raise UnfitError
     assert use.gradient is not None
     if use.wants(weight):
         steps = _tuple(dilation, dimensions)
@@ -198,11 +137,11 @@ def _conv_transpose(
     """A transposed convolution is a convolution's input gradient: swap the input and the output gradient."""
     dimensions = weight.dim() - 2
     if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
-        raise Unfit
+        raise UnfitError
     assert use.gradient is not None
     if use.wants(weight):
-        sizes = (_tuple(v, dimensions) for v in (stride, padding, dilation))
-        geometry = Geometry(*sizes, groups)
+        steps, pads, spread = (_tuple(v, dimensions) for v in (stride, padding, dilation))
+        geometry = Geometry(steps, pads, spread, groups)
         yield weight, convolution(use.gradient, input, weight.shape, geometry, use.records)
     if bias is not None and use.wants(bias):
         channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
@@ -214,12 +153,9 @@ def _affine(use: Use, plain: Tensor, weight: Tensor | None, bias: Tensor | None,
     for argument, product in ((weight, plain), (bias, None)):
         if argument is None or not use.wants(argument):
             continue
-        gradient = (
-            use.gradient_N
-            if product is None
-            else use.gradient_N * use.output_axis.split(product, use.records)
-        )
-        gradient = widen(gradient)
+        gradient = widen(use.gradient_by_record)
+        if product is not None:
+            gradient = gradient * use.output_axis.split(product, use.records)
         if axis is not None:  # [N, F, C, ...] -> [N, ..., C], the channels last
             gradient = gradient.movedim(1 + axis, -1)
         yield argument, Dense(_reduce(gradient, argument.shape))
@@ -289,10 +225,10 @@ def _batch_norm(
 
 def _add(use: Use, first: Any, second: Any, *, alpha: Any = 1) -> Parts:
     if alpha != 1:
-        raise Unfit
+        raise UnfitError
     for argument in (first, second):
         if use.wants(argument):
-            yield argument, Dense(_reduce(widen(use.gradient_N), argument.shape))
+            yield argument, Dense(_reduce(widen(use.gradient_by_record), argument.shape))
 
 
 def _mul(use: Use, first: Any, second: Any) -> Parts:
@@ -303,20 +239,20 @@ def _mul(use: Use, first: Any, second: Any) -> Parts:
         or use.gradient is None
         or other.shape != use.gradient.shape
     ):
-        raise Unfit
-    yield argument, Dense(_reduce(widen(use.gradient_N * use.by_record(other)), argument.shape))
+        raise UnfitError
+    yield argument, Dense(_reduce(widen(use.gradient_by_record) * use.by_record(other), argument.shape))
 
 
 def _expand(use: Use, input: Tensor, *sizes: Any, **named: Any) -> Parts:
-    yield input, Dense(_reduce(widen(use.gradient_N), input.shape))
+    yield input, Dense(_reduce(widen(use.gradient_by_record), input.shape))
 
 
 def _repeat(use: Use, input: Tensor, *sizes: Any) -> Parts:
     counts = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     shape = (1,) * (len(counts) - input.dim()) + tuple(input.shape)
     if any(count != 1 and size != 1 for count, size in zip(counts, shape, strict=True)):
-        raise Unfit
-    yield input, Dense(_reduce(widen(use.gradient_N), input.shape))
+        raise UnfitError
+    yield input, Dense(_reduce(widen(use.gradient_by_record), input.shape))
 
 
 def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
@@ -324,41 +260,61 @@ def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
     leaves = list(tensors_in((args, kwargs)))
     wanted = [leaf for leaf in leaves if use.wants(leaf)]
     batched = [leaf for leaf in leaves if id(leaf) in use.axes and not use.wants(leaf)]
-    if not batched:
-        refuse(
-            "an op whose record axis is known",
-            f"{name_of(use.func)} spreads parameter {_names(use)} over the records",
-            "use expand, or combine the parameter with a tensor of the batch",
-        )
+    wide = torch.float64 if any(leaf.dtype == torch.float64 for leaf in leaves) else torch.float32
+
+    def widened(tensor: Tensor) -> Tensor:  # one precision: autocast, if there was any, is over
+        return tensor.to(wide) if tensor.is_floating_point() else tensor
 
     def one(slices: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
         swapped = {id(leaf): piece for leaf, piece in zip(batched, slices, strict=True)}
 
         def run(*parameters: Tensor) -> Tensor:
             here = {**swapped, **{id(leaf): p for leaf, p in zip(wanted, parameters, strict=True)}}
-            again, named = replace((args, kwargs), lambda t: here.get(id(t), t))
+            again, named = replace((args, kwargs), lambda t: widened(here.get(id(t), t)))
             result: Tensor = use.func(*again, **named)
             return result
 
-        gradients: tuple[Tensor, ...] = torch.func.vjp(run, *wanted)[1](gradient)
-        return gradients
+        pull: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(run, *map(widened, wanted))[1]
+        return pull(gradient)
 
     try:
-        slices = [use.by_record(leaf) for leaf in batched]
-        grads = torch.func.vmap(one, randomness="error")(slices, use.gradient_N)
-    except (RuntimeError, ValueError, TypeError) as error:
+        slices = [widened(use.by_record(leaf)) for leaf in batched]
+        gradients = use.gradient_by_record if batched else _one_at_a_time(use)
+        grads = torch.func.vmap(one, randomness="error")(slices, gradients.to(wide))
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         if isinstance(error, Refused):
             raise
         refuse(
             "an op that can be differentiated record by record",
-            f"{name_of(use.func)} with {_names(use)} ({str(error).splitlines()[0]})",
+            f"{name_of(use.func)} with {names_in(use)} ({str(error).splitlines()[0]})",
             "write it with supported ops (docs/architecture.md lists them) or freeze the parameter",
         )
     for leaf, grad in zip(wanted, grads, strict=True):
         yield leaf, Dense(grad)
 
 
-Rule = Callable[..., Parts]
+def _one_at_a_time(use: Use) -> Tensor:
+    """For an op that spreads a parameter over the records: the output's gradient, of one record at a time."""
+    assert use.gradient is not None
+    whole = use.gradient.new_zeros(use.records, *use.gradient.shape)
+    for record, row in enumerate(whole):
+        use.output_axis.split(row, use.records)[record] = use.gradient_by_record[record]
+    return whole
+
+
+def parts_of(use: Use) -> list[tuple[Tracked, Part]]:
+    """The part of every parameter in a recorded call."""
+    use.unchanged()
+    rule: Rule = RULES.get(use.func, _general)
+    try:
+        found = list(rule(use, *use.args, **use.kwargs))
+        if {id(argument) for argument, _ in found} != set(use.targets):
+            raise UnfitError  # the parameter stands where the rule does not look for one
+    except UnfitError:
+        found = list(_general(use, *use.args, **use.kwargs))
+    return [(use.targets[id(argument)], part) for argument, part in found]
+
+
 RULES: dict[Callable[..., Any], Rule] = {
     F.linear: _linear,
     torch.matmul: _matmul,
@@ -370,6 +326,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     torch.addmm: _addmm,
     Tensor.addmm: _addmm,
     F.embedding: _embedding,
+    Tensor.__getitem__: _getitem,
     F.conv1d: _conv,
     F.conv2d: _conv,
     F.conv3d: _conv,
@@ -394,49 +351,4 @@ RULES: dict[Callable[..., Any], Rule] = {
     torch.broadcast_to: _expand,
     Tensor.broadcast_to: _expand,
     Tensor.repeat: _repeat,
-}
-
-
-def _no_training_batch_norm(*args: Any, training: bool = False, **_: Any) -> None:
-    if training or (len(args) > 5 and args[5]):
-        refuse(
-            "no BatchNorm in training mode: its statistics mix the records of a batch",
-            "F.batch_norm with training=True",
-            "call discreet.fix(model) to swap it for GroupNorm, or put the layer in eval mode",
-        )
-
-
-def _no_tracking_instance_norm(
-    input: Tensor, running_mean: Tensor | None = None, *args: Any, use_input_stats: bool = True, **_: Any
-) -> None:
-    if running_mean is not None and use_input_stats:
-        refuse(
-            "no running statistics of the records",
-            "InstanceNorm with track_running_stats=True",
-            "build the layer with track_running_stats=False",
-        )
-
-
-def _no_rewriting_embedding(
-    *args: Any, max_norm: float | None = None, scale_grad_by_freq: bool = False, **_: Any
-) -> None:
-    if max_norm is not None or (len(args) > 3 and args[3] is not None):
-        refuse(
-            "an embedding that leaves its weights alone in the forward pass",
-            "Embedding(max_norm=...)",
-            "drop max_norm, or project the weights after the update",
-        )
-    if scale_grad_by_freq:
-        refuse(
-            "an embedding whose gradient is a sum over records",
-            "Embedding(scale_grad_by_freq=True)",
-            "drop scale_grad_by_freq: it counts tokens over the whole batch",
-        )
-
-
-FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
-    F.batch_norm: _no_training_batch_norm,
-    torch.batch_norm: _no_training_batch_norm,
-    F.instance_norm: _no_tracking_instance_norm,
-    F.embedding: _no_rewriting_embedding,
 }

@@ -1,26 +1,33 @@
 """Learning a forward pass on random inputs of the public shape: which calls, and which axis is the record.
 
-Nothing here sees private data. The pass runs for two batch sizes and with single records replaced; an axis is
-the record axis if its size follows the number of records and only the replaced record's entries move.
+Nothing here sees private data. The pass runs for two batch sizes and with single records replaced. An axis is
+the record axis if its size follows the number of records and only the replaced record's entries move; a value
+that moves with the number of records is refused, for that number is private.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from discreet.core.check import refuse
-from discreet.stages.capture import Call, RecordAxis, Tracked, Watch, name_of, replace, tensors_in
+from discreet.core.check import Refused, refuse, require
+from discreet.stages.axes import LARGE, SMALL, record_axis, same_for_every_size
+from discreet.stages.capture import Call, Marks, Script, Tracked, Watch, name_of, tensors_in, track_derived
 from discreet.stages.decompose import DECOMPOSITIONS
-from discreet.stages.ops import FORBIDDEN
-from discreet.stages.recorder import track_derived
+from discreet.stages.draws import DRAWS, Draw
+from discreet.stages.forbidden import FORBIDDEN, refuse_reading
 
-SMALL, LARGE = 3, 5  # records in a probe; coprime, so that no fixed size can follow both
 PROBE_SEED = 20_011
+_DROPOUTS = (
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
+)
 
 
 @dataclass
@@ -33,14 +40,27 @@ class Seen:
     inputs: list[Tensor]
     is_tracked: list[bool]
     outputs: list[Tensor]
+    is_single: bool
+
+    @property
+    def where(self) -> str:
+        return f"{name_of(self.func)} with {', '.join(self.names)}"
 
 
 @dataclass
 class Passed:
-    """One probe pass: its calls and what the model gave."""
+    """One probe pass: its calls, its other calls on records, and what the model gave."""
 
     seen: list[Seen]
+    path: list[Callable[..., Any]]
     outputs: list[Tensor]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that was seen, in order."""
+        for seen in self.seen:
+            yield from seen.inputs
+            yield from seen.outputs
+        yield from self.outputs
 
 
 @dataclass
@@ -49,214 +69,246 @@ class _Prober:
 
     tracked: dict[int, Tracked]
     spreads: frozenset[int]
-    batched: dict[int, Tensor]
+    marks: Marks
+    quiet: bool
     seen: list[Seen] = field(default_factory=list)
+    path: list[Callable[..., Any]] = field(default_factory=list)
 
-    def other(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        if self.marks.on(tensors):
+            refuse_reading(func)
+        if self.quiet and func in _DROPOUTS:
+            return args[0].clone()
+        if self.quiet and func is F.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
         result = func(*args, **kwargs)
-        if any(id(tensor) in self.batched for tensor in tensors_in((args, kwargs))):
-            self._mark(result)
+        if self.marks.follow(func, args, tensors, result):
+            self.path.append(func)
         return result
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         tensors = list(tensors_in((args, kwargs)))
         inputs = [tensor.detach().clone() for tensor in tensors]
+        on_records = self.marks.on(tensors)
+        if on_records:
+            refuse_reading(func)
         result = func(*args, **kwargs)
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         if not outputs:
+            if self.marks.follow(func, args, tensors, result):
+                self.path.append(func)
             return result
-        mixes = any(id(tensor) in self.batched for tensor in tensors)
-        derives = not mixes and len(self.seen) not in self.spreads
+        derives = not on_records and len(self.seen) not in self.spreads
         names = tuple(tracked.name for tracked in found)
         is_tracked = [id(tensor) in self.tracked for tensor in tensors]
         copies = [tensor.detach().clone() for tensor in outputs]
-        self.seen.append(Seen(func, names, derives, inputs, is_tracked, copies))
+        self.seen.append(Seen(func, names, derives, inputs, is_tracked, copies, isinstance(result, Tensor)))
         if derives:
-            track_derived(self.tracked, func, args, result, found)
-        else:
-            self._mark(result)
+            track_derived(self.tracked, func, args, kwargs, result, found)
         return result
-
-    def _mark(self, result: Any) -> None:
-        self.batched.update({id(tensor): tensor for tensor in tensors_in(result)})
-
-
-def randomised(tree: Any, records: int, like: int | None, generator: torch.Generator) -> Any:
-    """Random tensors in the shape of `tree`; those whose first axis is `like` long get `records` rows."""
-
-    def random(tensor: Tensor) -> Tensor:
-        if tensor.dim() == 0 or (like is not None and tensor.shape[0] != like):
-            return tensor
-        shape = (records, *tensor.shape[1:])
-        if tensor.is_floating_point():
-            return torch.randn(shape, generator=generator).to(tensor)
-        if tensor.is_complex():
-            return torch.randn(shape, generator=generator, dtype=torch.cfloat).to(tensor)
-        return torch.randint(0, 2, shape, generator=generator).to(tensor)
-
-    return replace(tree, random)
-
-
-def replaced(tree: Any, record: int, other: Any, views: int = 1) -> Any:
-    """`tree` with one record's entries taken from `other`; whole numbers are flipped, so that they change."""
-    sources = iter(list(tensors_in(other)))
-
-    def swap(tensor: Tensor) -> Tensor:
-        source = next(sources)
-        if tensor is source:
-            return tensor
-        changed, own = tensor.clone(), slice(record * views, (record + 1) * views)
-        continuous = tensor.is_floating_point() or tensor.is_complex()
-        fresh = source[own] if continuous else 1 - tensor[own].long()
-        changed[own] = fresh.to(tensor.dtype)
-        return changed
-
-    return replace(tree, swap)
-
-
-@dataclass
-class Script:
-    """What a forward pass does: its calls in order, and the record axis of each output."""
-
-    calls: list[Call]
-    outputs: list[RecordAxis | None]
-    loss_checked: bool = False
 
 
 class Probe:
-    """Learns the script of one model for inputs of one shape."""
+    """Learns the script of one model for inputs of one shape.
+
+    batched  for each tensor of `inputs`, whether its first axis is the record
+    views    rows of each record, side by side
+    """
 
     def __init__(
-        self, model: nn.Module, parameters: Sequence[Tracked], inputs: Any, rows: int, views: int = 1
+        self,
+        model: nn.Module,
+        parameters: Sequence[Tracked],
+        inputs: Any,
+        batched: Sequence[bool],
+        views: int = 1,
     ) -> None:
         self._model, self._parameters, self._views = model, parameters, views
-        generator = torch.Generator().manual_seed(PROBE_SEED)
-        self.small = randomised(inputs, SMALL * views, rows, generator)
-        self.large = randomised(inputs, LARGE * views, rows, generator)
-        self._other = randomised(inputs, SMALL * views, rows, generator)
-        self._inputs = inputs
+        self._inputs, self._batched = inputs, tuple(batched)
 
-    def learn(self) -> Script:
-        """The calls of a pass, each with its record axes; refuses what cannot be proven."""
+    def learn(self) -> tuple[Script, Any]:
+        """The script of a pass, and the random inputs for SMALL records that showed it.
+
+        Refuses what cannot be proven. Random inputs that the model cannot take (it fails, or gives NaN, in
+        which nothing shows) are drawn again from another distribution.
+        """
+        failures: list[Exception] = []
+        for draw in DRAWS:
+            saved = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+            try:
+                return self._learn(draw)
+            except Refused:
+                _restore(self._model, saved)
+                raise
+            except Exception as error:  # the model's own
+                _restore(self._model, saved)
+                failures.append(error)
+        raise failures[0]
+
+    def _learn(self, draw: Draw) -> tuple[Script, Any]:
+        generator = torch.Generator().manual_seed(PROBE_SEED)
+        small = draw.inputs(self._inputs, self._batched, SMALL * self._views, generator)
+        large = draw.extended(small, self._batched, (LARGE - SMALL) * self._views, generator)
+        first, grown, spreads = self._settle(small, large)
+        state = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        again = self._pass(small, spreads)
+        require(
+            _equal(first, again),
+            "the same values from the same inputs",
+            "a second pass that differs from the first",
+            "remove state that a pass leaves behind, and draw randomness from torch's generator only",
+        )
+        moved = [
+            self._pass(draw.replaced(large, self._batched, record, self._views, generator), spreads)
+            for record in range(LARGE)
+        ]
+        _same_path(first, grown, *moved)
+        _no_nan(first, grown, *moved)
+        script = self._script(first, grown, moved)
+        self._same_for_every_size(small, large, first, grown, spreads)
+        _buffers_unchanged(self._model, state)
+        return script, small
+
+    def _settle(self, small: Any, large: Any) -> tuple[Passed, Passed, frozenset[int]]:
+        """Passes of both sizes, once it is known which calls spread a parameter over the records."""
         spreads: frozenset[int] = frozenset()
         while True:
-            small, large = self._pass(self.small, spreads), self._pass(self.large, spreads)
-            if [s.func for s in small.seen] != [s.func for s in large.seen]:
-                _refuse_path()
+            first, grown = self._pass(small, spreads), self._pass(large, spreads)
+            _same_path(first, grown)
             found = frozenset(
                 i
-                for i, (s, b) in enumerate(zip(small.seen, large.seen, strict=True))
+                for i, (s, b) in enumerate(zip(first.seen, grown.seen, strict=True))
                 if s.derives and [t.shape for t in s.outputs] != [t.shape for t in b.outputs]
             )
             if not found:
-                break
+                return first, grown, spreads
             spreads = spreads | found
-        moved = [self._pass(replaced(self.small, j, self._other, self._views), spreads) for j in range(SMALL)]
-        if any([s.func for s in m.seen] != [s.func for s in small.seen] for m in moved):
-            _refuse_path()
-        indices = range(len(small.seen))
-        calls = [_call(small.seen[i], large.seen[i], [m.seen[i] for m in moved]) for i in indices]
-        outputs = [
-            record_axis(output, large.outputs[i], [m.outputs[i] for m in moved], "the model's output")
-            for i, output in enumerate(small.outputs)
+
+    def _same_for_every_size(
+        self, small: Any, large: Any, first: Passed, grown: Passed, spreads: frozenset[int]
+    ) -> None:
+        """Refuse values of a record that move with the number of records. Dropout is switched off for it."""
+        if not _equal(first, self._pass(small, spreads, seed=1)):
+            first, grown = (self._pass(inputs, spreads, quiet=True) for inputs in (small, large))
+            if not _equal(first, self._pass(small, spreads, seed=1, quiet=True)):
+                return  # other randomness: batches of two sizes draw different numbers
+        for a, b in zip(first.tensors(), grown.tensors(), strict=True):
+            same_for_every_size(a, b)
+
+    def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> Script:
+        calls = [
+            _call(first.seen[i], grown.seen[i], [m.seen[i] for m in moved]) for i in range(len(first.seen))
         ]
-        return Script(calls, outputs)
+        outputs = [
+            record_axis(output, grown.outputs[i], [m.outputs[i] for m in moved], "the model's output")
+            for i, output in enumerate(first.outputs)
+        ]
+        require(
+            any(not torch.equal(a, b) for m in moved for a, b in zip(m.outputs, grown.outputs, strict=True)),
+            "outputs that move with the inputs",
+            "the same outputs for different random inputs" if outputs else "no differentiable output tensor",
+            "return the predictions from forward() as tensors, in tuples, lists or dictionaries",
+        )
+        return Script(self._batched, calls, first.path, outputs)
 
-    def _pass(self, inputs: Any, spreads: frozenset[int]) -> Passed:
+    def _pass(self, inputs: Any, spreads: frozenset[int], seed: int = 0, quiet: bool = False) -> Passed:
         args, kwargs = inputs
-        prober = _Prober(
-            {id(root.tensor): root for root in self._parameters},
-            spreads,
-            {
-                id(t): t
-                for t, old in zip(tensors_in(inputs), tensors_in(self._inputs), strict=True)
-                if t is not old
-            },
-        )
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(
-                PROBE_SEED
-            )  # the same dropout in every pass; the caller's generator is restored
-            with Watch(prober, DECOMPOSITIONS, FORBIDDEN):
-                result = self._model(*args, **kwargs)
-        return Passed(
-            prober.seen, [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
-        )
+        tracked = {id(root.tensor): root for root in self._parameters}
+        records = [t for t, own in zip(tensors_in(inputs), self._batched, strict=True) if own]
+        prober = _Prober(tracked, spreads, Marks(tracked, records), quiet)
+        # The same dropout in every pass, and the caller's generator as it was.
+        generator = forked_generator(self._parameters[0].tensor.device, PROBE_SEED + seed)
+        with generator, torch.enable_grad(), Watch(prober, DECOMPOSITIONS, FORBIDDEN):
+            result = self._model(*args, **kwargs)
+        outputs = [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
+        return Passed(prober.seen, prober.path, outputs)
 
 
-def _refuse_path() -> NoReturn:
-    refuse(
-        "the forward pass to make the same calls for every batch",
-        "calls that differ between random batches",
-        "remove control flow that depends on the data or on the batch size",
-    )
+@contextmanager
+def forked_generator(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch's global generators, seeded inside the block and restored after it."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _restore(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        if name in saved and buffer.shape == saved[name].shape:
+            buffer.copy_(saved[name])
+
+
+def _same_path(first: Passed, *others: Passed) -> None:
+    for other in others:
+        calls = [(seen.func, seen.names, len(seen.inputs)) for seen in first.seen]
+        if (
+            [(seen.func, seen.names, len(seen.inputs)) for seen in other.seen] != calls
+            or other.path != first.path
+            or len(other.outputs) != len(first.outputs)
+        ):
+            refuse(
+                "the forward pass to make the same calls for every batch",
+                "calls that differ between random batches",
+                "remove control flow that depends on the data or on the batch size",
+            )
+
+
+def _no_nan(*passes: Passed) -> None:
+    if any(bool(tensor.isnan().any()) for one in passes for tensor in one.tensors()):
+        raise RuntimeError("the model gives NaN on random inputs, in which nothing shows")
+
+
+def _equal(first: Passed, second: Passed) -> bool:
+    a, b = list(first.tensors()), list(second.tensors())
+    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(((first == second) | ((first != first) & (second != second))).all())
+
+
+def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        require(
+            name in state and _same(buffer, state[name]),
+            "buffers that stay as they are in the forward pass",
+            f"buffer {name} changes",
+            "turn off running statistics: they store private records in the model",
+        )
 
 
 def _call(small: Seen, large: Seen, moved: Sequence[Seen]) -> Call:
     if small.derives:
+        require(
+            all(_same(a, b) for m in moved for a, b in zip(m.outputs, large.outputs, strict=True)),
+            f"{small.where} to depend on parameters alone",
+            "a result that moves with the records",
+            "keep the records on an axis of their own: this looks like a statistic of the batch",
+        )
         return Call(small.func, small.names, derives=True)
-    where = f"{name_of(small.func)} with {', '.join(small.names)}"
-    if len(small.outputs) != 1:
-        refuse("a call with one output", f"{len(small.outputs)} outputs of {where}", "split after the call")
+    require(
+        len(small.outputs) == 1 and small.is_single,
+        "a call with one output",
+        f"{small.where} with several",
+        "split the parameter's part into a call of its own",
+    )
     axes = tuple(
         None
         if small.is_tracked[i]
-        else record_axis(tensor, large.inputs[i], [m.inputs[i] for m in moved], f"an input of {where}")
+        else record_axis(tensor, large.inputs[i], [m.inputs[i] for m in moved], f"an input of {small.where}")
         for i, tensor in enumerate(small.inputs)
     )
     output = record_axis(
-        small.outputs[0], large.outputs[0], [m.outputs[0] for m in moved], f"the output of {where}"
+        small.outputs[0], large.outputs[0], [m.outputs[0] for m in moved], f"the output of {small.where}"
     )
     if output is None:
         refuse(
             "an output with one row of entries per record",
-            f"{where} gives one value for all records",
+            f"{small.where} gives one value for all records",
             "keep the records apart until the per-sample losses",
         )
     return Call(small.func, small.names, derives=False, axes=axes, output=output)
-
-
-def record_axis(small: Tensor, large: Tensor, moved: Sequence[Tensor], what: str) -> RecordAxis | None:
-    """The axis that follows the number of records, or None for a constant; refuses what mixes records."""
-    followers = [
-        axis
-        for axis, (a, b) in enumerate(zip(small.shape, large.shape, strict=True))
-        if a != b and a * LARGE == b * SMALL
-    ]
-    if len(followers) > 1 or any(
-        a != b and axis not in followers
-        for axis, (a, b) in enumerate(zip(small.shape, large.shape, strict=True))
-    ):
-        _refuse_mixing(
-            what, f"shape {tuple(small.shape)} for {SMALL} records, {tuple(large.shape)} for {LARGE}"
-        )
-    changes = [_changed(small, other) for other in moved]
-    if not followers:
-        if any(bool(change.any()) for change in changes):
-            _refuse_mixing(what, "entries of no record's own move when one record changes")
-        return None
-    axis = followers[0]
-    for candidate in (RecordAxis(axis), RecordAxis(axis, minor=True)):
-        if all(_only(candidate, change, j) for j, change in enumerate(changes)):
-            if small.shape[axis] > SMALL and not any(bool(change.any()) for change in changes):
-                _refuse_mixing(what, "several rows per record, in an order that nothing shows")
-            return candidate
-    _refuse_mixing(what, "replacing one record moves entries of the others")
-
-
-def _changed(first: Tensor, second: Tensor) -> Tensor:
-    same = (first == second) | ((first != first) & (second != second))  # NaN equals NaN here
-    return ~same
-
-
-def _only(axis: RecordAxis, change: Tensor, record: int) -> bool:
-    by_record = axis.split(change, SMALL)
-    return not any(bool(by_record[j].any()) for j in range(SMALL) if j != record)
-
-
-def _refuse_mixing(what: str, came: str) -> NoReturn:
-    refuse(
-        f"{what} to keep the records apart",
-        came,
-        "remove the op that mixes records (batch statistics, in-batch comparisons), or give it one record's view",
-    )

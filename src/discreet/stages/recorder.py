@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -10,9 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.stages.capture import Call, Tracked, name_of, replace, tensors_in
-from discreet.stages.factors import Dense, Factors, OneHot, Outer
-from discreet.stages.ops import Use
+from discreet.stages.capture import Call, Marks, Script, Tracked, name_of, replace, tensors_in, track_derived
+from discreet.stages.factors import Dense, Factors, Part
+from discreet.stages.ops import parts_of
+from discreet.stages.outer import OneHot, Outer, merge
+from discreet.stages.use import Use
+from discreet.stages.values import Layout
 
 
 class _Source(torch.autograd.Function):
@@ -33,33 +36,43 @@ class _Source(torch.autograd.Function):
 class Recorder:
     """Follows one forward pass: derived parameters keep their graph, every other call leaves a `Use`."""
 
-    def __init__(self, parameters: Sequence[Tracked], script: Sequence[Call], records: int) -> None:
+    def __init__(self, parameters: Sequence[Tracked], script: Script, records: int, inputs: Any) -> None:
         self.tracked = {id(root.tensor): root for root in parameters}
         self.uses: list[Use] = []
-        self._script, self._records, self._position = script, records, 0
-        self._anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._marks = Marks(self.tracked, script.records_in(inputs))
+        self._script, self._records = script, records
+        self._position = self._place = 0
 
-    def other(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs)
+    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        result = func(*args, **kwargs)
+        if self._marks.follow(func, args, tensors, result):
+            path = self._script.path
+            if self._place >= len(path) or path[self._place] != func:
+                self._another_path(f"a call of {name_of(func)} on the records")
+            self._place += 1
+        return result
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         names = tuple(tracked.name for tracked in found)
-        if self._position < len(self._script):
-            expected = self._script[self._position]
+        if self._position < len(self._script.calls):
+            expected = self._script.calls[self._position]
             if expected.func == func and expected.names == names:
                 self._position += 1
                 step = self._derive if expected.derives else self._use
                 return step(expected, args, kwargs, found)
-        result = func(*args, **kwargs)
+        result = self.other(func, args, kwargs, list(tensors_in((args, kwargs))))
         if any(tensor.requires_grad for tensor in tensors_in(result)):
             self._another_path(f"{name_of(func)} with {', '.join(names)}")
         return result  # a shape, a dtype, a detached copy: no gradient flows through it
 
     def finish(self) -> None:
         """Refuse a pass that left out calls of the probe."""
-        if self._position < len(self._script):
-            left_out = self._script[self._position]
+        if self._position < len(self._script.calls):
+            left_out = self._script.calls[self._position]
             self._another_path(f"no {name_of(left_out.func)} with {', '.join(left_out.names)}")
+        if self._place < len(self._script.path):
+            self._another_path(f"no {name_of(self._script.path[self._place])} on the records")
 
     def _another_path(self, came: str) -> NoReturn:
         refuse(
@@ -70,7 +83,7 @@ class Recorder:
 
     def _derive(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         result = call.func(*args, **kwargs)
-        track_derived(self.tracked, call.func, args, result, found)
+        track_derived(self.tracked, call.func, args, kwargs, result, found)
         return result
 
     def _use(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
@@ -94,37 +107,39 @@ class Recorder:
             if result.requires_grad:
                 result.register_hook(use.keep_gradient)
         else:
-            result = _Source.apply(self._anchor, use)  # type: ignore[no-untyped-call]
+            result = _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
         self.uses.append(use)
         return result
 
 
-def track_derived(
-    tracked: dict[int, Tracked], func: Callable[..., Any], args: Any, result: Any, found: Sequence[Tracked]
-) -> None:
-    """Remember the differentiable outputs of a call on parameters alone."""
-    for tensor in tensors_in(result):
-        if tensor.requires_grad and id(tensor) not in tracked:
-            name = f"{name_of(func)}#{len(tracked)}({', '.join(parent.name for parent in found)})"
-            tracked[id(tensor)] = Tracked(name, tensor, tuple(found), func, tuple(args))
+def collect(uses: Iterable[Use], layout: Layout) -> list[Factors | None]:
+    """The factors of every parameter, from all of its uses that a gradient reached; None where none did."""
+    parts: dict[str, list[Part]] = {name: [] for name in layout.names}
+    for use in uses:
+        if use.gradient is None:
+            continue
+        for target, part in parts_of(use):
+            for root, pulled in pull_back(target, part):
+                parts[root.name].append(pulled)
+    return [
+        merge(parts[name], shape) if parts[name] else None
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    ]
 
 
-_TRANSPOSES = {Tensor.t, torch.t, Tensor.transpose, torch.transpose, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]
-
-
-def pull_back(target: Tracked, factors: Factors) -> Iterator[tuple[Tracked, Factors]]:
-    """The factors of a derived tensor as factors of the parameters that it came from."""
+def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:
+    """The part of a derived tensor as parts of the parameters that it came from."""
     if not target.parents:
-        yield target, factors
+        yield target, part
         return
     parent = target.parents[0]
     simple = len(target.parents) == 1 and not parent.parents
-    if simple and target.made_by in _TRANSPOSES and target.tensor.dim() == 2 and isinstance(factors, Outer):
-        yield parent, Outer(factors.right_NPB, factors.left_NPA, parent.tensor.shape)
+    if simple and isinstance(part, Outer) and _is_transpose(target.tensor, parent.tensor):
+        yield parent, Outer(part.right_NPB, part.left_NPA, parent.tensor.shape)
         return
-    grads_N = factors.instantiate(0, factors.records)
-    if simple and target.made_by == F.embedding and len(target.args) == 2:
-        index = target.args[0].flatten().expand(factors.records, -1)
+    grads_N = part.instantiate(0, part.records)
+    if simple and target.made_by == F.embedding and _is_plain_lookup(target):
+        index = target.args[0].flatten().expand(part.records, -1)
         yield parent, OneHot(index, grads_N.reshape(*index.shape, -1), parent.tensor.shape)
         return
     roots = [root.tensor for root in target.roots]
@@ -133,12 +148,33 @@ def pull_back(target: Tracked, factors: Factors) -> Iterator[tuple[Tracked, Fact
             yield root, Dense(pulled)
 
 
+def _is_transpose(view: Tensor, matrix: Tensor) -> bool:
+    """Told by the strides: w.t(), w.T, w.mT, w.transpose(0, 1), w.permute(1, 0) all look alike."""
+    return (
+        view.dim() == 2
+        and matrix.dim() == 2
+        and view.data_ptr() == matrix.data_ptr()
+        and view.shape == matrix.shape[::-1]
+        and view.stride() == matrix.stride()[::-1]
+    )
+
+
+def _is_plain_lookup(target: Tracked) -> bool:
+    """weight[ids] without a padding index, whose row gets no gradient."""
+    return len(target.args) == 2 and target.settings.get("padding_idx") is None
+
+
 def _batched_vjp(output: Tensor, inputs: Sequence[Tensor], grads_N: Tensor) -> Sequence[Tensor | None]:
     grads_N = grads_N.to(output.dtype)
-    per_record = [
-        torch.autograd.grad(output, inputs, gradient, retain_graph=True, allow_unused=True)
-        for gradient in grads_N
-    ]
+    try:  # all records in one backward pass, where every op on the way has a batching rule
+        return torch.autograd.grad(
+            output, inputs, grads_N, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+    except RuntimeError:
+        per_record = [
+            torch.autograd.grad(output, inputs, gradient, retain_graph=True, allow_unused=True)
+            for gradient in grads_N
+        ]
     return [
         None if pieces[0] is None else torch.stack([piece for piece in pieces if piece is not None])
         for pieces in zip(*per_record, strict=True)

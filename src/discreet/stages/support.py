@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 
 _WRAPPERS = {
     "DistributedDataParallel": "pass the inner module: discreet sums over processes itself",
@@ -18,9 +20,13 @@ _WRAPPERS = {
 
 def refuse_unsupported(model: nn.Module) -> None:
     """Refuse wrappers, sharded parameters, lazy parameters, and BatchNorm in training mode."""
-    for kind in type(model).__mro__:
-        if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
-            refuse("a plain module", f"a {kind.__name__} wrapper", _WRAPPERS[kind.__name__])
+    for name, module in model.named_modules():
+        at = f"at {name or 'the root'}"
+        for kind in type(module).__mro__:
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                refuse("a plain module", f"a {kind.__name__} wrapper {at}", _WRAPPERS[kind.__name__])
+        if module._compiled_call_impl is not None:
+            refuse("a plain module", f"a compiled module {at}", _WRAPPERS["OptimizedModule"])
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor" or "DTensor" in type(parameter).__name__:
             refuse("plain tensors as parameters", f"{name} is a DTensor", "train an unsharded module")
@@ -46,3 +52,34 @@ def refuse_unsupported(model: nn.Module) -> None:
         refuse(
             "all parameters on one device", str(sorted(map(str, devices))), "move the model with .to(device)"
         )
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, in the order of the layout."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+class Snapshot:
+    """Which tensors a model holds, and their versions: a forward pass must leave them alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held: list[Tensor] = []
+        self._before = self._state(model)
+
+    def compare(self, model: nn.Module) -> None:
+        """Refuse a model whose buffers or parameters were written to, or replaced, since."""
+        held = self._held
+        now = self._state(model)
+        del held
+        changed = [name for name in now if now[name] != self._before.get(name)]
+        require(
+            not changed,
+            "buffers and parameters that stay as they are in the forward pass",
+            f"{', '.join(changed[:3])} changed",
+            "turn off running statistics and the like: they store private records in the model",
+        )
+
+    def _state(self, model: nn.Module) -> dict[str, tuple[int, int]]:
+        named = (*model.named_parameters(), *model.named_buffers())
+        self._held = [tensor for _, tensor in named]  # no new tensor can take an old one's identity
+        return {name: (id(tensor), tensor._version) for name, tensor in named}

@@ -55,7 +55,7 @@ class Lines:
     columns: Tensor | None
 
 
-Piece = bool | Lines | Any  # whole tensor on or off, lines, or a boolean tensor of the parameter's shape
+Piece = Any  # whole tensor on or off, lines, or a boolean tensor of the parameter's shape
 
 
 @final
@@ -90,6 +90,28 @@ class Mask:
             return active
         return piece  # type: ignore[no-any-return]
 
+    def check(self, layout: Layout) -> None:
+        """Refuse a mask that is not for these parameters: a wrong shape would broadcast, unnoticed."""
+        check.require(
+            len(self.pieces) == len(layout.names),
+            f"a mask of {len(layout.names)} parameters",
+            f"{len(self.pieces)} pieces",
+            "make the mask from the engine's layout",
+        )
+        for piece, name, shape in zip(self.pieces, layout.names, layout.shapes, strict=True):
+            if isinstance(piece, bool):
+                continue
+            lines = isinstance(piece, Lines)
+            parts = ((piece.rows, shape[:1]), (piece.columns, shape[1:2])) if lines else ((piece, shape),)
+            for tensor, size in parts:
+                fits = tensor is None or (tuple(tensor.shape) == size and str(tensor.dtype) == "torch.bool")
+                check.require(
+                    fits and (tensor is None or not lines or len(size) == 1),
+                    f"a boolean mask of shape {list(size)} for {name}",
+                    None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}",
+                    "give lines of a matrix, or one truth value per element",
+                )
+
     def apply_(self, views: Sequence[Tensor]) -> None:
         """Set the frozen coordinates of the parameters' views to exact zero."""
         for index, view in enumerate(views):
@@ -110,6 +132,8 @@ class BoundedSum:
     """
 
     __slots__ = ("sensitivity", "value")
+    sensitivity: float
+    value: Tensor
 
     def __init__(self, value: Tensor, sensitivity: float, *, key: object) -> None:
         check.require(
@@ -119,8 +143,11 @@ class BoundedSum:
             "sum per-sample contributions through a bounder",
         )
         check.positive("the sensitivity is the bounder's proven bound", sensitivity=sensitivity)
-        self.value = value
-        self.sensitivity = sensitivity
+        object.__setattr__(self, "value", value)
+        object.__setattr__(self, "sensitivity", sensitivity)
+
+    def __setattr__(self, name: str, _: object) -> None:
+        check.refuse("a sum that keeps its bound", f"a new {name}", "divide it, or sum anew")
 
     def __truediv__(self, divisor: Public) -> BoundedSum:
         check.require(

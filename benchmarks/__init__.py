@@ -1,0 +1,1 @@
+"""Measurements against plain training and against peers."""

@@ -1,0 +1,82 @@
+"""Calls that no private training may make, refused wherever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.core.check import refuse
+from discreet.stages.capture import name_of
+
+
+def _no_training_batch_norm(*args: Any, training: bool = False, **_: Any) -> None:
+    if training or (len(args) > 5 and args[5]):
+        refuse(
+            "no BatchNorm in training mode: its statistics mix the records of a batch",
+            "F.batch_norm with training=True",
+            "call discreet.fix(model) to swap it for GroupNorm, or put the layer in eval mode",
+        )
+
+
+def _no_tracking_instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, *args: Any, use_input_stats: bool = True, **_: Any
+) -> None:
+    if running_mean is not None and use_input_stats:
+        refuse(
+            "no running statistics of the records",
+            "InstanceNorm with track_running_stats=True",
+            "build the layer with track_running_stats=False",
+        )
+
+
+def _no_rewriting_embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> None:
+    if max_norm is not None:
+        refuse(
+            "an embedding that leaves its weights alone in the forward pass",
+            "Embedding(max_norm=...)",
+            "drop max_norm, or project the weights after the update",
+        )
+    if scale_grad_by_freq:
+        refuse(
+            "an embedding whose gradient is a sum over records",
+            "Embedding(scale_grad_by_freq=True)",
+            "drop scale_grad_by_freq: it counts tokens over the whole batch",
+        )
+
+
+FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
+    F.batch_norm: _no_training_batch_norm,
+    torch.batch_norm: _no_training_batch_norm,
+    F.instance_norm: _no_tracking_instance_norm,
+    F.embedding: _no_rewriting_embedding,
+}
+
+
+_READS = frozenset(
+    [
+        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__int__"),
+        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"),
+    ]
+)
+
+
+def refuse_reading(func: Callable[..., Any]) -> None:
+    """Refuse a call that turns a value of the records into a number that control flow can depend on."""
+    if name_of(func) in _READS:
+        refuse(
+            "a forward pass that does not read values of the records",
+            f"a call of {name_of(func)} on them",
+            "write the choice with torch.where; checks that raise on bad values tell which values came",
+        )

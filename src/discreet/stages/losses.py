@@ -1,0 +1,70 @@
+"""Whether each per-sample loss depends on its own record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from discreet.core.check import require
+from discreet.stages.capture import RecordAxis, Script
+from discreet.stages.recorder import Recorder
+
+
+def check_losses(losses: Tensor, script: Script, outputs: Sequence[Tensor], recorder: Recorder) -> bool:
+    """Refuse losses that mix records; True if the gradients were clear enough to tell.
+
+    Gradients of some of the losses must be exactly zero on the records of the others: once for every bit of
+    the record's number, so that every pair of records is told apart, from the losses to the model's outputs;
+    and once, even against odd, down to the model's first layer, which finds losses on hidden values.
+    Losses that compare records without a gradient (sorting, detached means) do not show here.
+    """
+    records = losses.shape[0]
+    if records < 2:
+        return False
+    clear = True
+    reached = [
+        (output, axis) for output, axis in zip(outputs, script.outputs, strict=True) if axis is not None
+    ]
+    for chosen in _splits(records, losses.device) if reached else ():
+        grads = torch.autograd.grad(
+            losses,
+            [output for output, _ in reached],
+            grad_outputs=chosen.to(losses.dtype),
+            retain_graph=True,
+            allow_unused=True,
+        )
+        for grad, (_, axis) in zip(grads, reached, strict=True):
+            clear &= grad is None or _silent(grad, axis, ~chosen)
+    even = torch.arange(records, device=losses.device) % 2 == 0
+    for chosen in (even, ~even):
+        for use in recorder.uses:
+            use.gradient = None
+        torch.autograd.grad(
+            losses, recorder.anchor, chosen.to(losses.dtype), retain_graph=True, allow_unused=True
+        )
+        for use in recorder.uses:
+            clear &= use.gradient is None or _silent(use.gradient, use.output_axis, ~chosen)
+    return clear
+
+
+def _splits(records: int, device: torch.device) -> Iterator[Tensor]:
+    """Halves of the records by each bit of their number, and the other halves."""
+    numbers = torch.arange(records, device=device)
+    for bit in range((records - 1).bit_length()):
+        chosen = (numbers >> bit) % 2 == 1
+        yield chosen
+        yield ~chosen
+
+
+def _silent(gradient: Tensor, axis: RecordAxis, others_N: Tensor) -> bool:
+    """Refuse a gradient on other records; False where 0 * inf hides whether there is one."""
+    moved = axis.split(gradient, others_N.shape[0])[others_N]
+    require(
+        not bool((moved.isfinite() & (moved != 0)).any()),
+        "each loss to depend on its own record only",
+        "a loss that moves with other records' outputs",
+        "do not normalise or compare over the batch; divide by a number of the record itself",
+    )
+    return bool(moved.isfinite().all())

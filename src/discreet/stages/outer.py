@@ -1,0 +1,224 @@
+"""Parts of linear maps and embeddings, and the sum of all parts of one parameter.
+
+Index legend: N records, P positions (time, pixels), A rows and B columns of a parameter, Q queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from discreet.stages import factors
+from discreet.stages.factors import (
+    Dense,
+    Factors,
+    Part,
+    Settled,
+    in_range,
+    norms_by_chunks,
+    row_norms,
+    share,
+    widen,
+)
+
+# Above this ratio of Gram work to parameter size it is cheaper to instantiate (measured on two cores).
+GRAM_RATIO = 12.0
+
+
+class Outer:
+    """g_n = sum_p left[n, p] (x) right[n, p]: what a linear map leaves, over its positions."""
+
+    def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
+        self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
+        self.shape = tuple(shape)
+        self._lengths: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def records(self) -> int:
+        return self.right_NPB.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.left_NPA.dtype, self.right_NPB.dtype)
+
+    @property
+    def gram_is_cheaper(self) -> bool:
+        """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
+        (_, P, A), B = self.left_NPA.shape, self.right_NPB.shape[2]
+        return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
+
+    @property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Norms of the left and of the right factor, [N] each."""
+        if self._lengths is None:
+            self._lengths = row_norms(self.left_NPA), row_norms(self.right_NPB)
+        return self._lengths
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        left, right = self.lengths
+        absolute = left * right  # >= sum_p |l_p| |r_p|, by Cauchy-Schwarz
+        if self.left_NPA.shape[1] == 1:
+            return absolute, absolute
+        if not self.gram_is_cheaper:
+            return norms_by_chunks(self), absolute
+        gram = _gram(self.left_NPA) * _gram(self.right_NPB)
+        return gram.sum((1, 2)).clamp(min=0).sqrt(), absolute
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        A, B = self.left_NPA.shape[2], self.right_NPB.shape[2]
+        left, right = self.left_NPA.to(total_Q.dtype), self.right_NPB.to(total_Q.dtype)
+        for weights_N, total in zip(weights_QN, total_Q, strict=True):
+            on_left, on_right = share(weights_N, *self.lengths, prefer_left=A <= B, dtype=total.dtype)
+            scaled_left = left if on_left is None else left * on_left.view(-1, 1, 1)
+            scaled_right = right if on_right is None else right * on_right.view(-1, 1, 1)
+            total.view(A, B).addmm_(scaled_left.reshape(-1, A).T, scaled_right.reshape(-1, B))
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        left, right = self.left_NPA[start:stop].to(self.dtype), self.right_NPB[start:stop].to(self.dtype)
+        return torch.bmm(left.transpose(1, 2), right).view(-1, *self.shape)
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Outer:
+        dtype = dtype or self.dtype
+        return Outer(self.left_NPA[index_K].to(dtype), self.right_NPB[index_K].to(dtype), self.shape)
+
+
+class OneHot:
+    """An embedding's part: g_n = sum_p onehot(index[n, p]) (x) right[n, p], each index once in a record."""
+
+    def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
+        self.index_NP, self.right_NPB = _distinct(index_NP, widen(right_NPB))
+        self.shape = tuple(shape)
+
+    @property
+    def records(self) -> int:
+        return self.right_NPB.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.right_NPB.dtype
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        norms = row_norms(self.right_NPB)
+        return norms, norms
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        rows = self.index_NP.flatten()
+        for weights_N, total in zip(in_range(weights_QN, total_Q.dtype), total_Q, strict=True):
+            scaled = self.right_NPB.to(total_Q.dtype) * weights_N.view(-1, 1, 1)
+            total.index_add_(0, rows, scaled.flatten(0, 1))
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        index, right = self.index_NP[start:stop], self.right_NPB[start:stop]
+        grads = right.new_zeros(stop - start, *self.shape)
+        return grads.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> OneHot:
+        return OneHot(self.index_NP[index_K], self.right_NPB[index_K].to(dtype or self.dtype), self.shape)
+
+
+class Sum:
+    """A parameter used in several ways: the cross terms come from the factors, or from the sum itself."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def records(self) -> int:
+        return self.parts[0].records
+
+    @property
+    def dtype(self) -> torch.dtype:
+        wide = any(part.dtype == torch.float64 for part in self.parts)
+        return torch.float64 if wide else torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parts[0].shape
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        measured = [part.measure() for part in self.parts]
+        absolute = torch.stack([bound for _, bound in measured]).sum(0)
+        square = torch.stack([norm.square() for norm, _ in measured]).sum(0)
+        for i, first in enumerate(self.parts):
+            for other in self.parts[:i]:
+                if not isinstance(first, (Outer, OneHot)) or not isinstance(other, (Outer, OneHot)):
+                    return norms_by_chunks(self), absolute
+                right = torch.einsum("npb,nqb->npq", first.right_NPB.double(), other.right_NPB.double())
+                square = square + 2 * (_left_cross(first, other) * right).sum((1, 2))
+        return square.clamp(min=0).sqrt(), absolute
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        for part in self.parts:
+            part.add_weighted(weights_QN, total_Q)
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        total = self.parts[0].instantiate(start, stop).to(self.dtype, copy=True)
+        for part in self.parts[1:]:
+            total += part.instantiate(start, stop)
+        return total
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Sum:
+        return Sum([part.take(index_K, dtype) for part in self.parts])
+
+
+def merge(parts: Sequence[Part], shape: Sequence[int]) -> Factors:
+    """One `Factors` for all uses of a parameter, instantiated where that is the cheaper way to its norm."""
+    outers = [part for part in parts if isinstance(part, Outer)]
+    hots = [part for part in parts if isinstance(part, OneHot)]
+    joined: list[Part] = [part for part in parts if not isinstance(part, (Outer, OneHot))]
+    if outers:
+        left, right = _joined([p.left_NPA for p in outers]), _joined([p.right_NPB for p in outers])
+        joined.append(Outer(left, right, shape))
+    if hots:
+        index, right = _joined([p.index_NP for p in hots]), _joined([p.right_NPB for p in hots])
+        joined.append(OneHot(index, right, shape))
+    whole = joined[0] if len(joined) == 1 else Sum(joined)
+    return whole if isinstance(whole, Dense) else settle(whole)
+
+
+def settle(part: Part) -> Factors:
+    """Instantiate now, once, if that is cheap: norm and weighted sum then read the same gradients."""
+    small = part.records * math.prod(part.shape) <= factors.KEEP_ELEMENTS
+    stays = isinstance(part, OneHot) or (isinstance(part, Outer) and part.gram_is_cheaper)
+    if isinstance(part, Sum):
+        stays = all(isinstance(own, (Outer, OneHot)) for own in part.parts)
+    return Dense(part.instantiate(0, part.records)) if small and not stays else Settled(part)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), 1)
+
+
+def _gram(rows_NPB: Tensor) -> Tensor:
+    """<r_p, r_q>, in float64: in float32 alternating signs cancel to anything, even below zero."""
+    wide = rows_NPB.double()
+    return torch.bmm(wide, wide.transpose(1, 2))
+
+
+def _distinct(index_NP: Tensor, right_NPB: Tensor) -> tuple[Tensor, Tensor]:
+    """Add up the rows of one index within each record; what is left over becomes zero rows."""
+    if index_NP.shape[1] <= 1:
+        return index_NP, right_NPB
+    ordered, order = index_NP.sort(1)
+    new = torch.ones_like(ordered)
+    new[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
+    rank = torch.empty_like(order).scatter_(1, order, new.cumsum(1) - 1)
+    rows = torch.zeros_like(right_NPB).scatter_add_(1, rank.unsqueeze(-1).expand_as(right_NPB), right_NPB)
+    return torch.zeros_like(index_NP).scatter_(1, rank, index_NP), rows
+
+
+def _left_cross(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
+    """<left of first at p, left of other at q>, shape [N, P, Q], float64."""
+    if isinstance(first, Outer) and isinstance(other, Outer):
+        return torch.einsum("npa,nqa->npq", first.left_NPA.double(), other.left_NPA.double())
+    if isinstance(first, OneHot) and isinstance(other, OneHot):
+        return (first.index_NP.unsqueeze(2) == other.index_NP.unsqueeze(1)).double()
+    if isinstance(first, OneHot):
+        return _left_cross(other, first).transpose(1, 2)
+    assert isinstance(first, Outer)
+    assert isinstance(other, OneHot)
+    index = other.index_NP.unsqueeze(1).expand(-1, first.left_NPA.shape[1], -1)
+    return first.left_NPA.double().gather(2, index)
