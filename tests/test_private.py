@@ -24,6 +24,7 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.plan import Plan
+from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import FlatClip
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
 
@@ -404,6 +405,37 @@ def test_another_set_of_parameters_is_refused(choose: Any, match: str) -> None:
         loop.private(net, optimizer=lambda _: torch.optim.SGD(choose(net), lr=0.1))
 
 
+def test_half_a_step_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors inside of a step: going on would mix two samples in one sum, or charge a step twice."""
+
+    def crash(*_: Any, **__: Any) -> Any:
+        raise OSError("no space left")
+
+    for place in ("ledger", "optimizer", "sum"):
+        run = loop.private(ledger=tmp_path / place)
+        owner, name = {
+            "ledger": (run.ledger, "append"),
+            "optimizer": (torch.optim.SGD, "step"),
+            "sum": (Aggregation, "add"),
+        }[place]
+        batches = iter(run)
+        x, y = next(batches)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, crash)
+            with pytest.raises(OSError, match="no space"):
+                run.step(loop.losses(run.model, x, y))
+        charged = run.ledger.length
+        assert charged == (place == "optimizer")  # the charge comes before the release
+        with pytest.raises(Refused):
+            run.step(loop.losses(run.model, x, y))
+        with pytest.raises(Refused):
+            for x, y in batches:
+                run.step(loop.losses(run.model, x, y))
+        with pytest.raises(Refused):
+            loop.train(run)
+        assert run.ledger.length == charged
+
+
 def test_lbfgs_is_refused() -> None:
     with pytest.raises(Refused, match="LBFGS"):
         loop.private(optimizer=torch.optim.LBFGS)
@@ -499,6 +531,15 @@ def test_a_loader_of_ones_own_is_billed_without_amplification() -> None:
     amplified = dataclasses.replace(run.plan, sampling=Poisson())
     assert run.spent().certified.epsilon > amplified.certificate().epsilon
     assert run.ledger.charge() == Charge.of(run.plan.event_at(0)) * 7
+
+
+def test_an_empty_batch_of_ones_own_is_a_step_of_noise() -> None:
+    run, (x, y) = own(steps=3), loop.data().tensors
+    for batch in run.over([(x[:0], y[:0]), (x[:5], y[:5]), (x[:0], y[:0])]):
+        run.step(loop.losses(run.model, *batch))
+    assert run.updates == run.ledger.length == 3
+    with pytest.raises(Refused, match="a batch of tensors"):
+        list(own().over([["no", "tensors"]]))
 
 
 def test_loaders_and_samplers_are_not_mixed_up() -> None:

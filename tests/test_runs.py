@@ -190,7 +190,7 @@ def test_no_noise_is_said_in_words(tmp_path: Path) -> None:
         ({"sampling": "fixed-size"}, "replace-one: the same data with any one record exchanged"),
         ({"sampling": "balls-in-bins", "epochs": 1}, "each record joins one step of every epoch"),
         ({"sampling": "truncated-poisson", "cap": 90}, "batches cut to 90 records"),
-        ({"sampling": "full-batch", "steps": 2}, "all records in every step"),
+        ({"sampling": "full-batch", "steps": 2, "batch": None}, "all records in every step"),
         ({"method": "adaptive-quantile", "parameters": (("quantile", 0.6),)}, "quantile=0.6"),
     ],
 )
@@ -382,6 +382,14 @@ def test_every_dataset_has_defaults_that_fit_it(data: str) -> None:
     full = complete(RunConfig(out="x", delta=1e-5, noise=1.0, data=data))
     assert full.model in tasks.MODELS
     assert (full.epochs is None) != (full.steps is None)
+
+
+def test_full_batches_are_all_records_and_nothing_else() -> None:
+    task = tasks.load("digits")
+    whole = complete(RunConfig(out="x", delta=1e-5, noise=1.0, steps=2, sampling="full-batch"))
+    assert plan_of(whole, task).known_horizon.rate == 1.0
+    with pytest.raises(Refused, match="rate 1"):
+        plan_of(complete(config(sampling="full-batch", batch=64)), task).charge()
 
 
 def test_samplers_by_name() -> None:

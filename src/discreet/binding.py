@@ -13,6 +13,7 @@ from discreet.core import check
 from discreet.core.world import World
 from discreet.loading import to_device
 from discreet.plan import Plan
+from discreet.stages.capture import tensors_in
 from discreet.stages.engine import Engine
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.stages.selfcheck import self_check
@@ -45,6 +46,14 @@ def _default_inputs(batch: Any) -> Any:
     if isinstance(batch, dict):
         return batch
     return (batch,) if isinstance(batch, Tensor) else (batch[0],)
+
+
+def records_in(batch: Any) -> int:
+    """The number of records of a batch: the length of its first tensor."""
+    first = next(tensors_in(batch), None)
+    if first is None or first.dim() == 0:
+        check.refuse("a batch of tensors", type(batch).__name__, "give tensors whose first axis is the record")
+    return int(first.shape[0])
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -16,7 +16,7 @@ from discreet import checkpoint
 from discreet.accounting import Ledger
 from discreet.accounting.chain import scan
 from discreet.accounting.events import Event, Free
-from discreet.binding import check_optimizer, check_processes, device_of, dry_run
+from discreet.binding import check_optimizer, check_processes, device_of, dry_run, records_in
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -25,7 +25,7 @@ from discreet.loading import Loader, to_device
 from discreet.plan import Plan
 from discreet.spending import Spent
 from discreet.stages.averaging import Average
-from discreet.stages.capture import replace, tensors_in
+from discreet.stages.capture import replace
 from discreet.stages.engine import Engine
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.values import Released
@@ -90,7 +90,7 @@ class Private:
         self._schedulers = tuple(schedulers)
         self._batch: LogicalBatch | None = None
         self._loop: object = None
-        self._awaits_step = self._is_last = self._stepping = self._keys_noted = False
+        self._awaits_step = self._is_last = self._stepping = self._keys_noted = self._broken = False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
         alone = self.world.size == 1
         self._sampling = self.streams.sampling if alone else self.streams.sampling.at(self.world.rank)
@@ -139,9 +139,12 @@ class Private:
         for batch in batches:
             if self.progress.step >= self.plan.known_horizon.steps:
                 return
+            records = records_in(batch)
             self._batch = LogicalBatch(self.plan, self._engine, self.progress)
-            first = next(tensors_in(batch))
-            yield self._offer(to_device(batch, self._device), first.shape[0], True)
+            if records == 0:
+                self._release()
+                continue
+            yield self._offer(to_device(batch, self._device), records, True)
             self._was_stepped(loop)
 
     def step(self, losses: Tensor) -> bool:
@@ -153,11 +156,29 @@ class Private:
             "call private.step once inside `for ... in private`",
         )
         assert self._batch is not None
-        self._batch.add(losses)
+        with self._whole(repeatable=True):  # losses are refused before anything is added
+            self._batch.add(losses)
         self._awaits_step = False
         if self._is_last:
             self._release()
         return self._is_last
+
+    @contextlib.contextmanager
+    def _whole(self, *, repeatable: bool = False) -> Iterator[None]:
+        """A step is whole or it is the last: half of one must not be followed by the rest, or by another."""
+        check.require(
+            not self._broken,
+            "a run whose last step went through",
+            "one that an error cut short",
+            "resume from a checkpoint: its ledger knows what was charged",
+        )
+        self._broken = True
+        try:
+            yield
+            self._broken = False
+        except check.Refused:
+            self._broken = not repeatable
+            raise
 
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
         if self._views > 1:
@@ -170,9 +191,10 @@ class Private:
 
     def _release(self) -> None:
         assert self._batch is not None
-        released = self._batch.release(self._charge, self.streams.noise, self.world)
-        self._batch = None
-        self._update(released)
+        with self._whole():
+            released = self._batch.release(self._charge, self.streams.noise, self.world)
+            self._batch = None
+            self._update(released)
 
     def _update(self, released: Released) -> None:
         parameters = [p for p in self.model.parameters() if p.requires_grad]

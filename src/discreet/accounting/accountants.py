@@ -35,7 +35,7 @@ from discreet.core.relation import Neighbouring
 _ABOUT_DELTA = "delta is the probability that the bound fails; choose it well below 1/records"
 _MOVE = 0.002  # the grid is fine enough once halving it moves epsilon by less than this
 _INFLATION = 0.001  # relative growth of the loss's variance that the first grid may cause
-_ROUNDS = 6
+_ROUNDS = 8
 _COARSE, _FINE = 2**13, 2**18  # points that the loss of one step spans on the first grid tried, and at most
 _COARSEST = 2.0**-3  # rounding is of second order only on grids well below 1
 _LONGEST = 2**18  # points that a standard deviation of the whole loss spans at most
@@ -225,22 +225,23 @@ def _pld_epsilon(run: Run, delta: float, resolution: Resolution) -> float:
 def _refined(run: Run, delta: float) -> float:
     """epsilon on a grid so fine that halving it again would hardly matter; every grid is an upper bound.
 
-    Only the direction that decides is refined: the other one is below it already.
+    Only the direction that decides is refined, until it settles: the other one is below it already.
     """
     rounded, log_tail = bucketed(run, _DISTINCT), _log_tail(run, delta)
     grid = 2 * _first_grid(run, log_tail)
     bounds = [side.epsilon(delta) for side in _compositions(rounded, Resolution(grid, log_tail))]
     if not bounds:
         return math.inf
-    grids = [grid] * len(bounds)
+    grids, settled = [grid] * len(bounds), [False] * len(bounds)
     for _ in range(_ROUNDS):
-        before = max(bounds)
-        decides = bounds.index(before)
+        decides = bounds.index(max(bounds))
+        if settled[decides]:
+            break
         grids[decides] /= 2
+        before = bounds[decides]
         side = _compositions(rounded, Resolution(grids[decides], log_tail))[decides]
         bounds[decides] = min(before, side.epsilon(delta))
-        if not before - max(bounds) > _MOVE * max(bounds):
-            break
+        settled[decides] = not before - bounds[decides] > _MOVE * bounds[decides]
     return max(bounds)
 
 

@@ -1,0 +1,184 @@
+"""The two accountants beside each other, and their numerics beside slower arithmetic."""
+
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from discreet.accounting import (
+    Charge,
+    Gaussian,
+    Neighbouring,
+    PoissonSampled,
+    certify,
+    compose,
+    delta_at,
+    pld,
+    pld_epsilon,
+    profile,
+    rdp,
+    rdp_epsilon,
+)
+
+ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
+FINE = 0.005  # what the accountants may add to the truth
+
+
+def epsilon(charge: Charge, delta: float = 1e-5, relation: Neighbouring = ADD_REMOVE) -> float:
+    return certify(charge, delta=delta, relation=relation).epsilon
+
+
+def poisson(rate: float, noise: float, steps: int = 1) -> Charge:
+    return Charge.of(PoissonSampled(rate, Gaussian(noise)), steps)
+
+
+# PLD and RDP ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relation", list(Neighbouring))
+def test_pld_and_rdp_agree_under_both_relations(relation: Neighbouring) -> None:
+    """The trap: one accountant reading z against C, the other against 2C, would differ by a factor of two."""
+    for charge in (Charge.of(Gaussian(1.0)), Charge.of(Gaussian(3.0), 10)):
+        exact = epsilon(charge, relation=relation)
+        by_pld = pld_epsilon(charge, delta=1e-5, relation=relation)
+        by_rdp = rdp_epsilon(charge, delta=1e-5, relation=relation)
+        assert exact <= by_pld <= exact * 1.002
+        assert exact <= by_rdp <= exact * 1.12
+
+
+def test_the_trap_is_real_in_dp_accounting() -> None:
+    """Without our conversion the same event and relation give 9.997 and 4.7285: the smaller one is false."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    replace_one = dp_accounting.NeighboringRelation.REPLACE_ONE
+    theirs = []
+    for accountant in (PLDAccountant(replace_one), RdpAccountant(list(range(2, 64)), replace_one)):
+        accountant.compose(dp_accounting.GaussianDpEvent(1.0))
+        theirs.append(accountant.get_epsilon(1e-5))
+    assert theirs[0] > 2 * theirs[1]
+    truth = epsilon(Charge.of(Gaussian(1.0)), relation=REPLACE_ONE)
+    assert truth == pytest.approx(9.997, abs=1e-3)
+    assert theirs[1] < truth  # "the tighter wins" would have printed this
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "order", "expected"),
+    [(0.25, 4.0, 1.1, 0.0021887101), (0.25, 4.0, 1.5, 0.00299894), (0.25, 4.0, 2.0, 0.0040228014)],
+)
+def test_renyi_divergences(rate: float, noise: float, order: float, expected: float) -> None:
+    assert rdp.sampled_gaussian(rate, noise, (order,))[0] == pytest.approx(expected, abs=6e-9)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.25, 2.0), (0.5, 0.5), (0.9, 4.0)])
+def test_quadrature_is_exact_where_the_sum_is(rate: float, noise: float) -> None:
+    orders = np.array([2.0, 3.0, 7.0, 10.0])
+    exact = [rdp._log_moment(rate, noise, int(order)) / (order - 1) for order in orders]
+    assert rdp.forward(rate, noise, orders) == pytest.approx(exact, rel=1e-9)
+
+
+@settings(max_examples=25)
+@given(rate=st.floats(1e-4, 0.999), noise=st.floats(0.2, 20.0))
+def test_the_reverse_direction_never_decides(rate: float, noise: float) -> None:
+    orders = np.array([1.1, 1.5, 3.5, 9.5, 32.0])
+    ahead = [rdp.sampled_gaussian(rate, noise, (float(order),))[0] for order in orders]
+    assert (rdp.backward(rate, noise, orders) <= np.array(ahead) * (1 + 1e-9) + 1e-12).all()
+
+
+def test_fractional_orders_lie_between_their_neighbours() -> None:
+    values = rdp.sampled_gaussian(0.02, 0.9, (2.0, 2.5, 3.0, 3.5, 4.0))
+    assert (np.diff(values) > 0).all()
+
+
+# The discretisation and the composition -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (1.0, 1.0), (0.3, 0.4), (0.9, 5.0)])
+def test_loss_distributions_match_dp_accounting(rate: float, noise: float) -> None:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    ours = pld.sampled_gaussian(rate, noise, 1e-3, -50.0)
+    theirs = pld.Pld.from_dp_accounting(
+        privacy_loss_distribution.from_gaussian_mechanism(
+            noise, sampling_prob=rate, value_discretization_interval=1e-3
+        )
+    )
+    sides = ((ours.with_without, theirs.with_without), (ours.without_with, theirs.without_with))
+    for mine, reference in sides:
+        assert mine.mass.sum() + mine.infinite == pytest.approx(1.0, abs=1e-12)
+        for delta in (1e-3, 1e-6):
+            expected = compose.Composition([(reference, 10)]).epsilon(delta)
+            assert compose.Composition([(mine, 10)]).epsilon(delta) == pytest.approx(expected, rel=1e-5)
+
+
+def test_discretised_divergence_is_never_below_the_density() -> None:
+    rate, noise = 0.1, 0.8
+    one, other = oracle.mixture([1 - rate, rate], [0, 1], noise), oracle.normal(0, noise)
+    for grid in (1e-3, 0.05, 0.5):
+        step = pld.sampled_gaussian(rate, noise, grid, -50.0)
+        for at in (0.0, 0.123, 1.0, 2.3):
+            ahead, back = (
+                compose.Composition([(side, 1)]) for side in (step.with_without, step.without_with)
+            )
+            assert ahead.delta(at) >= oracle.hockey_stick(one, other, at, noise) * (1 - 1e-6)
+            assert back.delta(at) >= oracle.hockey_stick(other, one, at, noise) * (1 - 1e-6) - 1e-12
+
+
+def _convolved(pmf: pld.Pmf, count: int) -> compose.Window:
+    """Composition by plain convolution: slow, but every term is positive, so every digit is right."""
+    mass, first = np.ones(1), 0
+    for _ in range(count):
+        mass = np.convolve(mass, pmf.mass)
+        first += pmf.first
+        some = np.flatnonzero(mass > 1e-60)
+        mass, first = mass[some[0] : some[-1] + 1], first + int(some[0])
+    return compose.Window(pmf.grid, first, compose._deltas(mass, 0.0, pmf.grid))
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12, 1e-30])
+def test_the_tilted_transform_is_exact_for_tiny_deltas(delta: float) -> None:
+    step = pld.sampled_gaussian(0.05, 1.0, 0.02, -200.0).with_without
+    expected = _convolved(step, 40).epsilon(delta)
+    assert expected is not None
+    assert compose.Composition([(step, 40)]).epsilon(delta) == pytest.approx(expected, rel=1e-7)
+
+
+def test_without_a_tilt_tiny_deltas_would_be_wrong() -> None:
+    """Negative control: dp-accounting's plain transform loses them, and on the unsafe side."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    theirs = privacy_loss_distribution.from_gaussian_mechanism(
+        1.0, sampling_prob=0.01, value_discretization_interval=5e-3
+    ).self_compose(1000)
+    ours = pld_epsilon(poisson(0.01, 1.0, 1000), delta=1e-12, relation=ADD_REMOVE, grid=5e-3)
+    assert theirs.get_epsilon_for_delta(1e-12) < ours * (1 - 3e-4)
+    assert theirs.get_epsilon_for_delta(1e-5) == pytest.approx(
+        pld_epsilon(poisson(0.01, 1.0, 1000), delta=1e-5, relation=ADD_REMOVE, grid=5e-3), rel=1e-5
+    )
+
+
+def test_epsilon_and_delta_are_inverse() -> None:
+    charge = poisson(0.02, 1.0, 500)
+    for delta in (1e-3, 1e-6, 1e-10):
+        assert delta_at(charge, epsilon=epsilon(charge, delta), relation=ADD_REMOVE) == pytest.approx(
+            delta, rel=0.05
+        )
+
+
+def test_the_profile_falls() -> None:
+    charge = poisson(0.02, 1.0, 500) + Charge.of(Gaussian(5.0))
+    deltas = profile(charge, epsilons=(0.0, 0.5, 1.0, 2.0, 4.0, 8.0), relation=ADD_REMOVE)
+    assert all(before > after for before, after in itertools.pairwise(deltas))
+    assert 0 < deltas[-1] < deltas[0] < 1
+
+
+def test_the_profile_at_zero_is_the_total_variation() -> None:
+    assert delta_at(Charge.of(Gaussian(1.0)), epsilon=0.0, relation=ADD_REMOVE) == pytest.approx(
+        0.382925, abs=1e-6
+    )
+    found = delta_at(poisson(0.1, 1.0), epsilon=0.0, relation=ADD_REMOVE)
+    assert found == pytest.approx(0.0382925, rel=1e-3)

@@ -1,0 +1,158 @@
+"""What every member of a family must keep. Each contract raises AssertionError where it is broken.
+
+`test_members.py` runs them on every listed member; `tests/known_bad` puts faults of other libraries in and demands
+that a contract notices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import loop
+from discreet.accounting import certify
+from discreet.core.relation import Neighbouring
+from discreet.core.streams import Streams
+from discreet.core.world import World
+from discreet.plan import Plan
+from discreet.private import Private
+from discreet.stages.bounding import Bounder
+from discreet.stages.engine import Engine
+from discreet.stages.sampling import Horizon, Sampling
+from discreet.step import LogicalBatch, Progress
+
+ALPHA = 1e-6  # false-alarm rate of every statistical contract
+NORMS = [0.0, 5e-324, 1e-38, 1e-12, 0.1, 0.5, 1.0, 1.0000001, 3.0, 1e4, 1e19, 1e38, 1e300]
+
+
+def bounder_contract(bounder: Bounder) -> None:
+    """weight * norm <= sensitivity for every norm; what is not finite gets weight 0; scalars are bounded too."""
+    for scale in (1.0, 0.01, 37.0):
+        groups = 3 if len(bounder.groups(_layout(3))) == 3 else 1
+        columns = torch.tensor([*NORMS, math.inf, math.nan], dtype=torch.float64)
+        norms = columns.expand(groups, -1).clone()
+        weights = bounder.weights(norms, scale)
+        queries = bounder.vectors(scale)
+        assert weights.shape == (len(queries), *norms.shape)
+        assert bool((weights[:, :, -2:] == 0).all()), "a record that is not finite has weight"
+        finite = norms[:, :-2]
+        for query, own in zip(queries, weights[:, :, :-2], strict=True):
+            moved = (own * finite).square().sum(0).sqrt()
+            assert bool(own.isfinite().all())
+            assert float(moved.max()) <= query.sensitivity, "a record moves the sum by more than the bound"
+        for query, own in zip(bounder.scalars(), bounder.numbers(norms, scale), strict=True):
+            assert float(own.abs().max()) <= query.sensitivity
+        assert abs(sum(query.share**-2 for query in queries) - 1) < 1e-12
+
+
+def _layout(count: int) -> Any:
+    from discreet.stages.values import Layout
+
+    return Layout(tuple(f"p{i}" for i in range(count)), ((2,),) * count)
+
+
+def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) -> Tensor:
+    """What one step of the plan lets out for this batch, times the public batch: the noisy sum."""
+    engine = Engine(net)
+    try:
+        batch = LogicalBatch(plan, engine, Progress())
+        if len(x):
+            engine.begin(len(x))
+            batch.add(loop.losses(net, x, y))
+        paid: list[int] = []
+        streams = Streams.seeded(seed)
+        out = batch.release(lambda event, step: paid.append(step), streams.noise, World.current())
+        assert paid == [0], "a release that was not paid for"
+        return out.value * plan.known_horizon.known_batch
+    finally:
+        engine.close()
+
+
+def step_contract(recipe: Plan) -> None:
+    """Leave-one-out without noise: a record moves the released sum by at most the bound; NaN moves nothing."""
+    plan = loop.plan(recipe, noise=0.0)
+    bound = plan.bounder.vectors(1.0)[0].sensitivity
+    x, y = (tensor[:6].clone() for tensor in loop.data().tensors)
+    x[1] = x[0]
+    x[2] *= 1e6
+    x[3] = 0.0
+    x[4, 0] = math.nan
+    net = loop.model()
+    whole = release(plan, net, x, y)
+    assert bool(whole.isfinite().all()), "one record poisons the sum"
+    for record in range(len(x)):
+        kept = torch.arange(len(x)) != record
+        moved = float((whole - release(plan, net, x[kept], y[kept])).double().norm())
+        assert moved <= bound * (1 + 1e-5), "removing one record moves the release by more than the bound"
+    empty = release(plan, net, x[:0], y[:0])
+    assert not bool(empty.any()), "an empty batch has a signal"
+
+
+def noise_contract(recipe: Plan, *, times: float = 1.0) -> None:
+    """An empty batch is noise of the stated size on every coordinate, another one at every step."""
+    plan = loop.plan(recipe, noise=1.5)
+    net = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 2))
+    net.register_parameter("unused", nn.Parameter(torch.zeros(500)))
+    x, y = torch.zeros(0, 40), torch.zeros(0, dtype=torch.long)
+    found = release(plan, net, x, y, seed=1).double().numpy()
+    std = plan.bounder.vectors(1.0)[0].std(1.5) * times
+    assert stats.kstest(found / std, "norm").pvalue > ALPHA, "noise of another size or shape"
+    unused = found[-500:] if len(set(found[-500:])) > 1 else np.zeros(1)
+    assert len(unused) == 500 and stats.kstest(unused / std, "norm").pvalue > ALPHA, (
+        "a parameter without noise"
+    )
+    assert len(set(found.tolist())) == len(found), "noise that repeats"
+    assert not np.isin(release(plan, net, x, y, seed=2).double().numpy(), found).any(), "noise that repeats"
+
+
+def billing_contract(recipe: Plan, **options: Any) -> None:
+    """The ledger holds exactly what the plan said, one charge for each update, and the price of it."""
+    run = loop.private(which=loop.plan(recipe), **options)
+    loop.train(run)
+    assert run.updates == run.plan.known_horizon.steps
+    assert run.ledger.charge().certified == run.plan.charge().certified, "charged is not what was planned"
+    certified = certify(run.ledger.charge(), delta=1e-5, relation=run.plan.relation).epsilon
+    assert run.spent().certified.epsilon == certified
+    assert math.isfinite(certified)
+
+
+def sampler_contract(sampling: Sampling, *, rate: float = 0.2, steps: int = 400, size: int = 60) -> None:
+    """Each record joins with the stated rate: a two-sided binomial test over all draws."""
+    horizon = Horizon.of(records=size, batch=rate * size, steps=steps)
+    stream = Streams.seeded(3).sampling
+    drawn = sum(len(indices) for indices in sampling.batches(size, horizon, stream, 0))
+    assert stats.binomtest(drawn, steps * size, rate).pvalue > ALPHA, "records join at another rate"
+
+
+def price_contract(sampling: Sampling, relation: Neighbouring, independent: bool) -> None:
+    """Only records that are drawn independently get the price of Poisson sampling."""
+    recipe = Plan(method="test", bounder=loop.plan().bounder, sampling=sampling, relation=relation)
+    plan = loop.plan(recipe, batch=loop.RECORDS if type(sampling).__name__ == "FullBatch" else loop.BATCH)
+    poisson = loop.plan().certificate().epsilon
+    if not independent:
+        assert plan.certificate().epsilon > poisson, "the price of Poisson sampling for another sampling"
+
+
+def horizon_contract(make: Callable[..., Horizon]) -> None:
+    """rate = batch / records exactly, and never fewer steps planned than an epoch takes."""
+    for records, batch, epochs in ((1000, 300, 1), (60_000, 1024, 40), (7, 3, 3), (10**6, 1, 1)):
+        horizon = make(records=records, batch=batch, epochs=epochs)
+        assert horizon.rate == batch / records, "a rate from the length of a loader"
+        assert horizon.steps >= Fraction(epochs * records) / Fraction(batch), "fewer steps than are taken"
+
+
+def no_repeat_contract(run: Callable[[], Private]) -> None:
+    """Two runs never share a key, whatever the state of torch's generator."""
+    keys = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        private = run()
+        keys += [private.streams.noise.fingerprint, private.streams.sampling.fingerprint]
+    assert len(set(keys)) == len(keys), "two runs with the same noise"

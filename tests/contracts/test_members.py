@@ -1,0 +1,105 @@
+"""Every listed member keeps its family's contract."""
+
+from __future__ import annotations
+
+import pytest
+
+import loop
+from contracts import (
+    billing_contract,
+    bounder_contract,
+    horizon_contract,
+    no_repeat_contract,
+    noise_contract,
+    price_contract,
+    sampler_contract,
+    step_contract,
+)
+from discreet import methods
+from discreet.core.relation import Neighbouring
+from discreet.core.streams import Streams
+from discreet.methods import METHODS
+from discreet.private import Private
+from discreet.stages import bounding, sampling
+
+BOUNDERS = [
+    bounding.FlatClip(0.7),
+    bounding.AutoS(clip=2.0, gamma=0.01),
+    bounding.AutoV(clip=0.5),
+    bounding.Psac(clip=1.0, r=0.1),
+    bounding.PerLayer(1.0),
+    bounding.UnitDirection(),
+    bounding.TwoLevel(clip=1.0, residual=9.0),
+    bounding.AdaptiveQuantile(clip=1.0),
+]
+SAMPLERS = [
+    (sampling.Poisson(), Neighbouring.ADD_REMOVE, True),
+    (sampling.TruncatedPoisson(cap=30), Neighbouring.ADD_REMOVE, True),
+    (sampling.FixedSize(), Neighbouring.REPLACE_ONE, False),
+    (sampling.BallsInBins(), Neighbouring.ADD_REMOVE, False),
+    (sampling.FullBatch(), Neighbouring.ADD_REMOVE, False),
+    (sampling.OwnLoader(), Neighbouring.ADD_REMOVE, False),
+]
+
+
+@pytest.mark.parametrize("bounder", BOUNDERS, ids=lambda b: type(b).__name__)
+def test_bounders(bounder: bounding.Bounder) -> None:
+    bounder_contract(bounder)
+
+
+def test_every_bounder_is_listed() -> None:
+    made = {value for value in vars(bounding).values() if isinstance(value, type)}
+    bounders = {kind for kind in made if "weights" in vars(kind) and kind.__module__ == bounding.__name__}
+    assert bounders - {bounding.Bounder} == {type(bounder) for bounder in BOUNDERS}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_bound_every_record(name: str) -> None:
+    step_contract(METHODS[name].recipe())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_draw_the_noise_they_state(name: str) -> None:
+    noise_contract(METHODS[name].recipe())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("wrong", [2 / 3, 3 / 2])
+def test_the_noise_contract_sees_another_size(name: str, wrong: float) -> None:
+    with pytest.raises(AssertionError, match="another size"):
+        noise_contract(METHODS[name].recipe(), times=wrong)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_billed_as_planned(name: str) -> None:
+    billing_contract(METHODS[name].recipe())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_keep_a_budget(name: str) -> None:
+    plan = METHODS[name].recipe().for_budget(epsilon=3.0, delta=1e-5, records=2000, batch=100, epochs=4)
+    assert 3.0 * 0.995 <= plan.certificate().epsilon <= 3.0
+
+
+@pytest.mark.parametrize(("which", "relation", "independent"), SAMPLERS, ids=lambda v: type(v).__name__)
+def test_samplers(which: sampling.Sampling, relation: Neighbouring, independent: bool) -> None:
+    price_contract(which, relation, independent)
+    if not isinstance(which, sampling.FullBatch | sampling.OwnLoader | sampling.TruncatedPoisson):
+        sampler_contract(which)
+
+
+def test_every_sampler_is_listed() -> None:
+    made = {value for value in vars(sampling).values() if isinstance(value, type)}
+    samplers = {kind for kind in made if "bill" in vars(kind) and kind.__module__ == sampling.__name__}
+    assert samplers - {sampling.Sampling} == {type(which) for which, _, _ in SAMPLERS}
+
+
+def test_horizons() -> None:
+    horizon_contract(sampling.Horizon.of)
+
+
+def test_runs_never_share_a_key() -> None:
+    def run() -> Private:
+        return loop.private(streams=Streams.from_os(), which=loop.plan(methods.dp_sgd()))
+
+    no_repeat_contract(run)

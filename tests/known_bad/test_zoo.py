@@ -1,0 +1,313 @@
+"""Faults of other libraries, put into ours one by one: the contract tests must notice each of them.
+
+The letter and number of a fault is its place in the list that we keep of what went wrong elsewhere: A sampling and
+accounting, B sensitivity and clipping, C noise, D state. This tests the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import loop
+from contracts import (
+    billing_contract,
+    bounder_contract,
+    horizon_contract,
+    no_repeat_contract,
+    noise_contract,
+    price_contract,
+    sampler_contract,
+    step_contract,
+)
+from discreet import methods, step
+from discreet.accounting import Ledger, events
+from discreet.core.relation import Neighbouring
+from discreet.core.streams import Stream, Streams
+from discreet.private import Private
+from discreet.stages import aggregation, bounding, engine, sampling
+from discreet.stages.mechanisms.gaussian import GaussianNoise
+from discreet.stages.values import Released
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One known fault: how it is put in, and the contract that must fail."""
+
+    name: str
+    put_in: Callable[[Patch], None]
+    contract: Callable[[], None]
+
+
+def _own_loader_as_poisson(patch: Patch) -> None:
+    def bill(self: Any, release: Any, horizon: Any) -> events.Event:
+        return events.PoissonSampled(horizon.rate, release)
+
+    patch.setattr(sampling.OwnLoader, "bill", bill)
+
+
+def _fixed_size_as_poisson(patch: Patch) -> None:
+    patch.setattr(sampling.FixedSize, "bill", lambda self, release, h: events.PoissonSampled(h.rate, release))
+    patch.setattr(sampling.FixedSize, "relations", (Neighbouring.ADD_REMOVE,))
+
+
+def _rate_from_loader(patch: Patch) -> None:
+    real = sampling.Horizon.of
+
+    def of(**numbers: Any) -> sampling.Horizon:
+        made = real(**numbers)
+        rate = 1 / made.steps_per_epoch
+        return sampling.Horizon(rate=rate, steps=made.steps, steps_per_epoch=made.steps_per_epoch)
+
+    patch.setattr(sampling.Horizon, "of", staticmethod(of))
+
+
+def _floored_steps(patch: Patch) -> None:
+    real = sampling.Horizon.of
+
+    def of(**numbers: Any) -> sampling.Horizon:
+        made = real(**numbers)
+        steps = max(1, int(numbers["epochs"] / made.rate))
+        return sampling.Horizon(rate=made.rate, steps=steps, steps_per_epoch=made.steps_per_epoch)
+
+    patch.setattr(sampling.Horizon, "of", staticmethod(of))
+
+
+def _poisson_at(factor: float) -> Callable[[Patch], None]:
+    def put_in(patch: Patch) -> None:
+        real = Stream.bernoulli
+        patch.setattr(Stream, "bernoulli", lambda self, count, rate: real(self, count, rate * factor))
+
+    return put_in
+
+
+def _count_query_for_free(patch: Patch) -> None:
+    real = GaussianNoise.event
+    patch.setattr(GaussianNoise, "event", lambda self, queries, noise: real(self, queries[:1], noise))
+
+
+def _charge_forgotten(patch: Patch) -> None:
+    real = Ledger.append
+
+    def append(self: Ledger, event: events.Event, *, step: int, note: Any = None) -> None:
+        if step % 2 == 0:
+            real(self, event, step=step, note=note)
+
+    patch.setattr(Ledger, "append", append)
+
+
+def _charge_after_release(patch: Patch) -> None:
+    patch.setattr(Private, "_charge", lambda self, event, step: None)
+
+
+def _weights(kind: type, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
+    def put_in(patch: Patch) -> None:
+        real = kind.weights  # type: ignore[attr-defined]
+        patch.setattr(kind, "weights", lambda self, norms, scale: change(norms, real(self, norms, scale)))
+
+    return put_in
+
+
+def _inverted(norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (norms / 0.7).clamp(max=1.0).unsqueeze(0).nan_to_num(0.0, 0.0)
+
+
+def _no_finite_check(patch: Patch) -> None:
+    patch.setattr(bounding, "_finite", lambda weights, norms: weights.unsqueeze(0))
+
+
+def _poisoned_sum(patch: Patch) -> None:
+    def everyone(self: engine.Engine) -> torch.Tensor:
+        return torch.ones(self._open_records(), dtype=torch.bool)
+
+    patch.setattr(engine.Engine, "finite", everyone)
+
+
+def _clip_ignored(patch: Patch) -> None:
+    patch.setattr(
+        bounding.FlatClip, "weights", lambda self, norms, scale: torch.ones_like(norms).unsqueeze(0)
+    )
+
+
+def _norms_of_one_parameter(patch: Patch) -> None:
+    real = engine.Engine.norms
+
+    def norms(self: engine.Engine, groups: Any = None, mask: Any = None) -> torch.Tensor:
+        return real(self, [[i] for i in range(len(self.layout.names))], mask)[:1]
+
+    patch.setattr(aggregation.Aggregation, "add", _add_with(norms))
+
+
+def _add_with(norms: Callable[..., torch.Tensor]) -> Callable[[aggregation.Aggregation], None]:
+    def add(self: aggregation.Aggregation) -> None:
+        found = norms(self._engine)
+        weights = self._bounder.weights(found, self._scale)
+        self._engine.add_weighted(weights, self._vectors, None, None)
+        self._engine.discard()
+
+    return add
+
+
+def _mean_over_the_drawn_batch(patch: Patch) -> None:
+    real_add, real_release = step.LogicalBatch.add, step.LogicalBatch.release
+    seen: dict[int, int] = {}
+
+    def add(self: step.LogicalBatch, losses: torch.Tensor) -> None:
+        seen[id(self)] = seen.get(id(self), 0) + len(losses)
+        real_add(self, losses)
+
+    def release(self: step.LogicalBatch, *rest: Any) -> Released:
+        out = real_release(self, *rest)
+        drawn = seen.get(id(self), 0)
+        scale = loop.BATCH / drawn if drawn else 0.0
+        return Released(out.value * scale, out.layout)
+
+    patch.setattr(step.LogicalBatch, "add", add)
+    patch.setattr(step.LogicalBatch, "release", release)
+
+
+def _fake_record_on_empty(patch: Patch) -> None:
+    real = aggregation.Aggregation.sums
+
+    def sums(self: aggregation.Aggregation, world: Any) -> Any:
+        if not bool(self._vectors.any()):
+            self._vectors += 0.1
+        return real(self, world)
+
+    patch.setattr(aggregation.Aggregation, "sums", sums)
+
+
+def _noise_scaled(factor: float) -> Callable[[Patch], None]:
+    def put_in(patch: Patch) -> None:
+        real = Stream.add_normal_
+        patch.setattr(Stream, "add_normal_", lambda self, value, std: real(self, value, std * factor))
+
+    return put_in
+
+
+def _same_noise_for_everyone(patch: Patch) -> None:
+    def add(self: Stream, value: torch.Tensor, std: float) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return value.add_(std * torch.randn(value.shape, generator=generator))
+
+    patch.setattr(Stream, "add_normal_", add)
+
+
+def _no_noise_where_no_gradient(patch: Patch) -> None:
+    real = Stream.add_normal_
+
+    def add(self: Stream, value: torch.Tensor, std: float) -> torch.Tensor:
+        clean = value.clone()
+        real(self, value, std)
+        value[-500:] = clean[-500:]
+        return value
+
+    patch.setattr(Stream, "add_normal_", add)
+
+
+def _seeded_by_torch(patch: Patch) -> None:
+    patch.setattr(Streams, "from_os", classmethod(lambda cls: cls.seeded(int(torch.initial_seed()))))
+
+
+def _fresh_run() -> Private:
+    return loop.private(streams=Streams.from_os())
+
+
+ADAPTIVE = methods.adaptive_quantile(count_noise=3.0)
+
+
+def _adaptive_costs_more() -> None:
+    free = loop.plan(methods.dp_sgd()).certificate().epsilon
+    assert loop.plan(ADAPTIVE).certificate().epsilon > free * 1.01, "a count query for free"
+
+
+FAULTS = [
+    Fault(
+        "A1 a loader of one's own at the price of Poisson",
+        _own_loader_as_poisson,
+        lambda: price_contract(sampling.OwnLoader(), Neighbouring.ADD_REMOVE, False),
+    ),
+    Fault(
+        "A1 fixed batches at the price of Poisson",
+        _fixed_size_as_poisson,
+        lambda: price_contract(sampling.FixedSize(), Neighbouring.ADD_REMOVE, False),
+    ),
+    Fault(
+        "A2 rate from the length of a loader",
+        _rate_from_loader,
+        lambda: horizon_contract(sampling.Horizon.of),
+    ),
+    Fault("A3 steps rounded down", _floored_steps, lambda: horizon_contract(sampling.Horizon.of)),
+    Fault("A6 records join too often", _poisson_at(1.2), lambda: sampler_contract(sampling.Poisson())),
+    Fault("A7 the count query is free", _count_query_for_free, _adaptive_costs_more),
+    Fault("A14 steps that are not recorded", _charge_forgotten, lambda: billing_contract(methods.dp_sgd())),
+    Fault("A14 nothing is recorded", _charge_after_release, lambda: billing_contract(methods.dp_sgd())),
+    Fault("B1 weight for what is not finite", _no_finite_check, lambda: bounder_contract(bounding.AutoS())),
+    Fault("B1 one record poisons the sum", _poisoned_sum, lambda: step_contract(methods.dp_sgd(clip=0.5))),
+    Fault("B2 the clip is ignored", _clip_ignored, lambda: step_contract(methods.dp_sgd(clip=0.5))),
+    Fault(
+        "B2 the clip factor upside down",
+        _weights(bounding.FlatClip, _inverted),
+        lambda: bounder_contract(bounding.FlatClip(0.7)),
+    ),
+    Fault(
+        "B5 a parameter that is not counted",
+        _norms_of_one_parameter,
+        lambda: step_contract(methods.dp_sgd(0.5)),
+    ),
+    Fault(
+        "B12 a made-up record in an empty batch",
+        _fake_record_on_empty,
+        lambda: step_contract(methods.dp_sgd()),
+    ),
+    Fault(
+        "B14 automatic clipping above its bound",
+        _weights(bounding.AutoS, lambda norms, weights: weights * 1.001),
+        lambda: bounder_contract(bounding.AutoS()),
+    ),
+    Fault(
+        "B15 division by the size of the drawn batch",
+        _mean_over_the_drawn_batch,
+        lambda: step_contract(methods.automatic()),
+    ),
+    Fault(
+        "C1 the same noise for everyone", _same_noise_for_everyone, lambda: noise_contract(methods.dp_sgd())
+    ),
+    Fault("C1 keys from torch's seed", _seeded_by_torch, lambda: no_repeat_contract(_fresh_run)),
+    Fault(
+        "C2 noise divided among processes",
+        _noise_scaled(1 / math.sqrt(2)),
+        lambda: noise_contract(methods.dp_sgd()),
+    ),
+    Fault("C3 too much noise", _noise_scaled(1.5), lambda: noise_contract(methods.dp_sgd())),
+    Fault(
+        "C4 no noise without a gradient",
+        _no_noise_where_no_gradient,
+        lambda: noise_contract(methods.dp_sgd()),
+    ),
+]
+
+
+@pytest.fixture(params=FAULTS, ids=lambda fault: fault.name)
+def fault(request: pytest.FixtureRequest) -> Iterator[Fault]:
+    yield request.param
+
+
+def test_the_contract_holds_without_the_fault(fault: Fault) -> None:
+    if fault.name.startswith("A1 fixed"):
+        pytest.skip("without the fault this sampling is refused for this relation")
+    fault.contract()
+    assert fault.name
+
+
+def test_the_fault_is_noticed(fault: Fault, monkeypatch: Patch) -> None:
+    fault.put_in(monkeypatch)
+    with pytest.raises(AssertionError):
+        fault.contract()
