@@ -9,11 +9,11 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import loop
 import pytest
 import torch
 from torch import nn
 
+import loop
 from discreet import checkpoint, methods
 from discreet.accounting import Charge
 from discreet.accounting.ledger import read
@@ -56,7 +56,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-# Going on ---------------------------------------------------------------------------------------------------------
+# Going on -------------------------------------------------------------------------------------------------
 
 
 def test_charged_steps_are_not_run_again(place: Place) -> None:
@@ -152,7 +152,9 @@ def test_a_run_may_be_resumed_many_times(place: Place) -> None:
         run.close()
     assert read(place.ledger).charge() == run.plan.charge()
     notes = [entry.note for entry in read(place.ledger).entries if entry.note]
-    assert len(notes) == len({note["noise"] for note in notes}) == len({note["sampling"] for note in notes}) == 4
+    assert (
+        len(notes) == len({note["noise"] for note in notes}) == len({note["sampling"] for note in notes}) == 4
+    )
 
 
 def test_the_control_a_resume_that_replays_steps_is_refused(
@@ -169,7 +171,7 @@ def test_the_control_a_resume_that_replays_steps_is_refused(
     assert run.ledger.length == 5
 
 
-# Fresh keys -------------------------------------------------------------------------------------------------------
+# Fresh keys -----------------------------------------------------------------------------------------------
 
 
 def test_an_old_key_is_refused(place: Place) -> None:
@@ -197,7 +199,7 @@ def test_no_randomness_is_stored(place: Place) -> None:
         assert stream._key.hex().encode() not in stored
 
 
-# Released iterates only -------------------------------------------------------------------------------------------
+# Released iterates only -----------------------------------------------------------------------------------
 
 
 def test_an_open_batch_leaves_no_trace(place: Place) -> None:
@@ -221,7 +223,7 @@ def test_hidden_state_cannot_be_stored(place: Place) -> None:
     assert not place.state.exists()
 
 
-# Refusals ---------------------------------------------------------------------------------------------------------
+# Refusals -------------------------------------------------------------------------------------------------
 
 
 def test_another_plan_is_refused(place: Place) -> None:
@@ -317,7 +319,7 @@ def test_two_runs_do_not_share_a_ledger(place: Place) -> None:
         loop.private(ledger=place.ledger)
 
 
-# Crashes ----------------------------------------------------------------------------------------------------------
+# Crashes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [1, 0.5, -1])
@@ -338,7 +340,9 @@ def test_a_torn_last_line_is_charged(place: Place, kept: float) -> None:
     assert run.ledger.charge() == which.charge()
 
 
-def test_a_crash_inside_a_save_leaves_the_old_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_inside_a_save_leaves_the_old_checkpoint(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = loop.private(ledger=place.ledger)
     loop.train(run, most=2)
     run.save(place.state)
@@ -386,7 +390,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(place: Place) -> None:
         place.resume()
 
 
-# Safety -----------------------------------------------------------------------------------------------------------
+# Safety ---------------------------------------------------------------------------------------------------
 
 
 class Bomb:
@@ -396,7 +400,9 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-@pytest.mark.parametrize("wrap", [lambda bomb: bomb, lambda bomb: {"format": checkpoint.FORMAT, "plan": bomb}])
+@pytest.mark.parametrize(
+    "wrap", [lambda bomb: bomb, lambda bomb: {"format": checkpoint.FORMAT, "plan": bomb}]
+)
 def test_a_checkpoint_that_holds_code_is_refused_and_not_run(
     place: Place, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,5 +449,7 @@ def test_what_a_checkpoint_holds(place: Place) -> None:
 
 
 def test_streams_of_two_runs_have_different_fingerprints() -> None:
-    runs = [checkpoint.keys_of(streams) for streams in (Streams.from_os(), Streams.from_os(), Streams.seeded(1))]
+    runs = [
+        checkpoint.keys_of(streams) for streams in (Streams.from_os(), Streams.from_os(), Streams.seeded(1))
+    ]
     assert len({key for run in runs for key in run.values()}) == 6

@@ -1,6 +1,6 @@
 """kill -9 at random moments of a training, again and again: nothing is run twice, nothing is free.
 
-One process imports everything and forks a child for each stretch of the run, so that a kill costs milliseconds.
+One process imports everything and forks a child for each stretch of the run, so that a kill costs little time.
 A stretch begins or resumes the run of one directory; the child notes each released step in a file of its own.
 """
 

@@ -30,7 +30,7 @@ def bound(plan: Plan | None = None, noise: float = 1.5, **changes: Any) -> Plan:
     return recipe.bind(noise=noise, horizon=HORIZON, delta=1e-5)
 
 
-# Budgets ------------------------------------------------------------------------------------------------------
+# Budgets --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
@@ -60,7 +60,7 @@ def test_epsilon_grows_with_steps() -> None:
     assert len(set(epsilons)) == 4
 
 
-# The price comes from the stages ---------------------------------------------------------------------------------
+# The price comes from the stages --------------------------------------------------------------------------
 
 
 def test_dp_sgd_is_billed_as_sampled_gaussians() -> None:
@@ -134,7 +134,7 @@ def test_fixed_size_is_billed_with_the_numbers_of_the_horizon() -> None:
     assert plan.event_at(3) == WithoutReplacement(1000, 50, Gaussian(1.5))
 
 
-# Refusals -------------------------------------------------------------------------------------------------------
+# Refusals -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_delta_has_no_default() -> None:
         methods.dp_sgd().for_budget(epsilon=1.0, records=10, batch=1, steps=1)  # type: ignore[call-arg]
 
 
-# Identity -------------------------------------------------------------------------------------------------------
+# Identity -------------------------------------------------------------------------------------------------
 
 
 def test_the_digest_changes_with_everything_and_with_nothing_else() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import loop
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import loop
 from discreet import methods
 from discreet.accounting import Charge
 from discreet.accounting.ledger import read
@@ -28,7 +28,7 @@ from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import FlatClip
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
 
-# The whole run ----------------------------------------------------------------------------------------------------
+# The whole run --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,9 @@ def test_without_noise_or_clip_it_is_plain_sgd() -> None:
     assert "no proven guarantee" in str(run.spent())
 
 
-@pytest.mark.parametrize("recipe", [methods.dp_sgd, methods.per_layer, methods.psac, methods.adaptive_quantile])
+@pytest.mark.parametrize(
+    "recipe", [methods.dp_sgd, methods.per_layer, methods.psac, methods.adaptive_quantile]
+)
 def test_the_micro_batch_does_not_change_the_result(recipe: Any) -> None:
     found = []
     for micro_batch in (1, 5, 512):
@@ -152,7 +154,7 @@ def test_global_random_state_is_left_alone() -> None:
     assert random.getstate() == states[2]
 
 
-# Optimizers and schedulers ----------------------------------------------------------------------------------------
+# Optimizers and schedulers --------------------------------------------------------------------------------
 
 
 def test_any_optimizer_groups_decay_and_schedulers() -> None:
@@ -191,11 +193,11 @@ def test_the_average_follows_the_iterates() -> None:
     with run.averaged():
         torch.testing.assert_close(loop.weights(run.model), total / weight)
     assert torch.equal(loop.weights(run.model), own)
-    with pytest.raises(Refused, match="average=0.99"), loop.private().averaged():
+    with pytest.raises(Refused, match=r"average=0\.99"), loop.private().averaged():
         pass
 
 
-# Views ------------------------------------------------------------------------------------------------------------
+# Views ----------------------------------------------------------------------------------------------------
 
 
 def test_views_are_averaged_before_clipping() -> None:
@@ -228,7 +230,7 @@ def test_views_do_not_count_twice() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
-# Hard data --------------------------------------------------------------------------------------------------------
+# Hard data ------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_batch_is_a_charged_step_of_noise() -> None:
@@ -299,15 +301,13 @@ def test_a_thousand_copies_of_a_record_stay_within_a_thousand_clips() -> None:
 @pytest.mark.parametrize("size", [59, 61])
 def test_replace_one_needs_the_size_that_was_planned(size: int) -> None:
     for sampling, batch in ((FixedSize(), 12), (FullBatch(), 60)):
-        recipe = Plan(
-            method="x", bounder=FlatClip(0.5), sampling=sampling, relation=Neighbouring.REPLACE_ONE
-        )
+        recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=sampling, relation=Neighbouring.REPLACE_ONE)
         run = loop.private(which=loop.plan(recipe, batch=batch), dataset=loop.data(size))
         with pytest.raises(Refused, match="exactly records=60"):
             list(run)
 
 
-# Refusals ---------------------------------------------------------------------------------------------------------
+# Refusals -------------------------------------------------------------------------------------------------
 
 
 def test_a_scalar_loss_is_refused_and_nothing_is_spent() -> None:
@@ -385,7 +385,7 @@ def test_balls_in_bins_does_not_go_on_inside_an_epoch() -> None:
 def test_the_optimizer_steps_through_private_only() -> None:
     run = loop.private()
     before = loop.weights(run.model)
-    with pytest.raises(Refused, match="optimizer.step"):
+    with pytest.raises(Refused, match=r"optimizer\.step"):
         run.optimizer.step()
     assert torch.equal(loop.weights(run.model), before)
     run.close()
@@ -403,6 +403,11 @@ def test_another_set_of_parameters_is_refused(choose: Any, match: str) -> None:
     net = loop.model()
     with pytest.raises(Refused, match=match):
         loop.private(net, optimizer=lambda _: torch.optim.SGD(choose(net), lr=0.1))
+
+
+def _rest(run: Any, batches: Iterator[Any]) -> None:
+    for x, y in batches:
+        run.step(loop.losses(run.model, x, y))
 
 
 def test_half_a_step_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,8 +434,7 @@ def test_half_a_step_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Refused):
             run.step(loop.losses(run.model, x, y))
         with pytest.raises(Refused):
-            for x, y in batches:
-                run.step(loop.losses(run.model, x, y))
+            _rest(run, batches)
         with pytest.raises(Refused):
             loop.train(run)
         assert run.ledger.length == charged
@@ -514,7 +518,7 @@ def test_a_model_with_other_arguments_says_how() -> None:
     assert run.updates == loop.STEPS
 
 
-# A loader of one's own --------------------------------------------------------------------------------------------
+# A loader of one's own ------------------------------------------------------------------------------------
 
 
 def own(**horizon: Any) -> Any:
@@ -543,7 +547,7 @@ def test_an_empty_batch_of_ones_own_is_a_step_of_noise() -> None:
 
 
 def test_loaders_and_samplers_are_not_mixed_up() -> None:
-    with pytest.raises(Refused, match="private.over"):
+    with pytest.raises(Refused, match=r"private\.over"):
         list(own())
     with pytest.raises(Refused, match="OwnLoader"):
         list(loop.private().over([]))
@@ -555,7 +559,7 @@ def test_a_skipped_batch_of_ones_own_is_refused() -> None:
         list(run.over(DataLoader(loop.data(), batch_size=12)))
 
 
-# A word of the plan: certified, not seeded ---------------------------------------------------------------------------
+# A word of the plan: certified, not seeded ----------------------------------------------------------------
 
 
 def test_a_budget_is_kept() -> None:

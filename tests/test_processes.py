@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import loop
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.utils.data import TensorDataset
 
+import loop
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams

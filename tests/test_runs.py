@@ -29,8 +29,13 @@ SEEDS = 5
 
 def config(out: Path | str = "unused", **settings: Any) -> RunConfig:
     usual: dict[str, Any] = {
-        **{"model": "softmax", "steps": 12, "batch": 64, "noise": 1.0, "delta": 1e-5},
-        **{"eval_every": 4, "seed": 3},
+        "model": "softmax",
+        "steps": 12,
+        "batch": 64,
+        "noise": 1.0,
+        "delta": 1e-5,
+        "eval_every": 4,
+        "seed": 3,
     }
     if "epsilon" in settings:
         del usual["noise"]
@@ -39,7 +44,7 @@ def config(out: Path | str = "unused", **settings: Any) -> RunConfig:
     return RunConfig(out=str(out), **{**usual, **settings})
 
 
-# A run directory ------------------------------------------------------------------------------------------------
+# A run directory ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +128,7 @@ def test_a_finished_run_is_not_run_again(done: Done) -> None:
     assert folder.ledger.read_bytes() == before
 
 
-# The statement ----------------------------------------------------------------------------------------------------
+# The statement --------------------------------------------------------------------------------------------
 
 
 def test_a_seeded_run_says_that_it_is_not_private(done: Done) -> None:
@@ -203,7 +208,7 @@ def test_other_samplers_and_methods(settings: dict[str, Any], said: str, tmp_pat
     assert result.spent.certified == plan.certificate()
 
 
-# Interruptions ----------------------------------------------------------------------------------------------------
+# Interruptions --------------------------------------------------------------------------------------------
 
 
 class Stop:
@@ -288,7 +293,9 @@ def test_what_cannot_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("torn", [None, b"", b'{"body":{"for', "header"])
-def test_a_run_that_never_charged_begins_again(tmp_path: Path, torn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_never_charged_begins_again(
+    tmp_path: Path, torn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed between its first file and its first checkpoint: nothing was spent, so nothing is lost."""
     settings = config(tmp_path / "l")
     interrupted(settings, 0, monkeypatch)
@@ -310,7 +317,7 @@ def test_a_torn_line_of_the_metrics_is_left_out(tmp_path: Path, monkeypatch: pyt
     assert [point[0] for point in result.curve] == [4, 8, 12]
 
 
-# Settings ---------------------------------------------------------------------------------------------------------
+# Settings -------------------------------------------------------------------------------------------------
 
 
 def test_settings_survive_json() -> None:
@@ -431,7 +438,7 @@ def test_public_data_may_be_shown(tmp_path: Path) -> None:
     assert "declared public" in result.statement
 
 
-# Accuracy ---------------------------------------------------------------------------------------------------------
+# Accuracy -------------------------------------------------------------------------------------------------
 
 
 def test_the_defaults_learn_digits(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ class Rig:
 
     def __init__(self, plan: Plan, model: nn.Module, seed: int = 3) -> None:
         self.plan, self.model, self.engine = plan, model, Engine(model)
-        self.progress, self.noise, self.charged = Progress(), Streams.seeded(seed).noise, Charged()
+        self.progress, self.streams, self.charged = Progress(), Streams.seeded(seed), Charged()
 
     def batch(self) -> LogicalBatch:
-        return LogicalBatch(self.plan, self.engine, self.progress)
+        return LogicalBatch(self.plan, self.engine, self.progress, self.streams)
 
     def add(self, batch: LogicalBatch, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None) -> None:
         self.engine.begin(len(x))
@@ -54,7 +54,7 @@ class Rig:
         def charge(event: Event, step: int) -> None:
             self.charged.append((event, step))
 
-        return batch.release(charge, self.noise, World()).value
+        return batch.release(charge, World()).value
 
 
 def clipped_mean(model: nn.Module, x: Tensor, clip: float) -> Tensor:
@@ -71,7 +71,7 @@ def linear(inside: int = 5, outside: int = 3) -> nn.Linear:
     return nn.Linear(inside, outside)
 
 
-# The sum ----------------------------------------------------------------------------------------------------------
+# The sum --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cuts", [[7], [3, 4], [1] * 7])
@@ -109,7 +109,7 @@ def test_a_record_that_is_there_a_thousand_times_counts_a_thousand_times() -> No
     assert float(rig.release(batch).norm()) == pytest.approx(1000 * CLIP / BATCH, rel=1e-3)
 
 
-# Noise ------------------------------------------------------------------------------------------------------------
+# Noise ----------------------------------------------------------------------------------------------------
 
 
 def looks_gaussian(values: Tensor, std: float) -> bool:
@@ -184,7 +184,7 @@ def test_noise_never_repeats() -> None:
     assert len(released.unique()) > 0.999 * len(released)  # equal floats are rare, equal blocks are not
 
 
-# The charge -------------------------------------------------------------------------------------------------------
+# The charge -----------------------------------------------------------------------------------------------
 
 
 def test_the_charge_comes_before_the_noise() -> None:
@@ -194,8 +194,8 @@ def test_the_charge_comes_before_the_noise() -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        rig.batch().release(full, rig.noise, World())
-    assert rig.noise.spent == 0
+        rig.batch().release(full, World())
+    assert rig.streams.noise.spent == 0
     assert rig.progress == Progress()
 
 
@@ -208,11 +208,13 @@ def test_steps_are_charged_in_order() -> None:
     assert rig.progress.step == 3
 
 
-# Adaptive quantiles ---------------------------------------------------------------------------------------------------
+# Adaptive quantiles ---------------------------------------------------------------------------------------
 
 
 def adaptive(**settings: Any) -> Plan:
-    return methods.adaptive_quantile(**{"clip": 1.0, "quantile": 0.5, "rate": 0.3, "count_noise": 0.1, **settings})
+    return methods.adaptive_quantile(
+        **{"clip": 1.0, "quantile": 0.5, "rate": 0.3, "count_noise": 0.1, **settings}
+    )
 
 
 def test_the_bound_moves_towards_the_quantile() -> None:
@@ -249,7 +251,7 @@ def test_only_aggregated_sums_are_released() -> None:
     rig = Rig(plan_of(methods.dp_sgd(CLIP)), linear())
     queries = rig.plan.queries(1.0)
     with pytest.raises(Refused, match="sums with the sensitivity"):
-        rig.plan.mechanism.release([torch.zeros(3)], queries, NOISE, rig.noise)  # type: ignore[list-item]
+        rig.plan.mechanism.release([torch.zeros(3)], queries, NOISE, rig.batch()._moment)  # type: ignore[list-item]
 
 
 def test_a_sum_with_more_sensitivity_than_its_noise_is_refused() -> None:
@@ -259,4 +261,4 @@ def test_a_sum_with_more_sensitivity_than_its_noise_is_refused() -> None:
     rig.add(batch, torch.randn(2, 5), lambda output: F.mse_loss(output, output * 0, reduction="none").sum(1))
     sums, _ = batch._sums.sums(World())
     with pytest.raises(Refused, match="sums with the sensitivity"):
-        small.mechanism.release(sums, small.queries(1.0), NOISE, rig.noise)
+        small.mechanism.release(sums, small.queries(1.0), NOISE, rig.batch()._moment)

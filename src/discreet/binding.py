@@ -52,7 +52,9 @@ def records_in(batch: Any) -> int:
     """The number of records of a batch: the length of its first tensor."""
     first = next(tensors_in(batch), None)
     if first is None or first.dim() == 0:
-        check.refuse("a batch of tensors", type(batch).__name__, "give tensors whose first axis is the record")
+        check.refuse(
+            "a batch of tensors", type(batch).__name__, "give tensors whose first axis is the record"
+        )
     return int(first.shape[0])
 
 

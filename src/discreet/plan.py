@@ -14,10 +14,12 @@ from discreet.core.plain import digest, plain
 from discreet.core.relation import Neighbouring
 from discreet.stages.bounding import Bounder, Query
 from discreet.stages.mechanisms.gaussian import GaussianNoise
+from discreet.stages.mechanisms.mechanism import Mechanism
 from discreet.stages.sampling import Horizon, Poisson, Sampling, bill_run, event_at
 from discreet.stages.schedules import Constant, Schedule
+from discreet.stages.selection import Everything, Selection
 
-_GAUSSIAN, _CONSTANT, _POISSON = GaussianNoise(), Constant(), Poisson()
+_EVERYTHING, _GAUSSIAN, _CONSTANT, _POISSON = Everything(), GaussianNoise(), Constant(), Poisson()
 
 
 @final
@@ -37,7 +39,8 @@ class Plan:
 
     method: str
     bounder: Bounder
-    mechanism: GaussianNoise = _GAUSSIAN
+    selection: Selection = _EVERYTHING
+    mechanism: Mechanism = _GAUSSIAN
     schedule: Schedule = _CONSTANT
     sampling: Sampling = _POISSON
     relation: Neighbouring = Neighbouring.ADD_REMOVE

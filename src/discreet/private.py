@@ -120,7 +120,7 @@ class Private:
         drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
         for micro in loader.load(drawn):
             if self._batch is None:
-                self._batch = LogicalBatch(self.plan, self._engine, self.progress)
+                self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
             if micro.records == 0:
                 self._release()
                 continue
@@ -140,7 +140,7 @@ class Private:
             if self.progress.step >= self.plan.known_horizon.steps:
                 return
             records = records_in(batch)
-            self._batch = LogicalBatch(self.plan, self._engine, self.progress)
+            self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
             if records == 0:
                 self._release()
                 continue
@@ -192,7 +192,7 @@ class Private:
     def _release(self) -> None:
         assert self._batch is not None
         with self._whole():
-            released = self._batch.release(self._charge, self.streams.noise, self.world)
+            released = self._batch.release(self._charge, self.world)
             self._batch = None
             self._update(released)
 

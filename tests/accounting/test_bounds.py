@@ -24,7 +24,6 @@ from discreet.accounting import (
 )
 
 ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
-FINE = 0.005  # what the accountants may add to the truth
 
 
 def epsilon(charge: Charge, delta: float = 1e-5, relation: Neighbouring = ADD_REMOVE) -> float:

@@ -1,7 +1,7 @@
 """What every member of a family must keep. Each contract raises AssertionError where it is broken.
 
-`test_members.py` runs them on every listed member; `tests/known_bad` puts faults of other libraries in and demands
-that a contract notices.
+`test_members.py` runs them on every listed member; `tests/known_bad` puts faults of other libraries in and
+demands that a contract notices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NORMS = [0.0, 5e-324, 1e-38, 1e-12, 0.1, 0.5, 1.0, 1.0000001, 3.0, 1e4, 1e19, 1e
 
 
 def bounder_contract(bounder: Bounder) -> None:
-    """weight * norm <= sensitivity for every norm; what is not finite gets weight 0; scalars are bounded too."""
+    """weight * norm <= sensitivity for every norm; not finite -> weight 0; scalars are bounded too."""
     for scale in (1.0, 0.01, 37.0):
         groups = 3 if len(bounder.groups(_layout(3))) == 3 else 1
         columns = torch.tensor([*NORMS, math.inf, math.nan], dtype=torch.float64)
@@ -62,13 +62,12 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
     """What one step of the plan lets out for this batch, times the public batch: the noisy sum."""
     engine = Engine(net)
     try:
-        batch = LogicalBatch(plan, engine, Progress())
+        batch = LogicalBatch(plan, engine, Progress(), Streams.seeded(seed))
         if len(x):
             engine.begin(len(x))
             batch.add(loop.losses(net, x, y))
         paid: list[int] = []
-        streams = Streams.seeded(seed)
-        out = batch.release(lambda event, step: paid.append(step), streams.noise, World.current())
+        out = batch.release(lambda event, step: paid.append(step), World.current())
         assert paid == [0], "a release that was not paid for"
         return out.value * plan.known_horizon.known_batch
     finally:
@@ -76,7 +75,7 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
 
 
 def step_contract(recipe: Plan) -> None:
-    """Leave-one-out without noise: a record moves the released sum by at most the bound; NaN moves nothing."""
+    """Leave-one-out without noise: a record moves the sum by at most the bound; NaN moves nothing."""
     plan = loop.plan(recipe, noise=0.0)
     bound = plan.bounder.vectors(1.0)[0].sensitivity
     x, y = (tensor[:6].clone() for tensor in loop.data().tensors)
@@ -104,10 +103,9 @@ def noise_contract(recipe: Plan, *, times: float = 1.0) -> None:
     found = release(plan, net, x, y, seed=1).double().numpy()
     std = plan.bounder.vectors(1.0)[0].std(1.5) * times
     assert stats.kstest(found / std, "norm").pvalue > ALPHA, "noise of another size or shape"
-    unused = found[-500:] if len(set(found[-500:])) > 1 else np.zeros(1)
-    assert len(unused) == 500 and stats.kstest(unused / std, "norm").pvalue > ALPHA, (
-        "a parameter without noise"
-    )
+    unused = found[-500:]
+    assert bool(unused.any()), "a parameter without noise"
+    assert stats.kstest(unused / std, "norm").pvalue > ALPHA, "a parameter with other noise"
     assert len(set(found.tolist())) == len(found), "noise that repeats"
     assert not np.isin(release(plan, net, x, y, seed=2).double().numpy(), found).any(), "noise that repeats"
 

@@ -1,13 +1,13 @@
 """Faults of other libraries, put into ours one by one: the contract tests must notice each of them.
 
-The letter and number of a fault is its place in the list that we keep of what went wrong elsewhere: A sampling and
-accounting, B sensitivity and clipping, C noise, D state. This tests the tests.
+The letter and number of a fault is its place in the list that we keep of what went wrong elsewhere: A sampling
+and accounting, B sensitivity and clipping, C noise, D state. This tests the tests.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -296,8 +296,9 @@ FAULTS = [
 
 
 @pytest.fixture(params=FAULTS, ids=lambda fault: fault.name)
-def fault(request: pytest.FixtureRequest) -> Iterator[Fault]:
-    yield request.param
+def fault(request: pytest.FixtureRequest) -> Fault:
+    found: Fault = request.param
+    return found
 
 
 def test_the_contract_holds_without_the_fault(fault: Fault) -> None:

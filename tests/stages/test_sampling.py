@@ -51,7 +51,7 @@ def in_wilson(hits: int, trials: int, rate: float) -> bool:
     return bool(abs(rate - middle) <= half)
 
 
-# Frequencies ------------------------------------------------------------------------------------------------
+# Frequencies ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", [Poisson(), TruncatedPoisson(400), FixedSize()])
@@ -137,7 +137,7 @@ def test_full_batches_hold_everyone() -> None:
     assert [indices.tolist() for indices in draws(FullBatch(), horizon, size=9)] == [list(range(9))] * 3
 
 
-# Sizes --------------------------------------------------------------------------------------------------------
+# Sizes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", [Poisson(), TruncatedPoisson(50), FixedSize()])
@@ -173,7 +173,7 @@ def test_a_users_own_loader_is_not_sampled_from() -> None:
         list(OwnLoader().batches(10, HORIZON, Streams.seeded(0).sampling, 0))
 
 
-# The public numbers -------------------------------------------------------------------------------------------
+# The public numbers ---------------------------------------------------------------------------------------
 
 
 def test_the_rate_is_batch_over_records_and_epochs_are_rounded_up() -> None:
@@ -207,7 +207,7 @@ def test_a_rate_alone_is_for_accounting() -> None:
         _ = horizon.known_records
 
 
-# Prices -------------------------------------------------------------------------------------------------------
+# Prices ---------------------------------------------------------------------------------------------------
 
 STEP = events.Gaussian(2.0)
 PRICES: list[tuple[Sampling, set[Neighbouring], Horizon, events.Event]] = [
@@ -242,7 +242,9 @@ SCHEDULES = [Constant(), Table(tuple(1 + 0.1 * i for i in range(7)), Period.EPOC
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("sampling", [Poisson(), FixedSize(), BallsInBins(), OwnLoader(), TruncatedPoisson(9)])
+@pytest.mark.parametrize(
+    "sampling", [Poisson(), FixedSize(), BallsInBins(), OwnLoader(), TruncatedPoisson(9)]
+)
 def test_the_bill_of_a_run_is_the_sum_of_its_steps(sampling: Sampling, schedule: Schedule) -> None:
     horizon = Horizon.of(records=100, batch=10, steps=67)
 

@@ -137,7 +137,9 @@ class AutoS(_Still, _OneGroup):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        check.positive("clip is the bound, gamma the stability term, e.g. 0.01", clip=self.clip, gamma=self.gamma)
+        check.positive(
+            "clip is the bound, gamma the stability term, e.g. 0.01", clip=self.clip, gamma=self.gamma
+        )
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(self.clip * scale),)
@@ -275,9 +277,13 @@ class AdaptiveQuantile(_OneGroup):
     count_noise: float = 10.0
 
     def __post_init__(self) -> None:
-        check.positive("clip is where the bound starts, rate how fast it moves", clip=self.clip, rate=self.rate)
+        check.positive(
+            "clip is where the bound starts, rate how fast it moves", clip=self.clip, rate=self.rate
+        )
         check.inside_unit("the quantile of norms that stays unclipped, e.g. 0.5", quantile=self.quantile)
-        check.positive("standard deviation of the noise on the count, about batch / 20", count_noise=self.count_noise)
+        check.positive(
+            "standard deviation of the noise on the count, about batch / 20", count_noise=self.count_noise
+        )
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(self.clip * scale),)

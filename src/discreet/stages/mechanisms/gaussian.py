@@ -14,7 +14,7 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.core.streams import Stream
+    from discreet.stages.moment import Moment
 
 
 @final
@@ -33,7 +33,7 @@ class GaussianNoise:
         return events[0] if len(events) == 1 else Queries(events)
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, stream: Stream
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
     ) -> list[Tensor]:
         """The noisy sums; the inputs' storage is reused, so that no exact sum stays behind."""
         noisy = []
@@ -44,5 +44,5 @@ class GaussianNoise:
                 f"{total!r} for {query!r}",
                 "aggregate with the bounder of the plan",
             )
-            noisy.append(stream.add_normal_(total.value, query.std(noise)))
+            noisy.append(moment.streams.noise.add_normal_(total.value, query.std(noise)))
         return noisy

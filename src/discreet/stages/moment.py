@@ -1,0 +1,35 @@
+"""Where a run stands when a step is made: what stages may know besides the sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.core.streams import Streams
+    from discreet.stages.values import Layout, Mask
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Moment:
+    """Public facts about one step, and the streams to draw from.
+
+    memory  public tensors that a stage keeps from step to step; it may hold released values only
+    mask    the active coordinates of this step; None: all of them
+    """
+
+    step: int
+    steps_per_epoch: int
+    batch: float
+    layout: Layout
+    streams: Streams
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    mask: Mask | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed before this step."""
+        return self.step // self.steps_per_epoch
