@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from discreet.core import check
+from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.loading import to_device
 from discreet.plan import Plan
@@ -71,6 +72,16 @@ def check_processes(plan: Plan, world: World) -> None:
         f"{type(plan.sampling).__name__} in {world.size} processes",
         "use Poisson: the size of a fixed or capped batch is a matter of all records",
     )
+
+
+def share_public_streams(streams: Streams, world: World) -> None:
+    """Masks and projections of the first process for all: its noise would not cover the mask of another."""
+
+    def of_the_first(key: bytes) -> bytes:
+        return bytes(world.broadcast_(torch.tensor(list(key), dtype=torch.uint8)).tolist())
+
+    if world.size > 1:
+        streams.share(of_the_first)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

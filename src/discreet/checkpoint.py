@@ -3,6 +3,8 @@
 The ledger decides, never the checkpoint. A crashed step may have been released, so it stays charged and is
 not run again: remaining = planned - charged. Randomness is never stored: a resumed run is keyed afresh, as
 an old key would repeat noise, and an old sample with new noise would be a second query that nobody charged.
+Masks and projections too come from a new key, even inside an epoch: they are public, independent of the data,
+and chosen per logical batch, so that a change between two of them costs nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Checkpoint:
     digest: str
     updates: int
     scale: float
+    memory: Mapping[str, Tensor]
     model: Mapping[str, Tensor]
     optimizer_kind: str
     optimizer: Mapping[str, Any]

@@ -16,7 +16,14 @@ from discreet import checkpoint
 from discreet.accounting import Ledger
 from discreet.accounting.chain import scan
 from discreet.accounting.events import Event, Free
-from discreet.binding import check_optimizer, check_processes, device_of, dry_run, records_in
+from discreet.binding import (
+    check_optimizer,
+    check_processes,
+    device_of,
+    dry_run,
+    records_in,
+    share_public_streams,
+)
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -28,6 +35,7 @@ from discreet.stages.averaging import Average
 from discreet.stages.capture import replace
 from discreet.stages.engine import Engine
 from discreet.stages.sampling import OwnLoader
+from discreet.stages.update import update
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
 
@@ -93,6 +101,7 @@ class Private:
         self._awaits_step = self._is_last = self._stepping = self._keys_noted = self._broken = False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
         alone = self.world.size == 1
+        share_public_streams(self.streams, self.world)
         self._sampling = self.streams.sampling if alone else self.streams.sampling.at(self.world.rank)
         self._engine = Engine(model)
         try:
@@ -198,15 +207,11 @@ class Private:
 
     def _update(self, released: Released) -> None:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        for parameter, gradient in zip(parameters, released.views(), strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
         self._stepping = True
         try:
-            self.optimizer.step()
+            update(self.optimizer, parameters, released, self.plan.selection.frozen)
         finally:
             self._stepping = False
-            for parameter in parameters:
-                parameter.grad = None
         self.updates += 1
         if self._average is not None:
             self._average.update(self.model)
@@ -254,6 +259,7 @@ class Private:
             digest=self._ledger.digest,
             updates=self.updates,
             scale=self.progress.scale,
+            memory=dict(self.progress.memory),
             model=self.model.state_dict(),
             optimizer_kind=checkpoint.kind_of(self.optimizer),
             optimizer=self.optimizer.state_dict(),
@@ -359,7 +365,8 @@ class Private:
                 ledger.append(entry.event, step=entry.step, note=entry.note)
         self._wait()
         saved.restore(self.model, self.optimizer, self._average, self._schedulers)
-        self.progress = Progress(step=self.plan.steps_paid(ledger.length), scale=saved.scale)
+        step = self.plan.steps_paid(ledger.length)
+        self.progress = Progress(step=step, scale=saved.scale, memory=dict(saved.memory))
         self.updates = saved.updates
         return ledger
 

@@ -51,10 +51,13 @@ class LogicalBatch:
             batch=plan.known_horizon.known_batch,
             layout=engine.layout,
             streams=streams,
+            device=engine.device,
             memory=progress.memory,
         )
         self._moment = dataclasses.replace(now, mask=plan.selection.mask(now))
-        self._sums = Aggregation(plan.bounder, progress.scale, engine, self._moment.mask)
+        # The one mask of the batch: every micro-batch is summed on it, and noise is drawn on it.
+        mask, order = self._moment.mask, plan.selection.order
+        self._sums = Aggregation(plan.bounder, progress.scale, engine, mask, order)
 
     def add(self, losses: Tensor) -> None:
         """A micro-batch: its records enter the sums, each bounded; nothing leaves yet."""
@@ -73,4 +76,6 @@ class LogicalBatch:
         gradient, counts = noisy[0], [float(count) for count in noisy[len(vectors) :]]
         progress.scale = plan.bounder.advance(progress.scale, counts, moment.batch)
         progress.step += 1
-        return Released(gradient.div_(moment.batch), moment.layout, moment.mask)
+        released = Released.on(moment.mask, gradient, moment.layout, moment.batch)
+        plan.selection.observe(released, queries[0].std(multiplier) / moment.batch, moment)
+        return released

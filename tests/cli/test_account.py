@@ -299,3 +299,11 @@ def test_numbers_out_of_range_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("discreet.cli.account.recipe_of", too_large)
     refused(run("account", *GOLDEN), "OverflowError")
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate"), [("1e20", "0.01"), ("1.1", "1e-300"), ("1e20", "1e-300"), ("1e-8", "0.01")]
+)
+def test_extreme_steps_have_a_price(noise: str, rate: str) -> None:
+    words = replaced(GOLDEN, noise=noise, rate=rate, steps="50")
+    assert run("account", *words, "--json").json["certified"]["epsilon"] >= 0

@@ -2,7 +2,7 @@
 
 Composition happens here and nowhere else: `rules` bounds one occurrence of an event, this file counts them.
 
-PLD             loss distributions, rounded up on a grid that is refined until epsilon moves by < 0.5 %
+PLD             loss distributions, rounded up on a grid that is refined until epsilon moves by < 0.2 %
 RDP             Rényi divergences, summed
 exact Gaussian  a run of Gaussian releases alone is one Gaussian
 and what a rule proves for a whole run that is one event

@@ -10,10 +10,12 @@ from typing import final
 import numpy as np
 
 from discreet.accounting.charges import Counted, canonical
-from discreet.accounting.events import Event, NonPrivate
+from discreet.accounting.events import Event, NonPrivate, PoissonSampled, TruncatedPoisson
 from discreet.accounting.rules import rule_for
 from discreet.accounting.sampled import noise_of, sampling_rate, with_noise
 from discreet.core.relation import Neighbouring
+
+_MOST_NOISE, _LEAST_RATE = 1e6, 1e-9  # beyond these a step's losses leave the range of floats
 
 
 @final
@@ -50,10 +52,28 @@ def normal(certified: Counted, relation: Neighbouring) -> Run:
         assumptions.update(rule.assumes)
         mu = rule.mu(event, relation) if rule.mu is not None else None
         if mu is None:
-            others.append((event, count))
+            others.append((within_range(event), count))
         else:
             square += count * mu * mu
     return Run(math.sqrt(square), tuple(others), relation, tuple(sorted(assumptions)))
+
+
+def within_range(event: Event) -> Event:
+    """A step that costs next to nothing as one that costs a little more, whose losses floats can hold.
+
+    Less noise and a higher rate both cost more: more noise is post-processing, and sampling at q is sampling
+    at q' > q with a chance q/q' to take part, else none.
+
+    >>> from discreet.accounting.events import Gaussian, PoissonSampled
+    >>> within_range(PoissonSampled(1e-300, Gaussian(1e20)))
+    PoissonSampled(rate=1e-09, event=Gaussian(noise=1000000.0))
+    """
+    noise = noise_of(event)
+    if noise is not None and noise > _MOST_NOISE:
+        event = with_noise(event, _MOST_NOISE)
+    if isinstance(event, PoissonSampled | TruncatedPoisson) and event.rate < _LEAST_RATE:
+        event = replace(event, rate=_LEAST_RATE)
+    return event
 
 
 def bucketed(run: Run, most: int) -> Run:

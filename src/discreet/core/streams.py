@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from fractions import Fraction
 from typing import Final, NoReturn, final
@@ -81,6 +82,17 @@ class Stream:
     def fingerprint(self) -> str:
         """A short hash of the key that is safe to print."""
         return _derive(self._key, "fingerprint", size=8).hex()
+
+    @property
+    def public_key(self) -> bytes:
+        """The key of a replayable stream, with which anyone draws the same; it says nothing of other keys."""
+        check.require(
+            self._replayable,
+            "a stream whose values are public (mask, projection, init)",
+            self.name,
+            f"keep the key of {self.name} secret: privacy rests on it",
+        )
+        return self._key
 
     def __repr__(self) -> str:
         return f"Stream(name={self.name!r}, fingerprint={self.fingerprint!r}, spent={self.spent})"
@@ -329,8 +341,8 @@ class Streams:
         again = {name: Stream(_derive(root, name), name=name, replayable=True) for name in _REPLAYABLE}
         self.noise: Final = once["noise"]
         self.sampling: Final = once["sampling"]
-        self.mask: Final = again["mask"]
-        self.projection: Final = again["projection"]
+        self.mask = again["mask"]
+        self.projection = again["projection"]
         self.init: Final = again["init"]
 
     @classmethod
@@ -343,6 +355,11 @@ class Streams:
         """Streams that anyone who knows the seed can repeat; every digit of it counts."""
         check.count("a seed is a whole number; use Streams.from_os() for privacy", least=0, seed=seed)
         return cls(_derive(b"seed", str(int(seed))), is_seeded=True)
+
+    def share(self, same: Callable[[bytes], bytes]) -> None:
+        """Exchange the keys of masks and projections, which all processes of a run must draw alike."""
+        self.mask = Stream(same(self.mask.public_key), name="mask", replayable=True)
+        self.projection = Stream(same(self.projection.public_key), name="projection", replayable=True)
 
     @property
     def statement(self) -> str:

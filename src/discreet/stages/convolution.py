@@ -1,4 +1,4 @@
-"""Per-sample weight gradients of a convolution, by the cheapest of three routes.
+"""Per-sample weight gradients of a convolution, by the cheaper of two routes.
 
 Index legend: N records, F images folded into one record (frames), C input and O output channels, K taps.
 Convolutions of one, two and three dimensions share the code; a transposed one swaps its input and the
@@ -7,7 +7,6 @@ gradient of its output.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.stages import factors
-from discreet.stages.factors import Dense, Factors, Settled, norms_by_chunks, row_norms, share, widen
+from discreet.stages.factors import norms_by_chunks, row_norms, share, widen
 
-# Up to this many channel pairs one grouped convolution beats a matrix product per tap (measured)
-GROUPED_CHANNEL_PAIRS = 1536
+# Above this many channel pairs, and up to this many positions, patches beat one grouped convolution (measured).
+GROUPED_CHANNEL_PAIRS = 6144
+PATCH_POSITIONS = 256
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,14 @@ class Convolution:
 
     def instantiate(self, start: int, stop: int) -> Tensor:
         rows = slice(start * self._frames, stop * self._frames)
-        by_taps = self.geometry.groups == 1 and self.shape[0] * self.shape[1] > GROUPED_CHANNEL_PAIRS
-        way = _by_taps if by_taps else _by_groups
-        return way(self.images[rows], self.outputs[rows], self.shape, self.geometry, stop - start)
+        images, outputs = self.images[rows], self.outputs[rows]
+        if not self._patches_are_cheaper:
+            return _by_groups(images, outputs, self.shape, self.geometry, stop - start)
+        patches = math.prod(self.shape[1:]) * math.prod(outputs.shape[2:]) * self._frames
+        some = max(1, factors.KEEP_ELEMENTS // patches) * self._frames
+        pieces = zip(images.split(some), outputs.split(some), strict=True)
+        grads = [_by_patches(i, o, self.shape, self.geometry, len(i) // self._frames) for i, o in pieces]
+        return grads[0] if len(grads) == 1 else torch.cat(grads)
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Convolution:
         images, outputs = (
@@ -85,6 +90,12 @@ class Convolution:
             for values in (self.images, self.outputs)
         )
         return Convolution(images, outputs, self.shape, self.geometry, len(index_K))
+
+    @property
+    def _patches_are_cheaper(self) -> bool:
+        """Measured: a grouped convolution loses where many channels meet on few positions."""
+        many = self.shape[0] * self.shape[1] > GROUPED_CHANNEL_PAIRS
+        return self.geometry.groups == 1 and many and math.prod(self.outputs.shape[2:]) <= PATCH_POSITIONS
 
     @property
     def _frames(self) -> int:
@@ -96,16 +107,6 @@ class Convolution:
 
     def _scaled(self, values: Tensor, scale_N: Tensor) -> Tensor:
         return values * scale_N.repeat_interleave(self._frames).view(-1, *(1,) * (values.dim() - 1))
-
-
-def convolution(
-    images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
-) -> Factors:
-    """Instantiated at once where all records fit: the weighted sum is then one matrix product."""
-    part = Convolution(images, outputs, shape, geometry, records)
-    if records * math.prod(shape) > factors.KEEP_ELEMENTS:
-        return Settled(part)
-    return Dense(part.instantiate(0, records))
 
 
 def _weight_gradient(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> Tensor:
@@ -139,26 +140,22 @@ def _by_groups(
     return by_record
 
 
-def _by_taps(
+def _by_patches(
     images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
 ) -> Tensor:
-    """One batched matrix product per tap of the kernel, over the shifted input and all frames of a record."""
+    """One matrix product a record, of the output gradients and the patches that the kernel saw."""
     pads = [amount for amount in reversed(geometry.padding) for _ in range(2)]
-    padded = F.pad(images, pads) if any(pads) else images
+    padded = F.pad(images, pads).contiguous()
+    rows, channels, *steps = padded.stride()
+    taps = [step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)]
+    moves = [step * stride for step, stride in zip(steps, geometry.stride, strict=True)]
+    sizes = (*images.shape[:2], *shape[2:], *outputs.shape[2:])
+    patches = padded.as_strided(sizes, (rows, channels, *taps, *moves))
+    patches_NKL = _by_position(patches.reshape(images.shape[0], -1, math.prod(outputs.shape[2:])), records)
+    return torch.bmm(_by_position(outputs, records), patches_NKL.transpose(1, 2)).view(-1, *shape)
 
-    def channels_first(values: Tensor) -> Tensor:  # [N, channels, positions of all frames]
-        channels: Tensor = values.unflatten(0, (records, -1)).transpose(1, 2).flatten(2)
-        return channels
 
-    outputs_NOL = channels_first(outputs)
-    taps = []
-    for tap in itertools.product(*(range(size) for size in shape[2:])):
-        window = tuple(
-            slice(at * dilation, at * dilation + (out - 1) * stride + 1, stride)
-            for at, dilation, stride, out in zip(
-                tap, geometry.dilation, geometry.stride, outputs.shape[2:], strict=True
-            )
-        )
-        shifted_NCL = channels_first(padded[(slice(None), slice(None), *window)])
-        taps.append(torch.bmm(outputs_NOL, shifted_NCL.transpose(1, 2)))
-    return torch.stack(taps, -1).view(-1, *shape)
+def _by_position(values: Tensor, records: int) -> Tensor:
+    """[N, channels, positions of all frames]."""
+    positions: Tensor = values.unflatten(0, (records, -1)).transpose(1, 2).flatten(2)
+    return positions

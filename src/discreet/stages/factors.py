@@ -23,8 +23,9 @@ ROUNDING_ULPS = 4.0
 # A gradient this much shorter than the sum of its absolute products is summed apart, in float64: rounding
 # would otherwise move the sum of all records by a share of the clip, not of an ulp.
 CANCELLATION = 2.0**-9
-# Per-sample gradients of one parameter are kept while they fit in this many elements.
+# Per-sample gradients are kept while those of one parameter, and those of all, fit in so many elements.
 KEEP_ELEMENTS = 1 << 25
+KEEP_IN_ALL = 1 << 28
 # Squares are added up in blocks of this many and the blocks in float64: no small square is ever lost.
 _BLOCK = 128
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from discreet.core.streams import Streams
@@ -26,6 +27,7 @@ class Moment:
     batch: float
     layout: Layout
     streams: Streams
+    device: torch.device | str = "cpu"
     memory: dict[str, Tensor] = field(default_factory=dict)
     mask: Mask | None = None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discreet.core.check import Refused, refuse
 from discreet.stages.capture import RecordAxis, Tracked, name_of, replace, tensors_in
-from discreet.stages.convolution import Geometry, convolution
+from discreet.stages.convolution import Convolution, Geometry
 from discreet.stages.factors import Dense, Part, widen
 from discreet.stages.outer import OneHot, Outer
 from discreet.stages.use import UnfitError, Use, names_in
@@ -117,7 +117,7 @@ def _conv(
                 images = F.pad(input, [p for t in reversed(totals) for p in (t // 2, t - t // 2)])
             padding = 0
         geometry = Geometry(_tuple(stride, dimensions), _tuple(padding, dimensions), steps, groups)
-        yield weight, convolution(images, use.gradient, weight.shape, geometry, use.records)
+        yield weight, Convolution(images, use.gradient, weight.shape, geometry, use.records)
     if bias is not None and use.wants(bias):
         channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
         yield bias, Dense(widen(channels).sum(2))
@@ -142,7 +142,7 @@ def _conv_transpose(
     if use.wants(weight):
         steps, pads, spread = (_tuple(v, dimensions) for v in (stride, padding, dilation))
         geometry = Geometry(steps, pads, spread, groups)
-        yield weight, convolution(use.gradient, input, weight.shape, geometry, use.records)
+        yield weight, Convolution(use.gradient, input, weight.shape, geometry, use.records)
     if bias is not None and use.wants(bias):
         channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
         yield bias, Dense(widen(channels).sum(2))

@@ -164,8 +164,8 @@ class Sum:
         return Sum([part.take(index_K, dtype) for part in self.parts])
 
 
-def merge(parts: Sequence[Part], shape: Sequence[int]) -> Factors:
-    """One `Factors` for all uses of a parameter, instantiated where that is the cheaper way to its norm."""
+def merge(parts: Sequence[Part], shape: Sequence[int], room: int) -> Factors:
+    """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
     outers = [part for part in parts if isinstance(part, Outer)]
     hots = [part for part in parts if isinstance(part, OneHot)]
     joined: list[Part] = [part for part in parts if not isinstance(part, (Outer, OneHot))]
@@ -176,12 +176,12 @@ def merge(parts: Sequence[Part], shape: Sequence[int]) -> Factors:
         index, right = _joined([p.index_NP for p in hots]), _joined([p.right_NPB for p in hots])
         joined.append(OneHot(index, right, shape))
     whole = joined[0] if len(joined) == 1 else Sum(joined)
-    return whole if isinstance(whole, Dense) else settle(whole)
+    return whole if isinstance(whole, Dense) else settle(whole, room)
 
 
-def settle(part: Part) -> Factors:
+def settle(part: Part, room: int) -> Factors:
     """Instantiate now, once, if that is cheap: norm and weighted sum then read the same gradients."""
-    small = part.records * math.prod(part.shape) <= factors.KEEP_ELEMENTS
+    small = part.records * math.prod(part.shape) <= min(room, factors.KEEP_ELEMENTS)
     stays = isinstance(part, OneHot) or (isinstance(part, Outer) and part.gram_is_cheaper)
     if isinstance(part, Sum):
         stays = all(isinstance(own, (Outer, OneHot)) for own in part.parts)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.stages import factors as limits
 from discreet.stages.capture import Call, Marks, Script, Tracked, name_of, replace, tensors_in, track_derived
 from discreet.stages.factors import Dense, Factors, Part
 from discreet.stages.ops import parts_of
@@ -121,10 +122,13 @@ def collect(uses: Iterable[Use], layout: Layout) -> list[Factors | None]:
         for target, part in parts_of(use):
             for root, pulled in pull_back(target, part):
                 parts[root.name].append(pulled)
-    return [
-        merge(parts[name], shape) if parts[name] else None
-        for name, shape in zip(layout.names, layout.shapes, strict=True)
-    ]
+    room, found = limits.KEEP_IN_ALL, list[Factors | None]()
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        merged = merge(parts[name], shape, room) if parts[name] else None
+        if isinstance(merged, Dense):
+            room -= merged.grads_N.numel()
+        found.append(merged)
+    return found
 
 
 def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:

@@ -40,7 +40,12 @@ def _on_lines(outer: Outer, lines: Lines) -> Factors:
     columns = None if lines.columns is None else lines.columns.nonzero().flatten()
     left = outer.left_NPA if rows is None else outer.left_NPA[..., rows]
     right = outer.right_NPB if columns is None else outer.right_NPB[..., columns]
-    return _OnLines(settle(Outer(left, right, (left.shape[2], right.shape[2]))), outer.shape, rows, columns)
+    return _OnLines(
+        settle(Outer(left, right, (left.shape[2], right.shape[2])), limits.KEEP_ELEMENTS),
+        outer.shape,
+        rows,
+        columns,
+    )
 
 
 @final

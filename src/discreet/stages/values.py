@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from discreet.core import check
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from discreet.stages.kinds import MaskKey
 
 
 @final
@@ -66,9 +68,14 @@ class Mask:
     True or False   the whole tensor
     Lines           rows and columns
     a bool tensor   single elements
+
+    key    what regenerates a random mask; None for any other
+    found  what was derived from the pieces, kept so that it is derived once
     """
 
     pieces: tuple[Piece, ...]
+    key: MaskKey | None = None
+    found: dict[str, object] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def everything(layout: Layout) -> Mask:
@@ -176,11 +183,34 @@ class Public:
 @final
 @dataclass(frozen=True, eq=False)
 class Released:
-    """What left a mechanism: safe to log, store, and feed to any optimizer."""
+    """What left a mechanism: safe to log, store, and feed to any optimizer.
 
-    value: Tensor
+    active  the released values: all coordinates, or those that the mask leaves active
+    """
+
+    active: Tensor
     layout: Layout
     mask: Mask | None = None
+
+    @staticmethod
+    def on(mask: Mask | None, value: Tensor, layout: Layout, batch: float) -> Released:
+        """value / batch on the active coordinates: of frozen ones nothing is kept, whatever they hold."""
+        if mask is None:
+            return Released(value.div_(batch), layout)
+        from discreet.stages.active import Active
+
+        active = value[Active.of(mask, layout, value.device).whole]
+        return Released(active.div_(batch), layout, mask)
+
+    @property
+    def value(self) -> Tensor:
+        """The whole vector, with exact zeros on frozen coordinates."""
+        if self.mask is None:
+            return self.active
+        from discreet.stages.active import Active
+
+        whole = self.active.new_zeros(self.layout.size)
+        return whole.index_copy_(0, Active.of(self.mask, self.layout, self.active.device).whole, self.active)
 
     def views(self) -> Iterator[Tensor]:
         """One view per parameter."""

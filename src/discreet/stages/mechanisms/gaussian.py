@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Adds N(0, (noise * share * sensitivity)^2) to every coordinate of every sum.
+    """Adds N(0, (noise * share * sensitivity)^2) to every active coordinate of every sum; frozen ones are zero.
 
     Guarantee: all sums of one sample together cost one Gaussian release with multiplier
     (sum_i z_i^-2)^(-1/2), where z_i is the standard deviation of sum i over its sensitivity (docs/proofs/Queries.md).
@@ -44,5 +44,16 @@ class GaussianNoise:
                 f"{total!r} for {query!r}",
                 "aggregate with the bounder of the plan",
             )
-            noisy.append(moment.streams.noise.add_normal_(total.value, query.std(noise)))
+            noisy.append(_add_noise(total.value, query.std(noise), moment))
         return noisy
+
+
+def _add_noise(value: Tensor, std: float, moment: Moment) -> Tensor:
+    """Noise on what is active. Whatever else the sum holds is overwritten: no coordinate leaves without noise."""
+    if moment.mask is None or value.shape != (moment.layout.size,):  # a count is never masked
+        return moment.streams.noise.add_normal_(value, std)
+    from discreet.stages.active import Active
+
+    index = Active.of(moment.mask, moment.layout, value.device).whole
+    active = moment.streams.noise.add_normal_(value[index], std)
+    return value.zero_().index_copy_(0, index, active)

@@ -1,0 +1,214 @@
+"""What a distinguishing game proves: a lower bound on epsilon that holds with stated confidence.
+
+Two worlds, with and without one record; `trials` values of a statistic in each. For every event E and both orders of
+the worlds (epsilon, delta)-privacy demands P(E) <= e^epsilon Q(E) + delta, so that
+
+    epsilon >= ln((lower bound on P(E) - delta) / upper bound on Q(E))
+
+with Clopper-Pearson bounds, each at half of the risk. E is chosen on trials of its own: on those that judge it, one
+event is tried, and the confidence needs no correction. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from discreet.accounting import gdp
+from discreet.core import check
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+BINS = 4096
+
+
+@final
+class Tally:
+    """How often the statistic fell where, in both worlds: memory does not grow with the number of trials.
+
+    The line is cut to equal bins between `low` and `high`; what lies beyond belongs to the outermost ones.
+
+    >>> tally = Tally(0.0, 4.0, bins=4)
+    >>> tally.add(absent=np.array([0.5, 1.5]), present=np.array([2.5, 99.0]))
+    >>> tally.above(present=True).tolist()
+    [2, 2, 2, 1]
+    """
+
+    def __init__(self, low: float, high: float, *, bins: int = BINS) -> None:
+        check.count("the statistic's line is cut to bins", least=2, bins=bins)
+        check.require(
+            math.isfinite(low) and low < high < math.inf,
+            "low < high",
+            f"low={low!r}, high={high!r}",
+            "span the values of the statistic",
+        )
+        self.low, self.high, self.bins = low, high, bins
+        self._counts = {present: np.zeros(bins, dtype=np.int64) for present in (False, True)}
+
+    @classmethod
+    def around(cls, absent: Floats, present: Floats, *, bins: int = BINS) -> Tally:
+        """An empty tally that spans these values and half as much again on both sides."""
+        values = np.concatenate([absent, present])
+        values = values[np.isfinite(values)]
+        check.require(len(values) > 0, "values to span", "none that are finite", "give the statistic a value")
+        low, high = float(values.min()), float(values.max())
+        margin = (high - low) / 2 or max(1.0, abs(low))
+        return cls(low - margin, high + margin, bins=bins)
+
+    def add(self, *, absent: Floats, present: Floats) -> None:
+        """Count these trials."""
+        for values, counts in ((absent, self._counts[False]), (present, self._counts[True])):
+            check.require(not np.isnan(values).any(), "a number for every trial", "nan", "mend the statistic")
+            place = (values - self.low) * (self.bins / (self.high - self.low))
+            index = np.clip(place, 0, self.bins - 1).astype(np.int64)
+            counts += np.bincount(index, minlength=self.bins)
+
+    def trials(self, *, present: bool) -> int:
+        """How many trials of this world were counted."""
+        return int(self._counts[present].sum())
+
+    def above(self, *, present: bool) -> Counts:
+        """For each cut (the lower end of a bin): the trials at or above it."""
+        return self._counts[present][::-1].cumsum()[::-1]
+
+
+@final
+@dataclass(frozen=True)
+class Test:
+    """An event: the statistic lies at or above cut number `cut` (or below it), likelier with (or without) the record."""
+
+    cut: int
+    upper: bool
+
+    __test__ = False  # not a test case, whatever collects them
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A lower bound on epsilon at `delta`, wrong with probability at most 1 - `confidence`.
+
+    fit  an ESTIMATE, which takes the mechanism for exactly Gaussian: never compare a certificate with it
+    hits, trials  of the judged event, in the world where it is likely and in the other one
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    fit: float
+    hits: tuple[int, int]
+    trials: tuple[int, int]
+
+
+def lower(hits: npt.ArrayLike, trials: int, risk: float) -> Floats:
+    """Clopper-Pearson: a probability that is too high with probability at most `risk`.
+
+    >>> float(lower(0, 10, 0.05)), round(float(lower(10, 10, 0.05)), 4)
+    (0.0, 0.7411)
+    """
+    k = np.asarray(hits, dtype=np.float64)
+    found = special.betaincinv(np.maximum(k, 1), trials - np.maximum(k, 1) + 1, risk)
+    return np.asarray(np.where(k == 0, 0.0, found))
+
+
+def upper(hits: npt.ArrayLike, trials: int, risk: float) -> Floats:
+    """Clopper-Pearson: a probability that is too low with probability at most `risk`.
+
+    >>> round(float(upper(0, 10, 0.05)), 4), float(upper(10, 10, 0.05))
+    (0.2589, 1.0)
+    """
+    k = np.asarray(hits, dtype=np.float64)
+    below = np.minimum(k, trials - 1)
+    return np.asarray(np.where(k == trials, 1.0, special.betainccinv(below + 1, trials - below, risk)))
+
+
+def epsilon_of(
+    likely: npt.ArrayLike, unlikely: npt.ArrayLike, trials: tuple[int, int], delta: float, risk: float
+) -> Floats:
+    """ln((P - delta) / Q) from hits in the likely and the unlikely world; 0 where nothing is shown."""
+    p, q = lower(likely, trials[0], risk / 2), upper(unlikely, trials[1], risk / 2)
+    shown = np.log(np.maximum(p - delta, np.finfo(np.float64).tiny)) - np.log(q)
+    return np.maximum(np.where(p > delta, shown, 0.0), 0.0)
+
+
+def choose(tally: Tally, *, delta: float, confidence: float) -> Test:
+    """The event that would show most, on trials that will not judge it."""
+    risk = _risk(delta, confidence)
+    tests = []
+    for is_upper in (True, False):
+        likely, unlikely, trials = _hits(tally, is_upper)
+        shown = epsilon_of(likely, unlikely, trials, delta, risk)
+        # Of equal events the middle one: where the worlds separate, it has room on both sides.
+        best = np.flatnonzero(shown >= shown.max() - 1e-12)
+        tests.append((float(shown.max()), Test(int(best[len(best) // 2]), is_upper)))
+    return max(tests, key=lambda scored: scored[0])[1]
+
+
+def judge(tally: Tally, test: Test, *, delta: float, confidence: float, fit: float = math.nan) -> Audit:
+    """What one event, chosen elsewhere, proves on these trials."""
+    risk = _risk(delta, confidence)
+    likely, unlikely, trials = _hits(tally, test.upper)
+    hits = int(likely[test.cut]), int(unlikely[test.cut])
+    epsilon = float(epsilon_of(hits[0], hits[1], trials, delta, risk))
+    return Audit(epsilon=epsilon, delta=delta, confidence=confidence, fit=fit, hits=hits, trials=trials)
+
+
+def audit(first: Tally, second: Tally, *, delta: float, confidence: float) -> Audit:
+    """Choose an event on the first tally, judge it on the second; beside it the Gaussian fit."""
+    check.require(
+        (first.low, first.high, first.bins) == (second.low, second.high, second.bins),
+        "two tallies with the same cuts",
+        "others",
+        "span both by the same pilot trials",
+    )
+    test = choose(first, delta=delta, confidence=confidence)
+    fit = gaussian_fit(first, second, delta=delta, confidence=confidence)
+    return judge(second, test, delta=delta, confidence=confidence, fit=fit)
+
+
+def gaussian_fit(first: Tally, second: Tally, *, delta: float, confidence: float) -> float:
+    """ESTIMATE of epsilon: the lower bound on mu from one threshold, read as mu-Gaussian privacy at `delta`.
+
+    mu >= quantile(P(E)) - quantile(Q(E)) is proven; that the mechanism costs no less than a Gaussian with this mu
+    at every delta is not.
+    """
+    risk = _risk(delta, confidence)
+
+    def distances(tally: Tally) -> Floats:
+        likely, unlikely, trials = _hits(tally, True)
+        p, q = lower(likely, trials[0], risk / 2), upper(unlikely, trials[1], risk / 2)
+        return np.asarray(special.ndtri(p) - special.ndtri(q))
+
+    chosen = int(np.nanargmax(np.nan_to_num(distances(first), nan=-math.inf)))
+    mu = float(distances(second)[chosen])
+    return gdp.epsilon(mu, delta) if mu > 0 else 0.0
+
+
+def ceiling(trials: int, confidence: float) -> float:
+    """About the largest epsilon that so many judging trials a world can show, ln(n / ln(2 / risk)).
+
+    >>> round(ceiling(10**6, 0.999), 1)
+    11.8
+    """
+    return max(0.0, math.log(trials / math.log(2 / (1 - confidence))))
+
+
+def _hits(tally: Tally, is_upper: bool) -> tuple[Counts, Counts, tuple[int, int]]:
+    """Hits at every cut in the likely world and in the other one, and both numbers of trials."""
+    absent, present = tally.trials(present=False), tally.trials(present=True)
+    above_absent, above_present = tally.above(present=False), tally.above(present=True)
+    if is_upper:
+        return above_present, above_absent, (present, absent)
+    return absent - above_absent, present - above_present, (absent, present)
+
+
+def _risk(delta: float, confidence: float) -> float:
+    check.require(0 <= delta < 1, "delta in [0, 1)", f"delta={delta!r}", "delta is the probability of failure")
+    check.inside_unit("the bound holds with this probability, e.g. 0.999", confidence=confidence)
+    return 1 - confidence

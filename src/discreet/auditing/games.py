@@ -1,0 +1,134 @@
+"""Distinguishing games: releases with and without one record, reduced to one number each.
+
+Randomness. What a METHODS entry releases is drawn by the library's own streams, keyed by the operating system: they
+are part of what is attacked. Scalar games and coin flips take a NumPy generator seeded from the operating system: an
+audit publishes nothing and hides nothing, so its draws need to be independent, not unpredictable. A fixed seed makes an
+audit repeatable, and is as valid as long as it was not picked by looking at results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import numpy as np
+
+from discreet.auditing.bounds import Audit, Floats, Tally, audit
+from discreet.core import check
+
+CONFIDENCE = 0.999
+_CHUNK = 2**20
+_PILOT = 2**13
+
+Advance = Callable[[int, int], None]
+"""Told how many trials of how many are done."""
+
+
+class Game(Protocol):
+    """A pair of neighbouring worlds and a statistic that tends to be larger where the record is."""
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        """About so many independent values of the statistic without the record, and with it."""
+
+
+def play(
+    game: Game,
+    *,
+    trials: int,
+    delta: float,
+    confidence: float = CONFIDENCE,
+    generator: np.random.Generator | None = None,
+    advance: Advance | None = None,
+) -> Audit:
+    """Play `trials` games a world, half to choose the event and half to judge it."""
+    check.count("half of the trials choose, half judge", least=16, trials=trials)
+    rng = generator if generator is not None else np.random.default_rng()
+    absent, present = game.draw(min(_PILOT, max(16, trials // 8)), rng)  # only spans the line
+    halves = Tally.around(absent, present), Tally.around(absent, present)
+    done = 0
+    for tally, share in zip(halves, (trials // 2, trials - trials // 2), strict=True):
+        left = share
+        while left > 0:
+            absent, present = game.draw(min(left, _CHUNK), rng)
+            tally.add(absent=absent, present=present)
+            counted = min(left, _CHUNK)
+            left, done = left - counted, done + counted
+            if advance is not None:
+                advance(done, trials)
+    return audit(*halves, delta=delta, confidence=confidence)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GaussianStep:
+    """One release of a sum over all records: N(0, z^2) against N(1, z^2), in units of the clip.
+
+    The projection on the record's direction is sufficient: one number is the whole game, in any dimension.
+    """
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        check.positive("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        absent, present = generator.standard_normal(trials), generator.standard_normal(trials)
+        return absent, present + 1 / self.noise
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PoissonStep:
+    """One Poisson-sampled release: N(0, z^2) against (1 - q) N(0, z^2) + q N(1, z^2); monotone in the likelihood."""
+
+    rate: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        check.fraction("the rate is a probability", rate=self.rate)
+        check.positive("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        absent, present = generator.standard_normal(trials), generator.standard_normal(trials)
+        joins = generator.random(trials) < self.rate
+        return absent, present + joins / self.noise
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Likelihood:
+    """A Gaussian pair whose distance is itself random and public: N(0, z^2) against N(s, z^2), s drawn anew.
+
+    The statistic is the log-likelihood ratio (s y - s^2 / 2) / z^2, the best one there is.
+    """
+
+    noise: float
+    distance: Callable[[int, np.random.Generator], Floats]
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        values = []
+        for present in (0.0, 1.0):
+            mu = self.distance(trials, generator) / self.noise
+            y = generator.standard_normal(trials) + present * mu
+            values.append(mu * y - mu**2 / 2)
+        return values[0], values[1]
+
+
+def gaussian_ceiling(mu: float, trials: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
+    """The bound to expect for a Gaussian release at distance mu from so many trials a world.
+
+    >>> from discreet.accounting import gdp
+    >>> 0.93 < gaussian_ceiling(1.0, 10**6, delta=1e-2) / gdp.epsilon(1.0, 1e-2) < 1
+    True
+    """
+    from scipy import special
+
+    from discreet.auditing.bounds import epsilon_of
+
+    half = trials // 2
+    cuts = np.linspace(-2, mu + 6, 801)
+    likely, unlikely = half * special.ndtr(mu - cuts), half * special.ndtr(-cuts)
+    shown = epsilon_of(np.floor(likely), np.ceil(unlikely), (half, half), delta, 1 - confidence)
+    return float(shown.max()) if math.isfinite(mu) else math.inf
