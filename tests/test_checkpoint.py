@@ -440,7 +440,7 @@ def test_what_a_checkpoint_holds(place: Place) -> None:
     place.begin()
     state = torch.load(place.state, weights_only=True)
     assert set(state) == {
-        *("format", "plan", "relation", "charges", "digest", "updates", "scale", "model"),
+        *("format", "plan", "relation", "charges", "digest", "updates", "scale", "memory", "model"),
         *("optimizer_kind", "optimizer", "average", "schedulers"),
     }
     assert state["relation"] == "add/remove"

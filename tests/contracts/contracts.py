@@ -25,6 +25,8 @@ from discreet.plan import Plan
 from discreet.private import Private
 from discreet.stages.bounding import Bounder
 from discreet.stages.engine import Engine
+from discreet.stages.mechanisms.projected_gaussian import ProjectedGaussian, width
+from discreet.stages.projections import padded_size
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.step import LogicalBatch, Progress
 
@@ -74,6 +76,18 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
         engine.close()
 
 
+def gain(plan: Plan, net: nn.Module) -> float:
+    """What lifting multiplies by after the noise: n/p for p orthonormal rows of length n, else 1.
+
+    The mechanism's price is for the vector before it is lifted; tests/stages/test_projected_gaussian.py looks there.
+    """
+    mechanism = plan.mechanism
+    if not isinstance(mechanism, ProjectedGaussian) or mechanism.reduction == 0:
+        return 1.0
+    padded = padded_size(sum(parameter.numel() for parameter in net.parameters()))
+    return padded / width(padded, mechanism.reduction)
+
+
 def step_contract(recipe: Plan) -> None:
     """Leave-one-out without noise: a record moves the sum by at most the bound; NaN moves nothing."""
     plan = loop.plan(recipe, noise=0.0)
@@ -84,6 +98,7 @@ def step_contract(recipe: Plan) -> None:
     x[3] = 0.0
     x[4, 0] = math.nan
     net = loop.model()
+    bound *= gain(plan, net)
     whole = release(plan, net, x, y)
     assert bool(whole.isfinite().all()), "one record poisons the sum"
     for record in range(len(x)):
@@ -101,7 +116,8 @@ def noise_contract(recipe: Plan, *, times: float = 1.0) -> None:
     net.register_parameter("unused", nn.Parameter(torch.zeros(500)))
     x, y = torch.zeros(0, 40), torch.zeros(0, dtype=torch.long)
     found = release(plan, net, x, y, seed=1).double().numpy()
-    std = plan.bounder.vectors(1.0)[0].std(1.5) * times
+    # n/p times the noise of p of n orthonormal directions: variance n/p on each coordinate
+    std = plan.bounder.vectors(1.0)[0].std(1.5) * math.sqrt(gain(plan, net)) * times
     assert stats.kstest(found / std, "norm").pvalue > ALPHA, "noise of another size or shape"
     unused = found[-500:]
     assert bool(unused.any()), "a parameter without noise"

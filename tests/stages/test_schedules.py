@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
+import time
 
 import pytest
 
+from discreet import methods
 from discreet.core.check import Refused
-from discreet.stages.schedules import Constant, Period, Schedule, Table, run_lengths
+from discreet.stages.sampling import Horizon
+from discreet.stages.schedules import (
+    Constant,
+    Exponential,
+    InverseFourthRoot,
+    InverseRoot,
+    Linear,
+    Period,
+    Schedule,
+    Table,
+    run_lengths,
+)
 
+DECAYING: list[Schedule] = [
+    kind
+    for period in Period
+    for kind in (
+        InverseRoot(period),
+        InverseFourthRoot(period),
+        Exponential(rho=9.0, periods=4, period=period),
+        Linear(last=0.25, periods=3, period=period),
+    )
+]
 TABLES: list[Schedule] = [
     Constant(),
     Table((1.0, 0.5, 0.5, 2.0, 2.0, 2.0, 0.1)),
     Table((1.0, 0.5, 0.25), Period.EPOCH),
+    *DECAYING,
 ]
 
 
@@ -46,3 +72,54 @@ def test_a_run_longer_than_its_table_is_refused() -> None:
 def test_factors_multiply_noise(factors: tuple[float, ...]) -> None:
     with pytest.raises(Refused):
         Table(factors)
+
+
+@pytest.mark.parametrize("schedule", DECAYING)
+def test_the_noise_decays(schedule: Schedule) -> None:
+    factors = [schedule.factor(step, 3) for step in range(30)]
+    assert all(a >= b for a, b in itertools.pairwise(factors))
+    assert 0 < factors[-1] < factors[0] <= 1
+
+
+def test_the_formulas_count_from_one() -> None:
+    assert [InverseRoot(Period.STEP).factor(k - 1, 5) for k in (1, 4, 100)] == [1.0, 0.5, 0.1]
+    assert [InverseFourthRoot(Period.STEP).factor(k - 1, 5) for k in (1, 16, 10**4)] == [1.0, 0.5, 0.1]
+    exponential = Exponential(rho=9.0, periods=4, period=Period.STEP)
+    assert [exponential.factor(k - 1, 5) for k in (1, 2, 4)] == pytest.approx([9**-0.25, 1 / 3, 1 / 9])
+    line = Linear(last=0.2, periods=5)
+    assert [line.factor(5 * (k - 1) + 4, 5) for k in range(1, 8)] == pytest.approx(
+        [1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]
+    )
+
+
+@pytest.mark.parametrize("rho", [1.0, 0.5, 0.0, -2.0, math.nan, math.inf])
+def test_an_exponential_that_does_not_decay_is_refused(rho: float) -> None:
+    with pytest.raises(Refused, match="rho"):
+        Exponential(rho=rho, periods=10)
+
+
+@pytest.mark.parametrize(("last", "periods"), [(0.0, 5), (-1.0, 5), (math.nan, 5), (0.5, 1), (0.5, 2.5)])
+def test_a_line_needs_two_ends(last: float, periods: int) -> None:
+    with pytest.raises(Refused):
+        Linear(last=last, periods=periods)
+
+
+@pytest.mark.parametrize("schedule", DECAYING)
+def test_a_million_steps_are_quick(schedule: Schedule) -> None:
+    """In processor time; asking step by step through `run_lengths` is the slow way."""
+    start = time.process_time()
+    assert sum(count for _, count in schedule.pieces(0, 10**6, 1000)) == 10**6
+    assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "finest"),
+    [(Constant(), 1.0806), (InverseFourthRoot(), 2.8305), (InverseRoot(), 19.8178)],
+    ids=["constant", "fourth root", "root"],
+)
+def test_entries_are_composed_one_by_one(schedule: Schedule, finest: float) -> None:
+    """N=60000, B=1024, 40 epochs, z=3, per epoch: never below the finest value known, at most 0.5 % above it."""
+    horizon = Horizon.of(records=60_000, batch=1024, epochs=40)
+    recipe = dataclasses.replace(methods.automatic(), schedule=schedule)
+    epsilon = recipe.bind(noise=3.0, horizon=horizon, delta=1e-5).certificate().epsilon
+    assert finest * (1 - 1e-4) <= epsilon <= finest * 1.005

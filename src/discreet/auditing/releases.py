@@ -6,8 +6,10 @@ record itself, whatever the weights: the adversary's worst case, and no update i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.auditing.bounds import Floats
-from discreet.auditing.games import Game
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -28,29 +29,64 @@ from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
 
 CANARIES = 500
+LATE = 20  # epochs, since at rate 1 each step is one
 DIMENSION = 4
 _LOUD = 1e3  # the norm of a canary's gradient: beyond every clip
 _QUIET = 1e-2  # of the record that turns a direction round
 
 
-def game_for(recipe: Plan, *, noise: float, delta: float, steps: int = 1) -> Game:
+@final
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """What is attacked: `plan` says what it costs, `playing` the same steps from `start` on in a longer run.
+
+    Masks that freeze more and more have set in by then. Where later steps have another price, start is 0.
+    """
+
+    plan: Plan
+    playing: Plan
+    start: int
+
+    @staticmethod
+    def of(recipe: Plan, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
+        """The recipe at rate 1, where sampling hides nothing."""
+        own, longer = (
+            recipe.bind(
+                noise=noise, horizon=Horizon.of(records=records, batch=records, steps=count), delta=delta
+            )
+            for count in (steps, LATE + steps)
+        )
+        alike = all(own.event_at(step) == longer.event_at(LATE + step) for step in range(steps))
+        return Attacked(plan=own, playing=longer if alike else own, start=LATE if alike else 0)
+
+    @property
+    def steps(self) -> int:
+        return self.plan.known_horizon.steps
+
+    @property
+    def batch(self) -> float:
+        return self.plan.known_horizon.known_batch
+
+    def run(self, net: nn.Module, engine: Engine, records: Tensor) -> list[Released]:
+        """Every release on these records, drawn and noised by the plan's own stages under fresh keys."""
+        plan, streams, world = self.playing, Streams.from_os(), World.current()
+        progress = Progress(step=self.start)
+        drawn = plan.sampling.batches(len(records), plan.known_horizon, streams.sampling, self.start)
+        releases = []
+        for indices in itertools.islice(drawn, self.steps):
+            batch = LogicalBatch(plan, engine, progress, streams)
+            if len(indices):
+                engine.begin(len(indices))
+                batch.add(net(records[torch.from_numpy(indices)]).squeeze(1))
+            releases.append(batch.release(lambda event, step: None, world))
+        return releases
+
+
+def game_for(recipe: Plan, *, noise: float, delta: float, steps: int = 1) -> Canaries | Run:
     """The quickest game that is valid for the plan's mechanism."""
     if isinstance(recipe.mechanism, GaussianNoise) and steps == 1:
-        return Canaries(_bound(recipe, CANARIES, noise=noise, delta=delta, steps=steps))
-    return Run(_bound(recipe, 2, noise=noise, delta=delta, steps=steps))
-
-
-def plan_of(game: Game) -> Plan:
-    """The plan that a game of releases plays."""
-    assert isinstance(game, Canaries | Run)
-    return game.plan
-
-
-def _bound(recipe: Plan, records: int, *, noise: float, delta: float, steps: int) -> Plan:
-    """The plan at rate 1, where sampling hides nothing."""
-    return recipe.bind(
-        noise=noise, horizon=Horizon.of(records=records, batch=records, steps=steps), delta=delta
-    )
+        return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
+    return Run(Attacked.of(recipe, records=2, noise=noise, delta=delta, steps=steps))
 
 
 @final
@@ -61,15 +97,15 @@ class Canaries:
     then the trials of one release are independent. Frozen coordinates are public and give no trial.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, attacked: Attacked) -> None:
         check.require(
-            isinstance(plan.mechanism, GaussianNoise) and plan.known_horizon.steps == 1,
+            isinstance(attacked.plan.mechanism, GaussianNoise) and attacked.steps == 1,
             "one step of independent noise",
-            f"{plan.known_horizon.steps} steps of {type(plan.mechanism).__name__}",
+            f"{attacked.steps} steps of {type(attacked.plan.mechanism).__name__}",
             "play Run instead",
         )
-        self.plan = plan
-        self._count = plan.known_horizon.known_records
+        self.attacked = attacked
+        self._count = attacked.plan.known_horizon.known_records
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
         absent: list[Floats] = []
@@ -86,29 +122,29 @@ class Canaries:
         self, net: nn.Module, engine: Engine, there: np.ndarray[tuple[int], np.dtype[np.bool_]]
     ) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
         records = torch.eye(self._count) * _LOUD
-        if self.plan.relation is Neighbouring.REPLACE_ONE:
+        if self.attacked.plan.relation is Neighbouring.REPLACE_ONE:
             records[torch.from_numpy(~there)] *= -1
         else:
             records = records[torch.from_numpy(there)]
-        released = _run(self.plan, net, engine, records)[0]
+        released = self.attacked.run(net, engine, records)[0]
         active = _active(released).numpy()
-        return released.value.double().numpy() * self.plan.known_horizon.known_batch, active
+        return released.value.double().numpy() * self.attacked.batch, active
 
 
 @final
 class Run:
     """A whole run of `steps` releases, once with the record and once without, under fresh keys for every trial.
 
-    Statistic: the sum over the steps of the release projected on the record's direction. Without the record, a quiet one
-    points the other way, so that a direction that one record can turn is turned.
+    Statistic: the sum over the steps of the release projected on the record's direction. A quiet record points the
+    other way, so that a direction that one record can turn is turned.
     """
 
-    def __init__(self, plan: Plan, *, dimension: int = DIMENSION) -> None:
+    def __init__(self, attacked: Attacked, *, dimension: int = DIMENSION) -> None:
         check.count("coordinates of the model", least=2, dimension=dimension)
-        self.plan = plan
+        self.attacked = attacked
         self._direction = torch.full((dimension,), dimension**-0.5)
         quiet, loud = -_QUIET * self._direction, _LOUD * self._direction
-        replaced = plan.relation is Neighbouring.REPLACE_ONE
+        replaced = attacked.plan.relation is Neighbouring.REPLACE_ONE
         self._without = torch.stack([quiet, -loud]) if replaced else quiet.unsqueeze(0)
         self._with = torch.stack([quiet, loud])
 
@@ -122,25 +158,11 @@ class Run:
 
     def _statistic(self, net: nn.Module, engine: Engine, records: Tensor) -> float:
         total = 0.0
-        for released in _run(self.plan, net, engine, records):
+        for released in self.attacked.run(net, engine, records):
             seen = self._direction.double() * _active(released)
             norm = float(seen.norm())
             total += float(released.value.double() @ seen) / norm if norm else 0.0
-        return total * self.plan.known_horizon.known_batch
-
-
-def _run(plan: Plan, net: nn.Module, engine: Engine, records: Tensor) -> list[Released]:
-    """Every release of one run on these records, drawn and noised by the plan's own stages."""
-    streams, progress, world = Streams.from_os(), Progress(), World.current()
-    drawn = plan.sampling.batches(len(records), plan.known_horizon, streams.sampling, 0)
-    releases = []
-    for indices in drawn:
-        batch = LogicalBatch(plan, engine, progress, streams)
-        if len(indices):
-            engine.begin(len(indices))
-            batch.add(net(records[torch.from_numpy(indices)]).squeeze(1))
-        releases.append(batch.release(lambda event, step: None, world))
-    return releases
+        return total * self.attacked.batch
 
 
 def _active(released: Released) -> Tensor:

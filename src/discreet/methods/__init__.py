@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
+from discreet.methods.d2p2_sgd import d2p2_sgd, d2p_sgd, dp2_sgd
 from discreet.methods.dp_sgd import adaptive_quantile, automatic, dp_adam, dp_sgd, per_layer, psac
+from discreet.methods.random_freeze import random_freeze, ranked_freeze
 from discreet.plan import Plan
 
 __all__ = [
@@ -15,10 +17,15 @@ __all__ = [
     "Method",
     "adaptive_quantile",
     "automatic",
+    "d2p2_sgd",
+    "d2p_sgd",
+    "dp2_sgd",
     "dp_adam",
     "dp_sgd",
     "per_layer",
     "psac",
+    "random_freeze",
+    "ranked_freeze",
 ]
 
 
@@ -41,6 +48,8 @@ class Method:
 
 _SUBSAMPLED = "certified: subsampled Gaussian, composition"
 
+_PROJECTED = "certified: subsampled Gaussian, composition; dense projections: chi-square mixture"
+
 METHODS: MappingProxyType[str, Method] = MappingProxyType(
     {
         method.name: method
@@ -55,6 +64,11 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
                 recipe=adaptive_quantile,
                 guarantee="certified: subsampled Gaussian with the count query, composition",
             ),
+            Method(name="random-freeze", recipe=random_freeze, guarantee=_SUBSAMPLED),
+            Method(name="ranked-freeze", recipe=ranked_freeze, guarantee=_SUBSAMPLED),
+            Method(name="d2p2-sgd", recipe=d2p2_sgd, guarantee=_PROJECTED),
+            Method(name="d2p-sgd", recipe=d2p_sgd, guarantee=_SUBSAMPLED),
+            Method(name="dp2-sgd", recipe=dp2_sgd, guarantee=_PROJECTED),
         )
     }
 )

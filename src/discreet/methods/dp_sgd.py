@@ -31,7 +31,9 @@ def per_layer(clip: float = 1.0) -> Plan:
     return Plan(method="per-layer", bounder=PerLayer(clip))
 
 
-def adaptive_quantile(clip: float = 1.0, quantile: float = 0.5, rate: float = 0.2, count_noise: float = 10.0) -> Plan:
+def adaptive_quantile(
+    clip: float = 1.0, quantile: float = 0.5, rate: float = 0.2, count_noise: float = 10.0
+) -> Plan:
     """The clip follows a quantile of the norms, from a noisy count that is charged (Andrew et al. 2021)."""
     bounder = AdaptiveQuantile(clip=clip, quantile=quantile, rate=rate, count_noise=count_noise)
     return Plan(method="adaptive-quantile", bounder=bounder)

@@ -20,6 +20,7 @@ from discreet.report import wording
 from discreet.spending import words
 
 if TYPE_CHECKING:
+    from discreet.auditing.truth import Row
     from discreet.report.compare import Progress as ComparisonProgress
     from discreet.report.values import Comparison, Estimate
     from discreet.runs import Progress, RunResult
@@ -130,6 +131,41 @@ def comparison_table(found: Comparison) -> RenderableType:
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
     return Group(table, *(Text(note) for note in notes))
+
+
+def truth_table(rows: Sequence[Row]) -> RenderableType:
+    """Certified, claimed and audited side by side; the worst verdicts stand out."""
+    columns = ("method", "certified", "claimed", "analytic", "audited", "verdict", "parameters")
+    table = _table("truth table", columns)
+    for row in rows:
+        told = row.verdict.value
+        table.add_row(
+            Text(row.method, style="bold"),
+            _epsilon(row.certified),
+            _epsilon(row.claimed),
+            "-" if row.analytic is None else f"{row.analytic:.2f}",
+            f"{math.floor(row.audited * 100) / 100:.2f}",  # an attack has shown no more than this
+            Text(told, style="" if told == "holds" else "bold red"),
+            ", ".join(f"{name} {value:g}" for name, value in row.parameters.items()),
+        )
+    note = "audited: a lower bound on epsilon by an attack"
+    return (
+        Group(table, Text(f"{note}, confidence {min(row.confidence for row in rows):g}")) if rows else table
+    )
+
+
+@contextlib.contextmanager
+def audit_bar(rows: int, *, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error that follows an audit, row by row."""
+    with _bar(visible) as follow:
+        seen: list[str] = []
+
+        def listen(label: str, done: int, total: int) -> None:
+            if label not in seen:
+                seen.append(label)
+            follow(f"row {len(seen)}/{rows}: {label}, trial", done, total, "")
+
+        yield listen
 
 
 @contextlib.contextmanager

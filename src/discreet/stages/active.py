@@ -35,7 +35,7 @@ class Active:
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
         """Values on the active coordinates, parameter by parameter."""
-        return values.split(list(self.counts))
+        return torch.split(values, list(self.counts))
 
 
 def _find(mask: Mask, layout: Layout, device: torch.device) -> Active:

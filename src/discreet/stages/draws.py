@@ -14,10 +14,11 @@ from discreet.stages.capture import replace
 
 @dataclass(frozen=True)
 class Draw:
-    """How inputs are drawn: standard normal or uniform on (0, 1); whole numbers `low` and `low` + 1."""
+    """How inputs are drawn: standard normal or uniform on (0, 1); `span` whole numbers from `low` on."""
 
     positive: bool
     low: int
+    span: int
 
     def inputs(self, tree: Any, batched: Sequence[bool], rows: int, generator: torch.Generator) -> Any:
         """`tree` with random tensors of `rows` rows where it holds tensors of records."""
@@ -30,7 +31,7 @@ class Draw:
     def replaced(
         self, tree: Any, batched: Sequence[bool], record: int, views: int, generator: torch.Generator
     ) -> Any:
-        """`tree` with one record drawn anew, four times as large; whole numbers are swapped: all change."""
+        """`tree` with one record drawn anew: floats four times as large, and no whole number as it was."""
         own = slice(record * views, (record + 1) * views)
 
         def changed(tensor: Tensor) -> Tensor:
@@ -40,7 +41,8 @@ class Draw:
             elif tensor.dtype == torch.bool:
                 tensor[own] = ~tensor[own]
             else:
-                tensor[own] = 2 * self.low + 1 - tensor[own]
+                steps = torch.randint(1, self.span, tensor[own].shape, generator=generator).to(tensor)
+                tensor[own] = (tensor[own] - self.low + steps) % self.span + self.low
             return tensor
 
         return _where(tree, batched, changed)
@@ -51,11 +53,14 @@ class Draw:
             dtype = torch.complex64 if like.is_complex() else torch.float32
             kind = torch.rand if self.positive else torch.randn
             return kind(shape, generator=generator, dtype=dtype).to(like)
-        low = 0 if like.dtype == torch.bool else self.low
-        return torch.randint(low, low + 2, shape, generator=generator).to(like)
+        low, span = (0, 2) if like.dtype == torch.bool else (self.low, self.span)
+        return torch.randint(low, low + span, shape, generator=generator).to(like)
 
 
-DRAWS = tuple(Draw(positive, low) for low in (0, 1) for positive in (False, True))
+# Token ids may have to lie below 2, lengths above 0; some models take logarithms.
+DRAWS = tuple(
+    Draw(positive, low, span) for low, span in ((0, 4), (0, 2), (1, 2)) for positive in (False, True)
+)
 
 
 def _where(tree: Any, chosen: Sequence[bool], change: Any) -> Any:

@@ -6,6 +6,7 @@ unit is equally likely to be active, so every coordinate is.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -69,7 +70,27 @@ class Tensors:
 
 
 Kind = Elements | Rows | Columns | Tensors
-KINDS: dict[str, Kind] = {type(kind).__name__: kind for kind in (Elements(), Rows(), Columns(), Tensors())}
+
+
+class Unit(enum.StrEnum):
+    """The kinds by name, for recipes, command lines and files."""
+
+    ELEMENTS = "elements"
+    ROWS = "rows"
+    COLUMNS = "columns"
+    TENSORS = "tensors"
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of this name."""
+        return {"elements": Elements(), "rows": Rows(), "columns": Columns(), "tensors": Tensors()}[
+            self.value
+        ]
+
+    @staticmethod
+    def of(kind: Kind) -> Unit:
+        """The name of a kind."""
+        return Unit(type(kind).__name__.lower())
 
 
 def units_of(kind: Kind, layout: Layout) -> int:

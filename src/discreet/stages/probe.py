@@ -30,6 +30,10 @@ _DROPOUTS = (
 )
 
 
+class UnclearError(Refused):
+    """Nothing shows on these random inputs; on others it may."""
+
+
 @dataclass
 class Seen:
     """One call with tracked tensors, as one probe pass saw it."""
@@ -138,10 +142,13 @@ class Probe:
             saved = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             try:
                 return self._learn(draw)
+            except UnclearError as unclear:
+                _restore(self._model, saved)
+                failures.insert(0, unclear)
             except Refused:
                 _restore(self._model, saved)
                 raise
-            except Exception as error:  # the model's own
+            except Exception as error:  # the model's own: it wants other numbers, or fails on all
                 _restore(self._model, saved)
                 failures.append(error)
         raise failures[0]
@@ -176,14 +183,14 @@ class Probe:
         while True:
             first, grown = self._pass(small, spreads), self._pass(large, spreads)
             _same_path(first, grown)
-            found = frozenset(
+            found = [
                 i
                 for i, (s, b) in enumerate(zip(first.seen, grown.seen, strict=True))
                 if s.derives and [t.shape for t in s.outputs] != [t.shape for t in b.outputs]
-            )
+            ]
             if not found:
                 return first, grown, spreads
-            spreads = spreads | found
+            spreads |= {found[0]}  # one at a time: the calls after it will be others
 
     def _same_for_every_size(
         self, small: Any, large: Any, first: Passed, grown: Passed, spreads: frozenset[int]
@@ -204,12 +211,12 @@ class Probe:
             record_axis(output, grown.outputs[i], [m.outputs[i] for m in moved], "the model's output")
             for i, output in enumerate(first.outputs)
         ]
-        require(
-            any(not torch.equal(a, b) for m in moved for a, b in zip(m.outputs, grown.outputs, strict=True)),
-            "outputs that move with the inputs",
-            "the same outputs for different random inputs" if outputs else "no differentiable output tensor",
-            "return the predictions from forward() as tensors, in tuples, lists or dictionaries",
-        )
+        if not any(not _same(a, b) for m in moved for a, b in zip(m.outputs, grown.outputs, strict=True)):
+            raise UnclearError(
+                "Expected outputs that move with the inputs, got "
+                f"{'the same for different random inputs' if outputs else 'no differentiable tensor'}. Remedy: "
+                "return the predictions from forward() as tensors, in tuples, lists or dictionaries."
+            )
         return Script(self._batched, calls, first.path, outputs)
 
     def _pass(self, inputs: Any, spreads: frozenset[int], seed: int = 0, quiet: bool = False) -> Passed:
@@ -257,7 +264,10 @@ def _same_path(first: Passed, *others: Passed) -> None:
 
 def _no_nan(*passes: Passed) -> None:
     if any(bool(tensor.isnan().any()) for one in passes for tensor in one.tensors()):
-        raise RuntimeError("the model gives NaN on random inputs, in which nothing shows")
+        raise UnclearError(
+            "Expected numbers from the model on random inputs, got NaN, in which nothing shows. Remedy: make "
+            "the model take any floats and any small whole numbers, for example by clamping its inputs."
+        )
 
 
 def _equal(first: Passed, second: Passed) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -11,16 +12,16 @@ from typing import Protocol, final
 from discreet.core import check
 
 
-class Period(enum.Enum):
+class Period(enum.StrEnum):
     """What a schedule counts."""
 
     STEP = "step"
     EPOCH = "epoch"
 
-    def index(self, step: int, steps_per_epoch: int) -> int:
+    def before(self, step: int, steps_per_epoch: int) -> int:
         """The number of whole periods before `step`.
 
-        >>> Period.EPOCH.index(7, 3)
+        >>> Period.EPOCH.before(7, 3)
         2
         """
         return step if self is Period.STEP else step // steps_per_epoch
@@ -69,7 +70,7 @@ class Table:
             check.positive("every factor multiplies the noise", factor=factor)
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
-        index = self.period.index(step, steps_per_epoch)
+        index = self.period.before(step, steps_per_epoch)
         check.require(
             index < len(self.factors),
             f"a table of more than {index} entries",
@@ -80,6 +81,108 @@ class Table:
 
     def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
         return run_lengths(self, start, stop, steps_per_epoch)
+
+
+class _Counted:
+    """A factor for period k = 1, 2, ...: `at(k)`, constant within a period."""
+
+    period: Period
+
+    def at(self, k: int) -> float:
+        raise NotImplementedError
+
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        return self.at(self.period.before(step, steps_per_epoch) + 1)
+
+    def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
+        length = 1 if self.period is Period.STEP else steps_per_epoch
+        factor, count = 0.0, 0
+        for first in range(start - start % length, stop, length):
+            here = self.at(first // length + 1)
+            if here != factor and count:
+                yield factor, count
+                count = 0
+            factor = here
+            count += min(first + length, stop) - max(first, start)
+        if count:
+            yield factor, count
+
+
+@final
+@dataclass(frozen=True)
+class InverseRoot(_Counted):
+    """1 / sqrt(k) in period k = 1, 2, ...: the noise of D2P2-SGD's Theorem 1.
+
+    >>> InverseRoot().factor(3, steps_per_epoch=1)
+    0.5
+    """
+
+    period: Period = Period.EPOCH
+
+    def at(self, k: int) -> float:
+        return 1 / math.sqrt(k)
+
+
+@final
+@dataclass(frozen=True)
+class InverseFourthRoot(_Counted):
+    """1 / k^(1/4) in period k = 1, 2, ...: the variance falls as 1 / sqrt(k), as in D2P2-SGD's Table 3.
+
+    >>> InverseFourthRoot(Period.STEP).factor(15, steps_per_epoch=1)
+    0.5
+    """
+
+    period: Period = Period.EPOCH
+
+    def at(self, k: int) -> float:
+        return 1 / math.sqrt(math.sqrt(k))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Exponential(_Counted):
+    """rho^(-k / periods) in period k = 1, 2, ... with rho > 1, so that the noise decays: 1 / rho in period `periods`.
+
+    A longer run goes on by the same formula.
+
+    >>> Exponential(rho=4.0, periods=2).at(1)
+    0.5
+    """
+
+    rho: float
+    periods: int
+    period: Period = Period.EPOCH
+
+    def __post_init__(self) -> None:
+        check.positive("rho is the ratio of the first noise to the last", rho=self.rho)
+        check.require(self.rho > 1, "rho > 1", f"rho={self.rho!r}", "with rho <= 1 the noise would not decay")
+        check.count("count the periods of the run", periods=self.periods)
+
+    def at(self, k: int) -> float:
+        return math.pow(self.rho, -k / self.periods)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Linear(_Counted):
+    """A straight line from 1 in the first period to `last` in period `periods`; a longer run stays there.
+
+    >>> [Linear(last=0.5, periods=3).at(k) for k in (1, 2, 3, 4)]
+    [1.0, 0.75, 0.5, 0.5]
+    """
+
+    last: float
+    periods: int
+    period: Period = Period.EPOCH
+
+    def __post_init__(self) -> None:
+        check.positive("the last factor multiplies the noise, e.g. 0.5", last=self.last)
+        check.count("a line has a first and a last period", least=2, periods=self.periods)
+
+    def at(self, k: int) -> float:
+        if k >= self.periods:
+            return self.last
+        return 1 + (self.last - 1) * (k - 1) / (self.periods - 1)
 
 
 def run_lengths(

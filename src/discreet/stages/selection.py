@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from discreet.stages.values import Mask, Released
 
 
-class Order(enum.Enum):
+_ELEMENTS = Elements()
+
+
+class Order(enum.StrEnum):
     """Which gradient is clipped; either is proven."""
 
     FREEZE_THEN_CLIP = "freeze-then-clip"
@@ -29,14 +32,14 @@ class Order(enum.Enum):
     """The whole: frozen coordinates take their share of the clip and lose it (posterior freeze)."""
 
 
-class Refresh(enum.Enum):
+class Refresh(enum.StrEnum):
     """How long a mask serves; never shorter than a logical batch."""
 
     EPOCH = "epoch"
     STEP = "step"
 
 
-class Frozen(enum.Enum):
+class Frozen(enum.StrEnum):
     """What an optimizer may do to frozen coordinates."""
 
     STILL = "still"
@@ -135,7 +138,7 @@ class RandomFreeze(_Cooling):
     Guarantee: masks are independent of the data.
     """
 
-    kind: Kind = Elements()
+    kind: Kind = _ELEMENTS
     refresh: Refresh = Refresh.EPOCH
 
     def mask(self, moment: Moment) -> Mask | None:

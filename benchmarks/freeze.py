@@ -1,0 +1,106 @@
+"""What a frozen coordinate saves: noise and update at several freeze rates, and the bytes of a release.
+
+    python -m benchmarks.freeze            10^6 parameters, per-epoch masks
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from discreet.core.streams import Streams
+from discreet.stages import sparse
+from discreet.stages.aggregation import Aggregation
+from discreet.stages.bounding import FlatClip, Query
+from discreet.stages.engine import Engine
+from discreet.stages.mechanisms.gaussian import GaussianNoise
+from discreet.stages.moment import Moment
+from discreet.stages.selection import Frozen, Order, RandomFreeze
+from discreet.stages.update import update
+from discreet.stages.values import Released
+from discreet.core.world import World
+
+RATES = (0.0, 0.5, 0.9)
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.001),
+}
+
+
+def main(repeats: int = 30) -> dict[str, Any]:
+    """Milliseconds of noise plus update, the ratio to dense, and the bytes of a release over those of a dense one."""
+    net = nn.Sequential(nn.Linear(998, 1000), nn.Linear(1000, 1))  # 1,000,001 parameters
+    engine, streams = Engine(net), Streams.from_os()
+    found: dict[str, Any] = {"parameters": engine.layout.size, "threads": torch.get_num_threads()}
+    for name, make in OPTIMIZERS.items():
+        steps = {rate: _Step(net, engine, streams, make, rate) for rate in RATES}
+        for step in steps.values():
+            step.run()
+        times: dict[float, list[float]] = {rate: [] for rate in RATES}
+        for _ in range(repeats):  # interleaved, so that other work on the machine meets all alike
+            for rate, step in steps.items():
+                times[rate].append(step.timed())
+        medians = {rate: statistics.median(own) for rate, own in times.items()}
+        found[name] = {
+            str(rate): {"ms": round(ms, 3), "ratio": round(ms / medians[0.0], 3)} for rate, ms in medians.items()
+        }
+        dense = steps[0.0].size
+        found["bytes"] = {str(rate): round(step.size / dense, 4) for rate, step in steps.items()}
+    found["new mask ms"] = round(_mask_time(engine, streams), 1)
+    engine.close()
+    return found
+
+
+class _Step:
+    """Everything between the exact sum and the new parameters."""
+
+    def __init__(self, net: nn.Module, engine: Engine, streams: Streams, make: Any, rate: float) -> None:
+        self._parameters, self._engine = list(net.parameters()), engine
+        self._optimizer = make(self._parameters)
+        moment = Moment(step=0, steps_per_epoch=10, batch=100.0, layout=engine.layout, streams=streams)
+        selection = RandomFreeze(final_rate=rate)
+        self._moment = Moment(**{**vars(moment), "mask": selection.mask(moment)})
+        self.size = len(sparse.to_bytes(self.run()))
+
+    def run(self) -> Released:
+        """One step."""
+        return self._finish(self._sum())
+
+    def timed(self) -> float:
+        """Milliseconds of one step, without making the sum."""
+        total = self._sum()
+        start = time.perf_counter()
+        self._finish(total)
+        return (time.perf_counter() - start) * 1000
+
+    def _sum(self) -> Any:
+        empty = Aggregation(FlatClip(1.0), 1.0, self._engine, self._moment.mask, Order.FREEZE_THEN_CLIP)
+        return empty.sums(World.current())[0]
+
+    def _finish(self, sums: Any) -> Released:
+        moment = self._moment
+        (noisy,) = GaussianNoise().release(sums, [Query(1.0)], 1.0, moment)
+        released = Released.on(moment.mask, noisy, moment.layout, moment.batch)
+        update(self._optimizer, self._parameters, released, Frozen.STILL)
+        return released
+
+
+def _mask_time(engine: Engine, streams: Streams) -> float:
+    times = []
+    for epoch in range(5):
+        moment = Moment(step=epoch, steps_per_epoch=1, batch=1.0, layout=engine.layout, streams=streams)
+        start = time.perf_counter()
+        RandomFreeze(final_rate=0.9).mask(moment)
+        times.append((time.perf_counter() - start) * 1000)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(), indent=2))

@@ -1,0 +1,320 @@
+"""Claims that do not hold, shown on the published mechanisms themselves, in a few lines each.
+
+Every demonstration has a game (what is measured), the paper's claim for the same numbers, the certificate of our own
+analysis, and an analytic lower bound: no number of trials n shows more than about ln n, a formula can.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, final
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from discreet.accounting import (
+    AccountedClaim,
+    Accounting,
+    Charge,
+    Claim,
+    ClippedFeedback,
+    DiceClaim,
+    Gaussian,
+    GeoDpOneStepClaim,
+    LastIterateClaim,
+    NonPrivate,
+    PoissonSampled,
+    ProjectedGaussian,
+)
+from discreet.auditing.bounds import Floats
+from discreet.auditing.games import Game, Likelihood, PoissonStep
+
+DELTA = 1e-5
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """One claim under attack; `trials` a world show it false with room to spare."""
+
+    method: str
+    parameters: MappingProxyType[str, Any]
+    game: Game
+    claim: Claim
+    charge: Charge
+    analytic: Callable[[float], float]
+    trials: int
+
+
+# -- GeoDP: the angle of an average turns round for one record ----------------------------------------------
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GeoDp:
+    """Algorithm 1 of GeoDP on one full batch: noisy norm and noisy angles of the average, released as a vector.
+
+    Without the record the average points along the first axis and is almost zero; one record of norm C turns it to the
+    second. Statistic: how far the released line lies from the first axis, which no sign of the norm can hide.
+    """
+
+    dimension: int = 3
+    batch: int = 100
+    beta: float = 1.0
+    noise: float = 1.0
+    clip: float = 1.0
+
+    @property
+    def angle_std(self) -> float:
+        """The paper's noise on every angle, sqrt(d + 2) beta pi sigma / B."""
+        return math.sqrt(self.dimension + 2) * self.beta * math.pi * self.noise / self.batch
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        tiny = self.clip / 100
+        sum_absent = np.zeros(self.dimension)
+        sum_absent[0] = tiny
+        record = np.zeros(self.dimension)
+        record[:2] = -tiny, math.sqrt(self.clip**2 - tiny**2)
+        return (
+            self._statistic(self._release(sum_absent, trials, generator)),
+            self._statistic(self._release(sum_absent + record, trials, generator)),
+        )
+
+    def _release(self, total: Floats, trials: int, generator: np.random.Generator) -> Floats:
+        mean = total / self.batch
+        norm = np.linalg.norm(mean) + self.clip / self.batch * self.noise * generator.standard_normal(trials)
+        shape = (self.dimension - 1, trials)
+        angles = to_angles(mean)[:, None] + self.angle_std * generator.standard_normal(shape)
+        return norm * from_angles(angles)
+
+    @staticmethod
+    def _statistic(released: Floats) -> Floats:
+        return np.asarray(np.arccos(np.abs(released[0]) / np.linalg.norm(released, axis=0)))
+
+    def analytic(self, delta: float) -> float:
+        """Best threshold t on the angle phi of the released line: Q(phi > t) <= 2 Phi(-t/s), P around pi/2.
+
+        >>> round(GeoDp(dimension=2).analytic(1e-5), 1), round(GeoDp(dimension=10).analytic(1e-5), 1)
+        (311.8, 103.5)
+        """
+        s = self.angle_std
+
+        def shown(short_of: float) -> float:
+            p = 1 - 2 * special.ndtr(-short_of / s) - delta
+            q = math.log(2) + special.log_ndtr(-(math.pi / 2 - short_of) / s)
+            return -math.inf if p <= 0 else math.log(p) - q
+
+        return max(0.0, *(shown(fraction * math.pi / 2) for fraction in np.geomspace(1e-6, 0.99, 20_000)))
+
+
+def to_angles(vector: Floats) -> Floats:
+    """Spherical angles: the first d - 2 in [0, pi], the last in (-pi, pi].
+
+    >>> to_angles(np.array([0.0, 1.0, 0.0])).round(4).tolist()
+    [1.5708, 0.0]
+    """
+    rest = np.sqrt(np.cumsum(vector[::-1] ** 2)[::-1])
+    return np.array([*np.arctan2(rest[1:-1], vector[:-2]), math.atan2(vector[-1], vector[-2])])
+
+
+def from_angles(angles: Floats) -> Floats:
+    """The unit vectors with these angles, one a column."""
+    sines = np.cumprod(np.vstack([np.ones_like(angles[:1]), np.sin(angles)]), axis=0)
+    return np.asarray(sines * np.vstack([np.cos(angles), np.ones_like(angles[:1])]))
+
+
+# -- DiceSGD: after one inclusion, the hidden error shifts every later release -------------------------------
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Dice:
+    """Algorithm 2 of DiceSGD in one dimension, all releases of a run; noise by its Theorem 3.8 for `target`.
+
+    Without the record all gradients are zero; the record's is huge, which the theorem allows. Statistic: the likelihood
+    ratio of "every release after the first inclusion is shifted by C2", mixed over the step of that inclusion.
+    """
+
+    records: int = 10_000
+    batch: int = 100
+    steps: int = 1000
+    clip: float = 1.0
+    feedback_clip: float = 1.0
+    target: float = 1.0
+    delta: float = DELTA
+    gradient: float = 1e12
+
+    @property
+    def rate(self) -> float:
+        return self.batch / self.records
+
+    @property
+    def noise_std(self) -> float:
+        """sigma_1 on the mean, with C = B * C2 and no bound on the gradients."""
+        square = self.clip**2 + 2 * (self.batch * self.feedback_clip) ** 2
+        return math.sqrt(32 * self.steps * square * math.log(1 / self.delta)) / (self.records * self.target)
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        return self._world(False, trials, generator), self._world(True, trials, generator)
+
+    def _world(self, present: bool, trials: int, generator: np.random.Generator) -> Floats:
+        error = np.zeros(trials)
+        mixed = np.zeros(trials)  # likelihood ratio, over inclusions that have happened
+        for step in range(self.steps):
+            g = self.gradient * (generator.random(trials) < self.rate) if present else np.zeros(trials)
+            feedback = np.clip(error, -self.feedback_clip, self.feedback_clip)
+            v = np.minimum(g, self.clip) / self.batch + feedback
+            release = v + self.noise_std * generator.standard_normal(trials)
+            error += g / self.batch - v
+            gain = (self.feedback_clip * release - self.feedback_clip**2 / 2) / self.noise_std**2
+            mixed = mixed * np.exp(gain) + self.rate * (1 - self.rate) ** step
+        return np.asarray(np.log(mixed + (1 - self.rate) ** self.steps))
+
+    def analytic(self, delta: float) -> float:
+        """Best threshold on a weighted sum of all releases; the later a release, the likelier its shift."""
+        first = np.arange(self.steps)
+        chance, never = stats.geom.pmf(first + 1, self.rate), (1 - self.rate) ** self.steps
+        weight = np.sqrt(1 - (1 - self.rate) ** first)
+        after = np.append(np.cumsum(weight[::-1])[::-1][1:], 0.0)
+        shift = self.feedback_clip * after + weight * self.clip / self.batch
+        spread = self.noise_std * float(np.linalg.norm(weight))
+
+        def shown(cut: float) -> float:
+            q = special.log_ndtr(-cut)
+            p = float(chance @ special.ndtr(shift / spread - cut)) + never * math.exp(q) - delta
+            return -math.inf if p <= 0 else math.log(p) - float(q)
+
+        far = float(shift.max()) / spread + 8
+        best = optimize.minimize_scalar(lambda cut: -_finite(shown(cut)), bounds=(0, far), method="bounded")
+        return max(0.0, float(shown(best.x)))
+
+
+def _finite(value: float) -> float:
+    return max(value, -1e9)
+
+
+# -- D2P2-SGD: a dense projection before the noise changes the sensitivity -----------------------------------
+
+
+def dense_projection(dims: int) -> Callable[[int, np.random.Generator], Floats]:
+    """The distance after a Gaussian projection to `dims` numbers, s^2 ~ chi2_p / p: public, since the matrix is."""
+
+    def distance(trials: int, generator: np.random.Generator) -> Floats:
+        return np.sqrt(generator.chisquare(dims, trials) / dims)
+
+    return distance
+
+
+def projection_epsilon(noise: float, dims: int, delta: float) -> float:
+    """Exact epsilon of one such release: the least with E_s delta_s(epsilon) = delta.
+
+    >>> round(projection_epsilon(1.1, 1, 1e-5), 3)
+    12.783
+    """
+    nodes, weights = special.roots_legendre(2000)
+    top = math.sqrt(stats.chi2.isf(1e-16, dims) / dims)
+    s = (nodes + 1) * top / 2
+    density = weights * top / 2 * stats.chi2.pdf(dims * s**2, dims) * 2 * dims * s
+    mu = s / noise
+
+    def excess(epsilon: float) -> float:
+        terms = special.ndtr(mu / 2 - epsilon / mu) - np.exp(
+            epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+        )
+        return float(density @ terms) - delta
+
+    return float(optimize.brentq(excess, 0.0, 500.0, xtol=1e-10))
+
+
+# -- the four claims -----------------------------------------------------------------------------------------
+
+
+def demonstrations() -> tuple[Demonstration, ...]:
+    """Every claim that an audit must exceed."""
+    return _geodp(), _dice(), _projected(), _sampled_lemma()
+
+
+def _geodp() -> Demonstration:
+    game = GeoDp()
+    return Demonstration(
+        method="geodp",
+        parameters=_named(
+            beta=game.beta, dimension=game.dimension, batch=game.batch, noise=game.noise, steps=1
+        ),
+        game=game,
+        claim=GeoDpOneStepClaim(noise=game.noise, beta=game.beta),
+        charge=Charge.of(NonPrivate()),
+        analytic=game.analytic,
+        trials=40_000,
+    )
+
+
+def _dice() -> Demonstration:
+    game = Dice()
+    run = ClippedFeedback(
+        rate=game.rate,
+        steps=game.steps,
+        batch=float(game.batch),
+        clip=game.clip,
+        feedback_clip=game.feedback_clip,
+        noise_std_on_mean=game.noise_std,
+    )
+    return Demonstration(
+        method="dicesgd",
+        parameters=_named(records=game.records, batch=game.batch, steps=game.steps, target=game.target),
+        game=game,
+        claim=DiceClaim(run=run, records=game.records),
+        charge=Charge.of(run),
+        analytic=game.analytic,
+        trials=20_000,
+    )
+
+
+def _projected() -> Demonstration:
+    noise, dims = 1.1, 1
+    claim = AccountedClaim(
+        events=((Gaussian(noise), 1),),
+        by=Accounting.PLD,
+        theorem="D2P2-SGD, accounting of the noise that is drawn",
+        assumes="the projection is post-processing, though the noise is added after it",
+    )
+    return Demonstration(
+        method="d2p2-sgd",
+        parameters=_named(dims=dims, rate=1.0, steps=1, noise=noise),
+        game=Likelihood(noise=noise, distance=dense_projection(dims)),
+        claim=claim,
+        charge=Charge.of(ProjectedGaussian(noise, (dims,))),
+        analytic=functools.partial(projection_epsilon, noise, dims),
+        trials=4_000_000,
+    )
+
+
+def _sampled_lemma() -> Demonstration:
+    rate, noise, records, batch = 0.01, 0.3, 60_000, 600.0
+    step = Charge.of(PoissonSampled(rate, Gaussian(noise)))
+    claim = LastIterateClaim(records=records, batch=batch, clip=1.0, noise_std_on_mean=noise / batch, steps=1)
+    return Demonstration(
+        method="dpsgd-dc",
+        parameters=_named(rate=rate, steps=1, noise=noise),
+        game=PoissonStep(rate=rate, noise=noise),
+        claim=claim,
+        charge=step,
+        analytic=functools.partial(_sampled_epsilon, rate, noise),
+        trials=4_000_000,
+    )
+
+
+def _sampled_epsilon(rate: float, noise: float, delta: float) -> float:
+    """Exact epsilon of one Poisson-sampled Gaussian: ln(1 + q (e^e - 1)), e that of the Gaussian at delta / q."""
+    from discreet.accounting import gdp
+
+    inner = gdp.epsilon(1 / noise, delta / rate)
+    return math.log1p(rate * math.expm1(inner))
+
+
+def _named(**parameters: Any) -> MappingProxyType[str, Any]:
+    return MappingProxyType(parameters)
