@@ -106,7 +106,7 @@ def test_a_line_needs_two_ends(last: float, periods: int) -> None:
 
 @pytest.mark.parametrize("schedule", DECAYING)
 def test_a_million_steps_are_quick(schedule: Schedule) -> None:
-    """In processor time; asking step by step through `run_lengths` is the slow way."""
+    """In processor time, so that other work on the machine does not count."""
     start = time.process_time()
     assert sum(count for _, count in schedule.pieces(0, 10**6, 1000)) == 10**6
     assert time.process_time() - start < 3

@@ -34,6 +34,7 @@ from discreet.auditing.bounds import Floats
 from discreet.auditing.games import Game, Likelihood, PoissonStep
 
 DELTA = 1e-5
+_WRAPS = 20  # turns of an angle that are summed over
 
 
 @final
@@ -96,19 +97,36 @@ class GeoDp:
         return np.asarray(np.arccos(np.abs(released[0]) / np.linalg.norm(released, axis=0)))
 
     def analytic(self, delta: float) -> float:
-        """Best threshold t on the angle phi of the released line: Q(phi > t) <= 2 Phi(-t/s), P around pi/2.
+        """Best threshold on the angle between the released line and the first axis, wraps and all.
 
         >>> round(GeoDp(dimension=2).analytic(1e-5), 1), round(GeoDp(dimension=10).analytic(1e-5), 1)
         (311.8, 103.5)
         """
-        s = self.angle_std
+        half = math.pi / 2
+        short_of = np.geomspace(1e-6, 0.99, 4000) * half  # the event: within this of a right angle
+        log_p, log_q = (
+            np.logaddexp.reduce(
+                [
+                    _log_between(
+                        (k * math.pi - short_of - centre) / self.angle_std,
+                        (k * math.pi + short_of - centre) / self.angle_std,
+                    )
+                    for k in range(-_WRAPS, _WRAPS + 1)
+                ]
+            )
+            for centre in (0.0, half)
+        )
+        p = np.exp(log_p) - delta
+        shown = np.log(np.maximum(p, np.finfo(np.float64).tiny)) - log_q
+        return max(0.0, float(shown[p > 0].max(initial=0.0)))
 
-        def shown(short_of: float) -> float:
-            p = 1 - 2 * special.ndtr(-short_of / s) - delta
-            q = math.log(2) + special.log_ndtr(-(math.pi / 2 - short_of) / s)
-            return -math.inf if p <= 0 else math.log(p) - q
 
-        return max(0.0, *(shown(fraction * math.pi / 2) for fraction in np.geomspace(1e-6, 0.99, 20_000)))
+def _log_between(low: Floats, high: Floats) -> Floats:
+    """ln P(low < N(0, 1) < high), also far out in a tail."""
+    flip = low + high > 0
+    a, b = np.where(flip, -high, low), np.where(flip, -low, high)  # the tail on the left: no cancellation
+    top, bottom = special.log_ndtr(b), special.log_ndtr(a)
+    return np.asarray(top + np.log1p(-np.exp(np.minimum(bottom - top, -1e-300))))
 
 
 def to_angles(vector: Floats) -> Floats:

@@ -57,7 +57,7 @@ class Effort:
     times: int = 1
 
 
-QUICK = Effort(scalar=4_000_000, canaries=40_000, runs=600)
+QUICK = Effort(scalar=4_000_000, canaries=40_000, runs=1_500)
 FULL = Effort(scalar=100_000_000, canaries=1_000_000, runs=20_000, times=4)
 
 

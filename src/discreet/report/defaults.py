@@ -62,12 +62,14 @@ SET_ASIDE = "superseded"
 
 
 def _digits() -> Iterable[Candidate]:
-    yield Candidate(method="dp-sgd", parameters=(("clip", 0.2),), learning_rate=10.0)
-    yield Candidate(method="dp-adam", parameters=(("clip", 0.2),), learning_rate=0.01)
-    yield Candidate(method="auto-s", parameters=(("gamma", 0.01),), learning_rate=2.0)
-    yield Candidate(method="psac", parameters=(("r", 0.1),), learning_rate=2.0)
-    yield Candidate(method="per-layer", parameters=(("clip", 0.2),), learning_rate=10.0)
-    yield Candidate(method="adaptive-quantile", parameters=(("clip", 0.2),), learning_rate=10.0)
+    yield Candidate(method="dp-sgd", parameters=(("clip", 0.05),), learning_rate=16.0)
+    yield Candidate(method="dp-adam", parameters=(("clip", 0.05),), learning_rate=0.015)
+    yield Candidate(method="auto-s", parameters=(("gamma", 0.01),), learning_rate=0.8)
+    yield Candidate(method="psac", parameters=(("r", 0.5),), learning_rate=0.8)
+    yield Candidate(method="per-layer", parameters=(("clip", 0.05),), learning_rate=16.0)
+    yield Candidate(
+        method="adaptive-quantile", parameters=(("clip", 0.2), ("quantile", 0.5)), learning_rate=0.1
+    )
 
 
 TUNED: Mapping[str, Mapping[str, Candidate]] = MappingProxyType(

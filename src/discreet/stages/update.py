@@ -76,8 +76,8 @@ def _narrowed(optimizer: Optimizer, parameters: Sequence[Tensor], released: Rele
             state, whole = optimizer.state[parameter], parameter.data
             wide = {name: value for name, value in state.items() if _is_like(value, whole)}
             narrow.append((parameter, index, whole, wide))
-            state.update({name: value.view(-1)[index] for name, value in wide.items()})
-            parameter.data = whole.view(-1)[index]
+            state.update({name: value.view(-1).index_select(0, index) for name, value in wide.items()})
+            parameter.data = whole.view(-1).index_select(0, index)
             parameter.grad = values.to(whole.dtype)
         yield
     finally:
@@ -91,13 +91,13 @@ def _widen(
     state, part = optimizer.state[parameter], parameter.data
     parameter.grad = None  # of the narrow shape
     parameter.data = whole
-    whole.view(-1).index_copy_(0, index, part)
+    whole.view(-1).scatter_(0, index, part)
     for name, value in state.items():
         if not _is_like(value, part):
             continue
         if name not in wide:  # state that began in this step
             wide[name] = torch.zeros_like(whole, dtype=value.dtype)
-        wide[name].view(-1).index_copy_(0, index, value)
+        wide[name].view(-1).scatter_(0, index, value)
     state.update(wide)
 
 

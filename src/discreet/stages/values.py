@@ -194,12 +194,16 @@ class Released:
 
     @staticmethod
     def on(mask: Mask | None, value: Tensor, layout: Layout, batch: float) -> Released:
-        """value / batch on the active coordinates: of frozen ones nothing is kept, whatever they hold."""
+        """value / batch on the active coordinates: of frozen ones nothing is kept, whatever they hold.
+
+        A value of all coordinates is cut down; one of the active coordinates alone is taken as it is.
+        """
         if mask is None:
             return Released(value.div_(batch), layout)
         from discreet.stages.active import Active
 
-        active = value[Active.of(mask, layout, value.device).whole]
+        index = Active.of(mask, layout, value.device).whole
+        active = value if len(value) == len(index) else value.index_select(0, index)
         return Released(active.div_(batch), layout, mask)
 
     @property
@@ -210,7 +214,7 @@ class Released:
         from discreet.stages.active import Active
 
         whole = self.active.new_zeros(self.layout.size)
-        return whole.index_copy_(0, Active.of(self.mask, self.layout, self.active.device).whole, self.active)
+        return whole.scatter_(0, Active.of(self.mask, self.layout, self.active.device).whole, self.active)
 
     def views(self) -> Iterator[Tensor]:
         """One view per parameter."""

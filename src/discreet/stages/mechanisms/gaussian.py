@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Adds N(0, (noise * share * sensitivity)^2) to every active coordinate of every sum; frozen ones are zero.
+    """Adds N(0, (noise * share * sensitivity)^2) to every active coordinate of every sum.
 
     Guarantee: all sums of one sample together cost one Gaussian release with multiplier
     (sum_i z_i^-2)^(-1/2), where z_i is the standard deviation of sum i over its sensitivity (docs/proofs/Queries.md).
@@ -35,7 +35,7 @@ class GaussianNoise:
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
     ) -> list[Tensor]:
-        """The noisy sums; the inputs' storage is reused, so that no exact sum stays behind."""
+        """The noisy sums, of a masked one its active coordinates; no exact sum stays behind."""
         noisy = []
         for total, query in zip(sums, queries, strict=True):
             check.require(
@@ -49,11 +49,12 @@ class GaussianNoise:
 
 
 def _add_noise(value: Tensor, std: float, moment: Moment) -> Tensor:
-    """Noise on what is active. Whatever else the sum holds is overwritten: no coordinate leaves without noise."""
+    """Noise on what is active, and nothing else: no coordinate leaves without noise."""
     if moment.mask is None or value.shape != (moment.layout.size,):  # a count is never masked
         return moment.streams.noise.add_normal_(value, std)
     from discreet.stages.active import Active
 
     index = Active.of(moment.mask, moment.layout, value.device).whole
-    active = moment.streams.noise.add_normal_(value[index], std)
-    return value.zero_().index_copy_(0, index, active)
+    active = moment.streams.noise.add_normal_(value.index_select(0, index), std)
+    value.zero_()  # no exact sum stays behind
+    return active

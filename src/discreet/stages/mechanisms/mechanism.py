@@ -24,4 +24,7 @@ class Mechanism(Protocol):
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
     ) -> list[Tensor]:
-        """The noisy sums, in the order of the queries; vectors keep the layout of the gradient."""
+        """The noisy sums, in the order of the queries.
+
+        Vectors keep the layout of the gradient, or hold its active coordinates alone.
+        """

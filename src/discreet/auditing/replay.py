@@ -1,0 +1,188 @@
+"""Record and replay: the same run on neighbouring data, with everything that was released held fixed.
+
+Given the same releases, nothing but the sums inside the mechanism may depend on the records. So a run on D is recorded,
+a run on D' is fed the recorded releases, and then
+    control flow   charges, masks, scales, noise, memory and parameters are equal, bit for bit
+    sensitivity    every sum differs by no more than its query declares
+No randomness decides, and no trial is needed: a deterministic test of what the certificate rests on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from discreet.accounting.events import Event, Release
+from discreet.core import check
+from discreet.core.streams import Streams
+from discreet.core.world import World
+from discreet.plan import Plan
+from discreet.stages.bounding import Query
+from discreet.stages.engine import Engine
+from discreet.stages.mechanisms.mechanism import Mechanism
+from discreet.stages.moment import Moment
+from discreet.stages.values import BoundedSum
+from discreet.step import LogicalBatch, Progress
+
+_ROUNDING = 1e-5  # relative: sums are float32
+_SEED = 5
+
+
+@final
+@dataclass
+class Recording:
+    """One run: what is public, step by step, and beside it the sums that the mechanism saw."""
+
+    public: list[dict[str, Any]] = field(default_factory=list)
+    outputs: list[list[Tensor]] = field(default_factory=list)
+    sums: list[list[Tensor]] = field(default_factory=list)
+    bounds: list[list[float]] = field(default_factory=list)
+
+
+@final
+class Tape:
+    """A mechanism that notes what it is given; with a recording, it gives back what was released there."""
+
+    def __init__(self, inner: Mechanism, notes: Recording, released: Recording | None) -> None:
+        self._inner, self._notes, self._released = inner, notes, released
+
+    def event(self, queries: Sequence[Query], noise: float) -> Release:
+        return self._inner.event(queries, noise)
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+    ) -> list[Tensor]:
+        index = len(self._notes.outputs)
+        self._notes.sums.append([total.value.clone() for total in sums])
+        self._notes.bounds.append([query.sensitivity for query in queries])
+        self._notes.public.append({"queries": tuple(queries), "noise": noise, "step": moment.step})
+        if self._released is None:
+            noisy = self._inner.release(sums, queries, noise, moment)
+        else:
+            noisy = [value.clone() for value in self._released.outputs[index]]
+        self._notes.outputs.append([value.clone() for value in noisy])
+        return noisy
+
+
+def run(
+    plan: Plan, data: tuple[Tensor, Tensor], *, start: int = 0, released: Recording | None = None
+) -> Recording:
+    """The plan's steps from `start` on, all records in each; releases are drawn, or those of a recording."""
+    notes = Recording()
+    taped = dataclasses.replace(plan, mechanism=Tape(plan.mechanism, notes, released))
+    net, progress, streams = _model(), Progress(step=start), Streams.seeded(_SEED)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
+    engine = Engine(net)
+    x, y = data
+    try:
+        for _ in range(start, plan.known_horizon.steps):
+            charged: list[Event] = []
+            batch = LogicalBatch(taped, engine, progress, streams)
+            if len(x):
+                engine.begin(len(x))
+                batch.add(nn.functional.cross_entropy(net(x), y, reduction="none"))
+            given = batch.release(_onto(charged), World.current())
+            for parameter, gradient in zip(net.parameters(), given.views(), strict=True):
+                parameter.grad = gradient.to(parameter.dtype)
+            optimizer.step()
+            optimizer.zero_grad()
+            notes.public[-1] |= {
+                "charged": tuple(charged),
+                "scale": progress.scale,
+                "released": given.value.clone(),
+                "active": None if given.mask is None else _active(given.mask, given.layout.shapes),
+                "memory": {key: value.clone() for key, value in progress.memory.items()},
+                "weights": torch.cat([p.detach().reshape(-1) for p in net.parameters()]),
+            }
+    finally:
+        engine.close()
+    return notes
+
+
+def _onto(charged: list[Event]) -> Callable[[Event, int], None]:
+    return lambda event, step: charged.append(event)
+
+
+def compare(one: Recording, other: Recording) -> float:
+    """Refuse runs that differ in what is public; return the largest share of a declared sensitivity that was used."""
+    check.require(
+        len(one.public) == len(other.public),
+        "as many releases on both data",
+        f"{len(one.public)} and {len(other.public)}",
+        "a step may not depend on the records",
+    )
+    for step, (own, theirs) in enumerate(zip(one.public, other.public, strict=True)):
+        for key, value in own.items():
+            check.require(
+                _equal(value, theirs.get(key)),
+                f"the same {key} at step {step} on neighbouring data",
+                "another one",
+                "it depends on the records without a mechanism in between",
+            )
+    worst = 0.0
+    for sums, others, bounds in zip(one.sums, other.sums, one.bounds, strict=True):
+        for mine, its, bound in zip(sums, others, bounds, strict=True):
+            moved = float((mine.double() - its.double()).norm())
+            worst = max(worst, moved / bound if math.isfinite(moved) else math.inf)
+    check.require(
+        worst <= 1 + _ROUNDING,
+        "sums that one record moves by no more than their sensitivity",
+        f"{worst:.3f} times as much",
+        "the bounder's weights are wrong",
+    )
+    return worst
+
+
+def leave_one_out(plan: Plan, *, start: int = 0) -> float:
+    """Record on hard records, replay without each of them in turn; the largest share of a sensitivity that was used."""
+    x, y = _records()
+    whole = run(plan, (x, y), start=start)
+    shares = []
+    for record in range(len(x)):
+        kept = torch.arange(len(x)) != record
+        shares.append(compare(whole, run(plan, (x[kept], y[kept]), start=start, released=whole)))
+    return max(shares)
+
+
+def _records() -> tuple[Tensor, Tensor]:
+    """Records that are hard to bound: a copy, a huge one, a zero, one that is not finite."""
+    generator = torch.Generator().manual_seed(_SEED)
+    x = torch.randn(7, 4, generator=generator)
+    x[1] = x[0]
+    x[2] *= 1e6
+    x[3] = 0.0
+    x[4, 0] = math.nan
+    return x, (torch.arange(7) % 2).long()
+
+
+def _model() -> nn.Module:
+    generator = torch.Generator().manual_seed(_SEED)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return net
+
+
+def _active(mask: Any, shapes: Sequence[tuple[int, ...]]) -> Tensor:
+    views = [torch.ones(shape) for shape in shapes]
+    mask.apply_(views)
+    return torch.cat([view.reshape(-1) for view in views])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(_equal(value, other[key]) for key, value in one.items())
+        )
+    return bool(one == other)

@@ -1,0 +1,89 @@
+"""Scalar games: never above the certificate, close to it, and above it when the noise is halved.
+
+Generators are seeded, so that nothing here depends on luck.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from discreet.accounting import Charge, Gaussian, Neighbouring, PoissonSampled, certify, gdp
+from discreet.auditing.games import GaussianStep, PoissonStep, gaussian_ceiling, play
+from discreet.core.check import Refused
+
+
+def _rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng([2026, seed])
+
+
+def test_never_above_the_certificate_over_20_repeats() -> None:
+    for delta, trials in ((1e-2, 100_000), (1e-5, 100_000)):
+        certified = gdp.epsilon(1.0, delta)
+        found = [
+            play(GaussianStep(noise=1.0), trials=trials, delta=delta, generator=_rng(repeat)).epsilon
+            for repeat in range(20)
+        ]
+        assert max(found) <= certified
+        assert min(found) > 0.3 * certified
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+def test_halved_noise_is_caught(delta: float) -> None:
+    found = play(GaussianStep(noise=0.5), trials=400_000, delta=delta, generator=_rng(1))
+    assert found.epsilon > gdp.epsilon(1.0, delta)
+    assert found.epsilon <= gdp.epsilon(2.0, delta)
+
+
+def test_a_million_trials_come_within_a_tenth_at_a_large_delta() -> None:
+    found = play(GaussianStep(noise=1.0), trials=10**6, delta=1e-2, generator=_rng(2))
+    exact = gdp.epsilon(1.0, 1e-2)
+    assert 0.9 * exact <= found.epsilon <= exact
+    assert found.epsilon == pytest.approx(gaussian_ceiling(1.0, 10**6, delta=1e-2), rel=0.02)
+    assert found.fit == pytest.approx(exact, rel=0.03)
+
+
+@pytest.mark.slow
+def test_a_hundred_million_trials_come_within_15_percent_at_a_small_delta() -> None:
+    found = play(GaussianStep(noise=1.0), trials=10**8, delta=1e-5, generator=_rng(3))
+    exact = gdp.epsilon(1.0, 1e-5)
+    assert 0.85 * exact <= found.epsilon <= exact
+
+
+def test_poisson_sampling_holds_and_halved_noise_does_not() -> None:
+    rate, delta = 0.2, 1e-3
+    charge = Charge.of(PoissonSampled(rate, Gaussian(0.8)))
+    certified = certify(charge, delta=delta, relation=Neighbouring.ADD_REMOVE).epsilon
+    held = play(PoissonStep(rate=rate, noise=0.8), trials=400_000, delta=delta, generator=_rng(4))
+    assert 0.5 * certified < held.epsilon <= certified
+    halved = play(PoissonStep(rate=rate, noise=0.4), trials=400_000, delta=delta, generator=_rng(5))
+    assert halved.epsilon > certified
+
+
+def test_every_trial_is_counted_and_told() -> None:
+    told: list[tuple[int, int]] = []
+    found = play(
+        GaussianStep(noise=1.0),
+        trials=2**21 + 5,
+        delta=1e-2,
+        generator=_rng(6),
+        advance=lambda done, total: told.append((done, total)),
+    )
+    assert found.trials == (2**20 + 3, 2**20 + 3)
+    assert told[-1] == (2**21 + 5, 2**21 + 5)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_too_few_trials_and_bad_settings_are_refused() -> None:
+    with pytest.raises(Refused, match="trials"):
+        play(GaussianStep(noise=1.0), trials=3, delta=1e-2)
+    with pytest.raises(Refused, match="noise"):
+        GaussianStep(noise=0.0)
+    with pytest.raises(Refused, match="rate"):
+        PoissonStep(rate=0.0, noise=1.0)
+
+
+def test_without_a_generator_the_operating_system_seeds() -> None:
+    first, second = (play(GaussianStep(noise=1.0), trials=2000, delta=1e-2).hits for _ in range(2))
+    third = play(GaussianStep(noise=1.0), trials=2000, delta=1e-2).hits
+    assert len({first, second, third}) > 1  # all three alike: below 1e-3
