@@ -1,6 +1,7 @@
 """The two accountants beside each other, and their numerics beside slower arithmetic."""
 
 import itertools
+import math
 
 import numpy as np
 import oracle
@@ -16,12 +17,15 @@ from discreet.accounting import (
     certify,
     compose,
     delta_at,
+    events,
+    gdp,
     pld,
     pld_epsilon,
     profile,
     rdp,
     rdp_epsilon,
 )
+from discreet.core.check import Refused
 
 ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
 
@@ -181,3 +185,34 @@ def test_the_profile_at_zero_is_the_total_variation() -> None:
     )
     found = delta_at(poisson(0.1, 1.0), epsilon=0.0, relation=ADD_REMOVE)
     assert found == pytest.approx(0.0382925, rel=1e-3)
+
+
+def test_a_tail_below_the_rounding_of_the_transform_is_not_cut_off() -> None:
+    """A coarse grid and a delta of 1e-29: without the allowance for rounding the answer was far too small."""
+    grid, noise, epsilon = 0.15783, 3.8021, 2.9108
+    mass = pld.gaussian(noise, grid, -200.0).with_without
+    exact = gdp.delta(1 / noise, epsilon)
+    assert compose.Composition([(mass, 1)]).delta(epsilon) >= exact > 0
+
+
+def test_a_loader_that_walks_over_the_records_moves_every_batch_by_two_clips() -> None:
+    """Records +C, -C, +C, ... in batches of one, with one more in front: all T sums move by 2C."""
+    steps, noise = 100, 10.0
+    charge = Charge.of(events.Unamplified(events.Gaussian(noise)), steps)
+    truth = gdp.epsilon(2 * math.sqrt(steps) / noise, 1e-5)
+    for relation in Neighbouring:
+        assert certify(charge, delta=1e-5, relation=relation).epsilon >= truth * (1 - 1e-9)
+
+
+def test_the_last_iterate_is_for_single_gaussian_steps() -> None:
+    step = events.WithoutReplacement(100, 10, events.Queries((events.Gaussian(1.0), events.CountQuery(5.0))))
+    numbers = {
+        "steps": 5,
+        "clip": 1.0,
+        "batch": 10.0,
+        "learning_rate": 0.1,
+        "diameter": 1.0,
+        "expansion": 1.0,
+    }
+    with pytest.raises(Refused, match="LastIterateRun"):
+        events.LastIterateRun(step=step, **numbers)  # type: ignore[arg-type]

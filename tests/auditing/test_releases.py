@@ -54,7 +54,7 @@ def test_no_method_exceeds_its_certificate_in_many_trials(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_exceeds_its_certificate_in_three_steps(name: str) -> None:
-    game = game_for(METHODS[name].recipe(), noise=2.0, delta=DELTA, steps=3)
+    game = game_for(METHODS[name].recipe(), noise=1.0, delta=DELTA, steps=3)
     assert _audited(game, 1000) <= _certified(game)
 
 

@@ -87,7 +87,7 @@ def losses_of(result: Any) -> Tensor:
     return total  # type: ignore[no-any-return]
 
 
-# Transformers -----------------------------------------------------------------------------------------------------
+# Transformers -----------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -185,7 +185,7 @@ class Lora(nn.Module):
         return out
 
 
-# Recurrent --------------------------------------------------------------------------------------------------------
+# Recurrent --------------------------------------------------------------------------------------------------
 
 
 def recurrent(kind: type[nn.RNNBase], **settings: Any) -> Callable[[], nn.Module]:
@@ -212,7 +212,7 @@ def cells(own: Bare, x: Tensor) -> Tensor:
     return torch.cat([hidden, gru, plain], 1)
 
 
-# Bare parameters ----------------------------------------------------------------------------------------------------
+# Bare parameters --------------------------------------------------------------------------------------------
 
 
 def bare(own: Bare, x: Tensor) -> Tensor:

@@ -313,7 +313,7 @@ def test_mapped_sums_see_every_record_once_and_silent_ones_as_zero() -> None:
         assert gap(found, truth.tanh().sum(0)) < 1e-10
 
 
-# The comparison finds a broken engine ------------------------------------------------------------------------------
+# The comparison finds a broken engine -----------------------------------------------------------------------
 
 
 def no_cross_terms(patched: pytest.MonkeyPatch) -> None:

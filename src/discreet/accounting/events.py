@@ -213,6 +213,8 @@ class LastIterateRun(Event):
 
     def __post_init__(self) -> None:
         nested(self.step, (Gaussian, TruncatedPoisson, WithoutReplacement), "LastIterateRun")
+        if not isinstance(self.step, Gaussian):  # a second query would be hidden state that nothing contracts
+            nested(self.step.event, (Gaussian,), "LastIterateRun")
         check.count("count the steps of the run", steps=self.steps)
         check.positive("bounds and batch sizes are positive", clip=self.clip, batch=self.batch)
         check.positive("the learning rate multiplies the mean", learning_rate=self.learning_rate)

@@ -157,7 +157,9 @@ def discretise(
     in_upper = upper.between(x)
     # Solves: up + down = mass under P, up * e^-l[i+1] + down * e^-l[i] = mass under Q.
     up = (in_upper - odds[:-1] * lower.between(x)) / -np.expm1(-np.diff(losses))
-    up = np.clip(up, 0.0, in_upper)
+    up = np.clip(
+        up + in_upper * (1e-15 / grid), 0.0, in_upper
+    )  # the difference above is exact to about 1e-16
     sparse = np.zeros(len(losses))
     sparse[:-1] += in_upper - up
     sparse[1:] += up

@@ -27,6 +27,7 @@ from discreet.accounting.sampled import (
     balls_mu,
     full_projected_pld,
     full_projected_rdp,
+    loader_mu,
     nested_mu,
     poisson_mu,
     poisson_pld,
@@ -60,7 +61,16 @@ _BOTH = _ADD_REMOVE | _REPLACE_ONE
 
 _FRESH_MATRIX = "the projection is drawn afresh for each step, after the data is fixed and independent of it"
 _POISSON = "each record is sampled independently with the stated rate, and the sample itself stays hidden"
-_LOADER = "which other records share a batch does not depend on the presence of any one record"
+_LOADER = (
+    "the loader walks over the records in an order that is secret or does not depend on them, in batches of one size",
+    "no batch holds a record twice",
+    "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
+)
+
+_SHUFFLED = (
+    "in every epoch each record joins exactly one step",
+    "the order does not depend on the contents of the records",
+)
 
 _GAUSSIAN = Rule(relations=_BOTH, mu=whitened_mu)
 
@@ -98,16 +108,18 @@ RULES: dict[type[Event], Rule] = {
         mu=balls_mu,
         assumes=("in every epoch each record joins one step, chosen independently of the other records",),
     ),
-    ShuffledEpoch: Rule(
-        relations=_REPLACE_ONE, mu=nested_mu, assumes=("in every epoch each record joins exactly one step",)
-    ),
-    Unamplified: Rule(relations=_BOTH, mu=nested_mu, assumes=(_LOADER,)),
+    ShuffledEpoch: Rule(relations=_REPLACE_ONE, mu=nested_mu, assumes=_SHUFFLED),
+    Unamplified: Rule(relations=_BOTH, mu=loader_mu, assumes=_LOADER),
     ClippedFeedback: Rule(
         relations=_ADD_REMOVE,
         mu=feedback_mu,
         pld=feedback_pld,
         whole=Whole(epsilon=feedback_epsilon, delta=feedback_delta),
-        assumes=(_POISSON, "the accumulated error is never released"),
+        assumes=(
+            _POISSON,
+            "the accumulated error starts at zero and is never released",
+            "both clips are projections on balls, and the pre-clip, if there is one, bounds every gradient",
+        ),
     ),
     LastIterateRun: Rule(
         relations=_BOTH,
@@ -115,7 +127,10 @@ RULES: dict[type[Event], Rule] = {
         pld=last_iterate_pld,
         rdp=last_iterate_rdp,
         whole=Whole(epsilon=last_iterate_epsilon, delta=last_iterate_delta),
-        assumes=("only the last iterate is seen", "every update is Lipschitz with the stated constant"),
+        assumes=(
+            "only the last iterate is seen",
+            "every update is Lipschitz with the stated constant, for every batch of either neighbour",
+        ),
     ),
 }
 

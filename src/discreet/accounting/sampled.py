@@ -22,6 +22,7 @@ from discreet.accounting.events import (
     PoissonSampled,
     ProjectedGaussian,
     TruncatedPoisson,
+    Unamplified,
     WithoutReplacement,
     units,
 )
@@ -72,6 +73,12 @@ def whitened_mu(event: Any, relation: Neighbouring) -> float:
 def nested_mu(event: Any, relation: Neighbouring) -> float:
     """The same for an event that earns no credit for its sampling."""
     return whitened_mu(event.event, relation)
+
+
+def loader_mu(event: Unamplified, relation: Neighbouring) -> float:
+    """2 / z under either relation: a loader that walks over the records changes every batch by one exchange."""
+    noise = event.event.whitened.noise
+    return math.inf if noise == 0 else 2.0 / noise
 
 
 def balls_mu(event: BallsInBins, relation: Neighbouring) -> float:

@@ -7,12 +7,14 @@ record itself, whatever the weights: the adversary's worst case, and no update i
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -28,9 +30,12 @@ from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
 
+Flags = npt.NDArray[np.bool_]
+
 CANARIES = 500
 LATE = 20  # epochs, since at rate 1 each step is one
 DIMENSION = 4
+RUN_STEPS = 2
 _LOUD = 1e3  # the norm of a canary's gradient: beyond every clip
 _QUIET = 1e-2  # of the record that turns a direction round
 
@@ -82,11 +87,25 @@ class Attacked:
         return releases
 
 
-def game_for(recipe: Plan, *, noise: float, delta: float, steps: int = 1) -> Canaries | Run:
-    """The quickest game that is valid for the plan's mechanism."""
-    if isinstance(recipe.mechanism, GaussianNoise) and steps == 1:
+def canaries(plan: Plan, there: Flags) -> Tensor:
+    """The records that are there, each alone on its coordinate; under replace-one the others point the other way."""
+    records = torch.eye(len(there)) * _LOUD
+    if plan.relation is Neighbouring.REPLACE_ONE:
+        records[torch.from_numpy(~there)] *= -1
+        return records
+    return records[torch.from_numpy(there)]
+
+
+def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = None) -> Canaries | Run:
+    """The quickest game that is valid for the plan's mechanism: one step, or several where it may keep state.
+
+    Several steps get more noise each, noise * sqrt(steps): together they are as far from private as one.
+    """
+    if isinstance(recipe.mechanism, GaussianNoise) and steps in (None, 1):
         return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
-    return Run(Attacked.of(recipe, records=2, noise=noise, delta=delta, steps=steps))
+    count = RUN_STEPS if steps is None else steps
+    spread = noise * math.sqrt(count)
+    return Run(Attacked.of(recipe, records=2, noise=spread, delta=delta, steps=count))
 
 
 @final
@@ -110,24 +129,24 @@ class Canaries:
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
         absent: list[Floats] = []
         present: list[Floats] = []
-        with _linear(self._count) as (net, engine):
+        with linear(self._count) as (net, engine):
             while min(sum(map(len, absent)), sum(map(len, present))) < trials:
                 there = generator.random(self._count) < 0.5
                 values, active = self._release(net, engine, there)
+                check.require(
+                    bool(active.any()),
+                    "a mask that leaves coordinates active",
+                    "none",
+                    "freeze less, or single elements",
+                )
                 present.append(values[active & there])
                 absent.append(values[active & ~there])
         return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
 
-    def _release(
-        self, net: nn.Module, engine: Engine, there: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    ) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-        records = torch.eye(self._count) * _LOUD
-        if self.attacked.plan.relation is Neighbouring.REPLACE_ONE:
-            records[torch.from_numpy(~there)] *= -1
-        else:
-            records = records[torch.from_numpy(there)]
+    def _release(self, net: nn.Module, engine: Engine, there: Flags) -> tuple[Floats, Flags]:
+        records = canaries(self.attacked.plan, there)
         released = self.attacked.run(net, engine, records)[0]
-        active = _active(released).numpy()
+        active = active_in(released).numpy()
         return released.value.double().numpy() * self.attacked.batch, active
 
 
@@ -149,7 +168,7 @@ class Run:
         self._with = torch.stack([quiet, loud])
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        with _linear(len(self._direction)) as (net, engine):
+        with linear(len(self._direction)) as (net, engine):
             worlds = [
                 np.array([self._statistic(net, engine, records) for _ in range(trials)])
                 for records in (self._without, self._with)
@@ -159,13 +178,13 @@ class Run:
     def _statistic(self, net: nn.Module, engine: Engine, records: Tensor) -> float:
         total = 0.0
         for released in self.attacked.run(net, engine, records):
-            seen = self._direction.double() * _active(released)
+            seen = self._direction.double() * active_in(released)
             norm = float(seen.norm())
             total += float(released.value.double() @ seen) / norm if norm else 0.0
         return total * self.attacked.batch
 
 
-def _active(released: Released) -> Tensor:
+def active_in(released: Released) -> Tensor:
     """Which coordinates take part in this release, flat."""
     active = torch.ones(released.layout.size)
     if released.mask is not None:
@@ -174,7 +193,8 @@ def _active(released: Released) -> Tensor:
 
 
 @contextmanager
-def _linear(inputs: int) -> Iterator[tuple[nn.Module, Engine]]:
+def linear(inputs: int) -> Iterator[tuple[nn.Module, Engine]]:
+    """A linear layer without bias, and its engine."""
     net = nn.Linear(inputs, 1, bias=False)
     engine = Engine(net)
     try:

@@ -57,7 +57,7 @@ class Effort:
     times: int = 1
 
 
-QUICK = Effort(scalar=4_000_000, canaries=40_000, runs=1_500)
+QUICK = Effort(scalar=20_000_000, canaries=100_000, runs=800)
 FULL = Effort(scalar=100_000_000, canaries=1_000_000, runs=20_000, times=4)
 
 
@@ -183,7 +183,11 @@ def audit_method(
     return Row(
         method=method.name,
         parameters=_parameters(
-            noise=NOISE, rate=1.0, steps=plan.known_horizon.steps, delta=COARSE_DELTA, trials=trials
+            noise=plan.known_noise,
+            rate=1.0,
+            steps=plan.known_horizon.steps,
+            delta=COARSE_DELTA,
+            trials=trials,
         ),
         certified=plan.certificate().epsilon,
         claimed=None if claim is None else claim.epsilon(COARSE_DELTA),

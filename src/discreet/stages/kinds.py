@@ -70,6 +70,7 @@ class Tensors:
 
 
 Kind = Elements | Rows | Columns | Tensors
+_KINDS: tuple[Kind, ...] = (Elements(), Rows(), Columns(), Tensors())
 
 
 class Unit(enum.StrEnum):
@@ -83,9 +84,7 @@ class Unit(enum.StrEnum):
     @property
     def kind(self) -> Kind:
         """The kind of this name."""
-        return {"elements": Elements(), "rows": Rows(), "columns": Columns(), "tensors": Tensors()}[
-            self.value
-        ]
+        return next(kind for kind in _KINDS if Unit.of(kind) is self)
 
     @staticmethod
     def of(kind: Kind) -> Unit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from discreet.stages import factors as limits
 from discreet.stages.factors import Dense, Factors, Part, Settled, norms_by_chunks, row_norms
-from discreet.stages.outer import Outer, settle
+from discreet.stages.outer import OneHot, Outer, settle
 from discreet.stages.values import Lines, Mask
 
 
@@ -19,20 +18,19 @@ def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
     piece = mask.pieces[index]
     if piece is True:
         return factors
-    if piece is False:
-        return None
-    if isinstance(piece, Lines) and isinstance(factors, Settled) and isinstance(factors.part, Outer):
-        return _on_lines(factors.part, piece)
     active = mask.of(index, torch.empty(factors.shape, device=factors.norms.device))
     assert active is not None
+    if not bool(active.any()):
+        return None
     if isinstance(factors, Dense):
         return Dense(factors.grads_N * active)
     assert isinstance(factors, Settled)
-    on_elements = _OnElements(factors.part, active)
-    small = factors.records * math.prod(factors.shape) <= limits.KEEP_ELEMENTS
-    if small and not on_elements.is_one_position:
-        return Dense(on_elements.instantiate(0, factors.records))
-    return Settled(on_elements)
+    part = factors.part
+    if isinstance(part, OneHot):
+        return Settled(OneHot(part.index_NP, part.right_NPB * active[part.index_NP], part.shape))
+    if isinstance(piece, Lines) and isinstance(part, Outer):
+        return _on_lines(part, piece)
+    return Settled(_OnElements(part, active))
 
 
 def _on_lines(outer: Outer, lines: Lines) -> Factors:
@@ -40,12 +38,8 @@ def _on_lines(outer: Outer, lines: Lines) -> Factors:
     columns = None if lines.columns is None else lines.columns.nonzero().flatten()
     left = outer.left_NPA if rows is None else outer.left_NPA[..., rows]
     right = outer.right_NPB if columns is None else outer.right_NPB[..., columns]
-    return _OnLines(
-        settle(Outer(left, right, (left.shape[2], right.shape[2])), limits.KEEP_ELEMENTS),
-        outer.shape,
-        rows,
-        columns,
-    )
+    inner = settle(Outer(left, right, (left.shape[2], right.shape[2])), limits.KEEP_ELEMENTS)
+    return _OnLines(inner, outer.shape, rows, columns)
 
 
 @final

@@ -45,7 +45,7 @@ class Layout:
         """The parameters' shapes as views of `flat`, whose last axis is the coordinates."""
         lead = flat.shape[:-1]
         pieces = flat.split(self.sizes, dim=-1)
-        return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return [piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
 
 @final

@@ -1,0 +1,833 @@
+"""What the engine refuses, each with a reason and a remedy; and what must leave no trace."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from problems import Bare, losses_of, parameter
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+from discreet.core.check import Refused
+from discreet.stages.engine import Engine
+
+
+def refused(model: nn.Module, *args: Any, match: str, losses: Callable[[Any], Tensor] = losses_of) -> None:
+    """The model is refused by the first pass at the latest, with a remedy, and no mode stays on."""
+
+    def train() -> None:
+        engine = Engine(model)
+        engine.begin(len(args[0]))
+        engine.backward(losses(model(*args)))
+
+    with pytest.raises(Refused, match=match) as caught:
+        train()
+    assert "Remedy: " in str(caught.value)
+    assert _get_current_function_mode_stack() == []
+    assert all(p.grad is None for p in model.parameters())
+
+
+def x(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+# Layers and wrappers ----------------------------------------------------------------------------------------
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A subclass, as libraries make them."""
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(4),
+        nn.BatchNorm1d(4, affine=False),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.SyncBatchNorm(4),
+        OwnNorm(4),
+        nn.BatchNorm1d(4).requires_grad_(False),
+    ],
+    ids=lambda norm: repr(norm)[:60],
+)
+def test_batch_norm_in_training_mode(norm: nn.Module) -> None:
+    refused(nn.Sequential(nn.Linear(4, 4), nn.Sequential(norm)), x(7, 4), match="BatchNorm.*at 1.0")
+
+
+def test_batch_norm_that_is_switched_to_training_later() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    engine = Engine(model)
+    model.train()
+    engine.begin(7)
+    with pytest.raises(Refused, match=r"F.batch_norm with training=True"):
+        model(x(7, 4))
+
+
+def test_batch_norm_without_statistics_uses_the_batch_even_in_evaluation() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
+    refused(model, x(7, 4), match=r"F.batch_norm with training=True")
+
+
+@pytest.mark.parametrize("by", ["F", "torch"])
+def test_batch_norm_as_a_function(by: str) -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        hidden = own.net(batch)
+        if by == "F":
+            return F.batch_norm(hidden, None, None, training=True)
+        return torch.batch_norm(hidden, None, None, None, None, True, 0.1, 1e-5, False)
+
+    refused(Bare(run, net=nn.Linear(4, 3)), x(7, 4), match="BatchNorm in training mode")
+
+
+def test_batch_norm_by_hand() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        return own.net((batch - batch.mean(0)) / batch.std(0))
+
+    refused(Bare(run, net=nn.Linear(4, 3)), x(7, 4), match="keep the records apart")
+
+
+def test_instance_norm_with_running_statistics() -> None:
+    model = nn.Sequential(nn.InstanceNorm1d(3, affine=True, track_running_stats=True))
+    refused(model, x(7, 3, 5), match="running statistics")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_embedding_with_max_norm(frozen: bool) -> None:
+    layer = nn.Embedding(10, 4, max_norm=1.0).requires_grad_(not frozen)
+    refused(nn.Sequential(layer, nn.Linear(4, 2)), torch.randint(0, 10, (7, 3)), match="max_norm")
+
+
+def test_embedding_bag_with_max_norm() -> None:
+    refused(nn.EmbeddingBag(10, 4, max_norm=1.0), torch.randint(0, 10, (7, 3)), match="max_norm")
+
+
+def test_a_frozen_embedding_bag_that_rewrites_its_weights() -> None:
+    layer = nn.EmbeddingBag(10, 4, max_norm=0.1).requires_grad_(False)
+    refused(
+        nn.Sequential(layer, nn.Linear(4, 2)), torch.randint(0, 10, (7, 3)), match="stay as they are|max_norm"
+    )
+
+
+def test_embedding_that_counts_tokens_over_the_batch() -> None:
+    refused(
+        nn.Embedding(10, 4, scale_grad_by_freq=True), torch.randint(0, 10, (7, 3)), match="scale_grad_by_freq"
+    )
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["DataParallel", "DistributedDataParallel", "OptimizedModule"])
+def test_wrappers_are_refused_by_name(kind: str, nested: bool) -> None:
+    inner = nn.Linear(4, 4)
+    if kind == "DataParallel":
+        wrapper: nn.Module = nn.DataParallel(inner)
+    elif kind == "OptimizedModule":
+        wrapper = torch.compile(inner, backend="eager")  # type: ignore[assignment]
+    else:  # no process group here: the name and the module are what counts
+        wrapper = object.__new__(nn.parallel.DistributedDataParallel)
+        nn.Module.__init__(wrapper)
+        wrapper.module = inner
+    with pytest.raises(Refused, match=kind):
+        Engine(nn.Sequential(wrapper) if nested else wrapper)
+
+
+def test_a_module_compiled_in_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].compile(backend="eager")
+    with pytest.raises(Refused, match="compiled module at 0"):
+        Engine(model)
+
+
+def test_sharded_parameters_are_refused_by_name() -> None:
+    class DTensor(nn.Parameter):
+        pass
+
+    model = nn.Linear(3, 2)
+    model.weight = DTensor(torch.zeros(2, 3))
+    with pytest.raises(Refused, match="weight is a DTensor"):
+        Engine(model)
+
+
+def test_lazy_complex_and_missing_parameters() -> None:
+    with pytest.raises(Refused, match="lazy"):
+        Engine(nn.LazyLinear(3))
+    with pytest.raises(Refused, match="complex"):
+        Engine(nn.Linear(3, 2, dtype=torch.cfloat))
+    with pytest.raises(Refused, match="trainable parameters"):
+        Engine(nn.Linear(3, 2).requires_grad_(False))
+    with pytest.raises(Refused, match="one device"):
+        Engine(nn.Linear(3, 2, device="meta"))
+
+
+def test_scripted_modules_and_autograd_functions_of_ones_own() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(a, w)
+            return a @ w
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            a, w = ctx.saved_tensors
+            return g @ w.t(), a.t() @ g
+
+    own = Bare(lambda o, b: Product.apply(o.net(b), o.w), net=nn.Linear(4, 5), w=parameter(5, 3))
+    refused(own, x(7, 4), match="a use that was not seen of w")
+
+
+def test_packed_sequences() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(batch, torch.full((len(batch),), 5), batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(own.net(packed)[0], batch_first=True)[0]
+
+    refused(Bare(run, net=nn.LSTM(4, 3, batch_first=True)), x(7, 5, 4), match="PackedSequence")
+
+
+# Checkpointing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(reentrant: bool) -> None:
+    """Reentrant: the recomputation is not watched. Otherwise torch finds other saved tensors than it expects."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        inner = lambda h: torch.tanh(own.second(torch.tanh(h)))  # noqa: E731
+        return checkpoint(inner, own.first(batch), use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+    model = Bare(run, first=nn.Linear(4, 5), second=nn.Linear(5, 3))
+    refused(model, x(7, 4), match="second.weight|without activation checkpointing")
+
+
+# Mixing records ---------------------------------------------------------------------------------------------
+
+
+def centred(h: Tensor) -> Tensor:
+    return h - h.mean(0)
+
+
+def softmax_over_the_batch(h: Tensor) -> Tensor:
+    return h * h.softmax(0)
+
+
+def in_batch_negatives(h: Tensor) -> Tensor:
+    return h @ h.t()
+
+
+def statistics_without_gradients(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = h.abs().max()
+    return h / scale
+
+
+def hidden_statistics(h: Tensor) -> Tensor:
+    return h / h.detach().norm()
+
+
+def sorted_rows(h: Tensor) -> Tensor:
+    return h.sort(0).values
+
+
+def permuted(h: Tensor) -> Tensor:
+    return h + 0.5 * h[torch.randperm(len(h))]
+
+
+def neighbours(h: Tensor) -> Tensor:
+    return h + 0.1 * h.roll(1, 0)
+
+
+def cumulated(h: Tensor) -> Tensor:
+    return h.cumsum(0)
+
+
+def written_into_a_buffer(h: Tensor) -> Tensor:
+    room = torch.zeros(h.shape[1])
+    room[:] = h.mean(0)
+    return h + room
+
+
+MIXERS = [
+    *(centred, softmax_over_the_batch, in_batch_negatives, statistics_without_gradients, hidden_statistics),
+    *(sorted_rows, permuted, neighbours, cumulated, written_into_a_buffer),
+]
+
+
+@pytest.mark.parametrize("place", ["first", "between", "last"])
+@pytest.mark.parametrize("mix", MIXERS, ids=lambda mix: mix.__name__)
+def test_mixing_anywhere(mix: Callable[[Tensor], Tensor], place: str) -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        h = own.first(mix(batch)[:, :3] if place == "first" else batch[:, :3])
+        h = own.second(mix(h)[:, :3] if place == "between" else h)
+        return mix(h) if place == "last" else h
+
+    model = Bare(run, first=nn.Linear(3, 3), second=nn.Linear(3, 3))
+    refused(
+        model, x(7, 3), match="keep the records apart|the same in a batch of any size|moves with the records"
+    )
+
+
+def test_a_permutation_is_found_wherever_the_generator_stands() -> None:
+    """Three records come back in order one time in six, five records one time in 120."""
+    for drawn in range(20):
+
+        def run(own: Bare, batch: Tensor, drawn: int = drawn) -> Tensor:
+            torch.rand(drawn)
+            return own.net(permuted(batch))
+
+        refused(Bare(run, net=nn.Linear(3, 3)), x(7, 3), match="keep the records apart")
+
+
+def test_mixing_in_the_backward_pass_alone() -> None:
+    """The values do not show it: h + (m - m) has the value of h and the gradient of a mean."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        h = own.net(batch)
+        return h + (h.mean(0) - h.mean(0).detach())
+
+    refused(Bare(run, net=nn.Linear(4, 3)), x(7, 4), match="to equal autograd's")
+
+
+def test_gradient_hooks_that_mix() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        h = own.net(batch)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient / gradient.norm())
+        return torch.tanh(h)
+
+    refused(Bare(run, net=nn.Linear(4, 3)), x(7, 4), match="to equal autograd's")
+
+
+def test_gradients_inside_the_forward_pass() -> None:
+    """Forces as gradients of an energy: second derivatives reach the weights by a way that is not watched."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        place = batch.detach().requires_grad_()
+        energy = torch.tanh(own.net(place)).sum()
+        return torch.autograd.grad(energy, place, create_graph=True)[0]
+
+    refused(Bare(run, net=nn.Linear(4, 3)), x(7, 4), match="to equal autograd's|not seen")
+
+
+def test_a_parameter_on_a_statistic_of_the_batch() -> None:
+    """The statistic has no record axis: its product with a parameter looks like one of parameters alone."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            mean = batch.mean(0)
+        return own.first(batch) + own.second(mean)
+
+    model = Bare(run, first=nn.Linear(4, 3), second=nn.Linear(4, 3))
+    refused(model, x(7, 4), match="moves with the records|keep the records apart")
+
+
+@pytest.mark.parametrize("where", ["outputs", "inputs", "parameters"])
+def test_values_that_move_with_the_size_of_the_batch(where: str) -> None:
+    """The size of a batch is private, and dividing by it lets one record move all the others' gradients."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        size = len(batch)
+        if where == "parameters":
+            return F.linear(batch, own.net.weight / size)
+        h = own.net(batch / size if where == "inputs" else batch)
+        return h / size if where == "outputs" else h
+
+    refused(Bare(run, net=nn.Linear(4, 3, bias=False)), x(7, 4), match="the same in a batch of any size")
+
+
+def test_values_that_move_with_the_size_of_the_batch_show_behind_dropout() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), Bare(lambda own, h: h / len(h)), nn.Linear(8, 2))
+    refused(model.train(), x(7, 4), match="the same in a batch of any size")
+
+
+def test_mixing_behind_nan_is_not_missed() -> None:
+    """Random normal inputs give NaN under the logarithm; positive ones show the mixing."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        logs = batch.log()
+        return own.net(logs - logs.mean(0))
+
+    refused(Bare(run, net=nn.Linear(4, 3)), torch.rand(7, 4), match="keep the records apart")
+
+
+def test_nan_on_all_random_inputs() -> None:
+    model = Bare(lambda own, b: own.net(b * float("nan")), net=nn.Linear(4, 3))
+    refused(model, x(7, 4), match="got NaN, in which nothing shows")
+
+
+def test_positive_inputs_are_found() -> None:
+    model = Bare(lambda own, b: own.net(b.log()), net=nn.Linear(40, 3))
+    engine = Engine(model)
+    engine.begin(7)
+    engine.backward(losses_of(model(torch.rand(7, 40))))
+    assert bool((engine.norms() > 0).all())
+
+
+# Control flow and state -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda h: bool(h.max() > 50),
+        lambda h: h.mean().item() > 50,
+        lambda h: float(h.sum()) > 1e3,
+        lambda h: h.detach().tolist()[0][0] > 50,
+        lambda h: h.detach().numpy().max() > 50,
+        lambda h: torch.equal(h, h + 1),
+        lambda h: 77.0 in h,
+    ],
+)
+@pytest.mark.parametrize("quiet", [False, True])
+def test_control_flow_on_values_of_the_records(read: Callable[[Tensor], bool], quiet: bool) -> None:
+    """No random input is above 50: what happens there could never be learned."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not quiet):
+            large = read(batch)
+        return own.net(centred(batch) if large else batch)
+
+    refused(Bare(run, net=nn.Linear(4, 3)), x(7, 4), match="does not read values of the records")
+
+
+def test_control_flow_on_parameters_is_allowed() -> None:
+    model = Bare(lambda own, b: own.net(b) if float(own.net.weight.norm()) > 0 else b, net=nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(7)
+    engine.backward(losses_of(model(x(7, 4))))
+    assert bool((engine.norms() > 0).all())
+
+
+@pytest.mark.parametrize("extra", [centred, lambda h: h + 1], ids=["mixing", "harmless"])
+def test_another_path_than_the_probes(extra: Callable[[Tensor], Tensor]) -> None:
+    """A path that a later pass takes for reasons of its own: it was never shown to keep records apart."""
+    model = Bare(lambda own, b: own.net(extra(b) if own.switched else b), net=nn.Linear(4, 3))
+    model.switched = False
+    engine = Engine(model)
+    engine.begin(7)
+    engine.backward(losses_of(model(x(7, 4))))
+    model.switched = True
+    engine.begin(7)
+    with pytest.raises(Refused, match="the same calls on every batch"):
+        model(x(7, 4))
+    assert _get_current_function_mode_stack() == []
+
+
+def test_a_parametrised_call_more_or_less_than_in_the_probe() -> None:
+    for first, then in ((1, 2), (2, 1)):
+        model = Bare(lambda own, b: sum(own.net(b) for _ in range(own.times)), net=nn.Linear(4, 3))
+        model.times = first
+        engine = Engine(model)
+        engine.begin(7)
+        engine.backward(losses_of(model(x(7, 4))))
+        model.times = then
+        engine.begin(7)
+        with pytest.raises(Refused, match="the same calls on every batch"):
+            model(x(7, 4))
+        engine.close()
+
+
+def test_a_loop_over_the_records() -> None:
+    model = Bare(lambda own, b: torch.stack([own.net(row) for row in b]), net=nn.Linear(4, 3))
+    refused(model, x(7, 4), match="the same calls for every batch")
+
+
+def test_buffers_that_change() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        own.mean.mul_(0.9).add_(0.1 * batch.detach().mean(0))
+        return own.net(batch)
+
+    model = Bare(run, net=nn.Linear(4, 3), mean=torch.zeros(4))
+    refused(model, x(7, 4), match="buffer mean changes")
+    assert torch.equal(model.mean, torch.zeros(4))  # the probe's own passes are undone
+
+
+def test_buffers_that_change_later() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        if own.late:
+            with torch.no_grad():
+                own.count.add_(1)
+        return own.net(batch)
+
+    model = Bare(run, net=nn.Linear(4, 3), count=torch.zeros(()))
+    model.late = False
+    engine = Engine(model)
+    engine.begin(7)
+    model(x(7, 4))
+    model.late = True
+    with pytest.raises(Refused, match="count changed"):
+        model(x(7, 4))
+
+
+def test_a_buffer_that_is_filled_once_is_a_cache() -> None:
+    """Rotary tables and causal masks are made in the first pass, from shapes alone."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        if own.table.shape[0] < batch.shape[1]:
+            own.table = torch.arange(batch.shape[1]).sin()[:, None]
+        return own.net(batch * own.table[: batch.shape[1]])
+
+    model = Bare(run, net=nn.Linear(4, 3), table=torch.zeros(0, 1))
+    engine = Engine(model)
+    for length in (3, 5):
+        engine.begin(7)
+        engine.backward(losses_of(model(x(7, length, 4))))
+
+
+def test_state_that_a_pass_leaves_behind() -> None:
+    """A hidden state carried to the next batch carries records along."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        h = own.net(batch + own.last)
+        own.last = h.detach().mean()
+        return h
+
+    model = Bare(run, net=nn.Linear(4, 3))
+    model.last = 0.0
+    refused(model, x(7, 4), match="the same values from the same inputs")
+
+
+def test_randomness_from_elsewhere() -> None:
+    import random
+
+    model = Bare(lambda own, b: own.net(b) * random.random(), net=nn.Linear(4, 3))
+    refused(model, x(7, 4), match="the same values from the same inputs")
+
+
+def test_in_place_changes_of_recorded_inputs() -> None:
+    """relu_ after a layer changes what the layer saw; autograd cannot object, for it never keeps the input."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        h = own.first(batch)
+        out = own.second(h)
+        h.relu_()
+        return out + h.mean(1, keepdim=True)
+
+    model = Bare(run, first=nn.Linear(4, 5), second=nn.Linear(5, 3))
+    refused(model, x(7, 4), match="changed in place")
+
+
+def test_in_place_changes_of_parameters() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        return batch * own.scale.clone().add_(own.scale)
+
+    refused(Bare(run, scale=parameter(4)), x(7, 4), match="no in-place change of a parameter")
+
+
+def test_a_parameter_written_into_the_batch() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        h = own.net(batch)
+        h[:, 0] = own.token
+        return h
+
+    refused(
+        Bare(run, net=nn.Linear(4, 3), token=parameter()), x(7, 4), match="__setitem__ with parameter token"
+    )
+
+
+def test_randomness_in_a_call_with_a_parameter() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(batch, batch, batch, attn_mask=own.bias, dropout_p=0.5)
+
+    refused(Bare(run, bias=parameter(5, 5)), x(7, 5, 4), match="record by record")
+
+
+# Inputs and outputs -----------------------------------------------------------------------------------------
+
+
+def test_outputs_in_an_object_of_ones_own() -> None:
+    class Result:
+        def __init__(self, scores: Tensor) -> None:
+            self.scores = scores
+
+    model = Bare(lambda own, b: Result(own.net(b)), net=nn.Linear(4, 3))
+    refused(model, x(7, 4), match="no differentiable tensor", losses=lambda r: losses_of(r.scores))
+
+
+def test_inputs_without_a_record_axis() -> None:
+    model = Bare(lambda own, b: own.net(b).transpose(0, 1), net=nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(7)
+    with pytest.raises(Refused, match="first axis is the record, of 7 rows"):
+        model(x(5, 7, 4))
+
+
+def test_another_number_of_rows_than_before() -> None:
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    engine.begin(7)
+    engine.backward(losses_of(model(x(7, 4))))
+    engine.begin(7)
+    with pytest.raises(Refused, match="7 rows, one per record"):
+        model(x(8, 4))
+
+
+def test_a_constant_that_looks_like_records_is_refused_and_named() -> None:
+    """Six prototypes beside six records: nothing tells them from in-batch negatives."""
+    model = Bare(lambda own, b, prototypes: own.net(b) @ prototypes.t(), net=nn.Linear(4, 4))
+    refused(model, x(6, 4), x(6, 4), match="must not have one row per record")
+
+
+def test_a_model_that_fails_on_random_inputs_shows_its_own_error() -> None:
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        raise KeyError("no such thing")
+
+    engine = Engine(Bare(run, net=nn.Linear(4, 3)))
+    engine.begin(7)
+    with pytest.raises(KeyError, match="no such thing"):
+        engine.model(x(7, 4))
+    assert _get_current_function_mode_stack() == []
+
+
+# Losses -----------------------------------------------------------------------------------------------------
+
+
+def linear_losses(mixed: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    engine.begin(8)
+    engine.backward(mixed(losses_of(model(x(8, 4)))))
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda losses: losses / losses.sum(),
+        lambda losses: losses - losses.mean(),
+        lambda losses: losses.sort().values.flip(0),
+        lambda losses: torch.cat([losses[:3], losses[3:5].flip(0), losses[5:]]),
+        lambda losses: losses + 1e-6 * losses.roll(4),
+    ],
+    ids=["normalised", "centred", "sorted", "two of them", "far away"],
+)
+def test_losses_that_mix_records(mixed: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(Refused, match="depend on its own record only"):
+        linear_losses(mixed)
+
+
+def test_losses_of_hidden_values_that_mix_records() -> None:
+    """The outputs do not show it: the loss reads an attribute that the pass left."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        own.hidden = own.first(batch)
+        return own.second(own.hidden)
+
+    model = Bare(run, first=nn.Linear(4, 4), second=nn.Linear(4, 3))
+    model.hidden = None
+    refused(
+        model,
+        x(7, 4),
+        match="depend on its own record only",
+        losses=lambda output: losses_of(output) + centred(model.hidden).square().sum(1),
+    )
+
+
+def test_losses_whose_check_was_unclear_are_checked_again() -> None:
+    """0 * inf is NaN: the first batch cannot tell, so the second is looked at, too."""
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    engine.begin(4)
+    scores = model(x(4, 4))
+    engine.backward((scores - scores.detach()).norm(dim=1).sqrt())  # an infinite derivative
+    engine.begin(4)
+    with pytest.raises(Refused, match="depend on its own record only"):
+        engine.backward(centred(model(x(4, 4))).square().sum(1))
+
+
+def test_losses_of_the_wrong_form() -> None:
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    for wrong in (lambda s: s.sum(), lambda s: s, lambda s: s.sum(1)[:5], lambda s: s.sum(1, keepdim=True)):
+        engine.begin(7)
+        with pytest.raises(Refused, match=r'per-sample losses of shape \[7\].*reduction="none"'):
+            engine.backward(wrong(model(x(7, 4))))
+    engine.begin(7)
+    with pytest.raises(Refused, match="do not depend on it"):
+        engine.backward(model(x(7, 4)).sum(1).detach())
+    engine.begin(7)
+    with pytest.raises(Refused, match="do not depend on it"):
+        engine.backward(torch.ones(7, requires_grad=True) * 1)
+
+
+def test_parameters_used_outside_the_forward_pass() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    refused(
+        model, x(7, 4), match="not seen of 0.weight", losses=lambda o: losses_of(o) + model[0].weight.norm()
+    )
+    refused(model, x(7, 4), match="not seen of 0.bias", losses=lambda o: losses_of(o + model[0].bias))
+
+
+def test_a_layer_called_beside_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    engine, batch = Engine(model), x(7, 4)
+    engine.begin(7)
+    with pytest.raises(Refused, match=r"not seen of 0.weight"):
+        engine.backward(losses_of(model(batch)) + losses_of(model[0](batch)))
+
+
+# The order of calls -----------------------------------------------------------------------------------------
+
+
+def test_calls_out_of_order() -> None:
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    for call in (engine.norms, lambda: engine.per_sample(0, 1), lambda: engine.backward(torch.ones(7))):
+        with pytest.raises(Refused, match=r"begin\(records\) first"):
+            call()
+    engine.begin(7)
+    losses = losses_of(model(x(7, 4)))
+    for call in (engine.norms, lambda: engine.add_weighted(torch.ones(1, 1, 7), engine.zeros())):
+        with pytest.raises(Refused, match=r"backward\(losses\) first"):
+            call()
+    engine.backward(losses)
+    with pytest.raises(Refused, match="do not depend on it"):
+        engine.backward(losses)
+    engine.discard()
+    with pytest.raises(Refused, match=r"begin\(records\) first"):
+        engine.norms()
+
+
+@pytest.mark.parametrize("records", [0, -1, 2.0, True])
+def test_a_number_of_records_that_is_none(records: Any) -> None:
+    with pytest.raises(Refused, match="records to be a whole number"):
+        Engine(nn.Linear(4, 3)).begin(records)
+
+
+def test_a_gradient_that_is_left_on_a_parameter() -> None:
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    model(x(7, 4)).sum().backward()
+    with pytest.raises(Refused, match=r"weight\.grad is set"):
+        engine.begin(7)
+    model.zero_grad()
+    engine.begin(7)
+
+
+def test_a_backward_pass_of_the_callers_own_in_the_middle() -> None:
+    """It leaves no gradient, for the parameters are not in the graph; the losses cannot be used twice."""
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    engine.begin(7)
+    losses = torch.tanh(losses_of(model(x(7, 4))))
+    losses.sum().backward()
+    assert model.weight.grad is None
+    with pytest.raises(RuntimeError, match="second time"):
+        engine.backward(losses)
+
+
+@pytest.mark.parametrize("change", ["freeze", "unfreeze", "replace", "add"])
+def test_another_set_of_trained_parameters(change: str) -> None:
+    """An unfrozen or new parameter would get a plain gradient: neither clipped nor noised."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    engine = Engine(model)
+    if change == "freeze":
+        model[1].bias.requires_grad_(False)
+    elif change == "unfreeze":
+        model[0].bias.requires_grad_(True)
+    elif change == "replace":
+        model[1] = nn.Linear(4, 3)
+    else:
+        model.append(nn.Linear(3, 3))
+    with pytest.raises(Refused, match="the same trainable parameters"):
+        engine.begin(7)
+
+
+@pytest.mark.parametrize("groups", [[[0]], [[0, 1], [1]], [[0], [1], [2]], []])
+def test_groups_that_are_no_partition(groups: list[list[int]]) -> None:
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    engine.begin(2)
+    engine.backward(losses_of(model(x(2, 4))))
+    with pytest.raises(Refused, match="every parameter lies once"):
+        engine.norms(groups)
+    with pytest.raises(Refused, match="every parameter lies once"):
+        engine.add_weighted(torch.ones(1, len(groups), 2), engine.zeros(), groups)
+
+
+def test_an_exception_in_the_forward_pass_leaves_no_mode_on() -> None:
+    model = Bare(lambda own, b: own.net(b) if own.fine else 1 / 0, net=nn.Linear(4, 3))
+    model.fine = True
+    engine = Engine(model)
+    engine.begin(7)
+    model(x(7, 4))
+    model.fine = False
+    with pytest.raises(ZeroDivisionError):
+        model(x(7, 4))
+    assert _get_current_function_mode_stack() == []
+    model.fine = True
+    engine.begin(7)
+    engine.backward(losses_of(model(x(7, 4))))
+    assert bool((engine.norms() > 0).all())
+
+
+def test_an_interrupt_in_the_forward_pass_is_cleared_by_the_next_batch() -> None:
+    """Torch runs no hook after a KeyboardInterrupt: the mode stays on until the engine is used again."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        h = own.net(batch)
+        if not own.fine:
+            raise KeyboardInterrupt
+        return h
+
+    model = Bare(run, net=nn.Linear(4, 3))
+    model.fine = True
+    engine = Engine(model)
+    for clear in (lambda: engine.begin(7), engine.discard, engine.close):
+        engine.begin(7)
+        model(x(7, 4))
+        model.fine = False
+        with pytest.raises(KeyboardInterrupt):
+            model(x(7, 4))
+        model.fine = True
+        clear()
+        assert _get_current_function_mode_stack() == []
+
+
+def test_copies_and_files_of_the_model_hold_nothing_private() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(500)
+    engine.backward(losses_of(model(x(500, 4))))
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert len(file.getvalue()) < 5_000  # 500 records' gradients alone take 30,000
+    other = copy.deepcopy(model)
+    other(x(500, 4)).sum().backward()
+    assert other[0].weight.grad is not None  # an ordinary model
+    assert model[0].weight.grad is None
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    loaded(x(2, 4)).sum().backward()
+    assert loaded[0].weight.grad is not None
+
+
+def test_the_callers_random_state_is_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    engine = Engine(model)
+    engine.script((torch.zeros(7, 4),), {}, 7)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_probe_never_sees_the_records() -> None:
+    """The first pass on a shape runs on random inputs: were they the records', an error there would tell."""
+    seen = []
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        seen.append(batch)
+        return own.net(batch)
+
+    model = Bare(run, net=nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(7)
+    model(torch.full((7, 4), 1e30))
+    assert len(seen) > 5
+    assert all(float(batch.abs().max()) < 100 for batch in seen[:-1])
+    assert float(seen[-1].max()) > 1e29
