@@ -186,6 +186,19 @@ def test_weights_go_to_the_longer_factor_where_the_shorter_would_leave_the_range
     assert on_right is None
 
 
+@pytest.mark.parametrize("tiny", [0.0, 1e-42])
+@pytest.mark.parametrize("prefer", [0, 1])
+def test_weights_above_one_never_meet_a_huge_factor(tiny: float, prefer: int) -> None:
+    """A saturated gate has gradient 0 on an input of 3e38; automatic clipping gives it the weight 100."""
+    lengths = (1, 2) if prefer else (2, 1)
+    left, right = torch.full((2, 1, lengths[0]), tiny), torch.full((2, 1, lengths[1]), 3e38)
+    left[1] = right[1] = 1.0
+    settled = Settled(Outer(left, right, lengths))
+    total = torch.zeros(1, *lengths)
+    settled.add_weighted(torch.full((1, 2), 100.0), total)
+    assert bool(total.isfinite().all())
+
+
 # Cancellation -----------------------------------------------------------------------------------------------
 
 

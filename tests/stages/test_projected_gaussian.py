@@ -29,7 +29,7 @@ from discreet.stages.mechanisms.projected_gaussian import (
 )
 from discreet.stages.moment import Moment
 from discreet.stages.projections import Hadamard, padded_size
-from discreet.stages.values import _AGGREGATION, BoundedSum, Layout
+from discreet.stages.values import _AGGREGATION, BoundedSum, Layout, Mask
 
 ALPHA = 1e-6
 LAYOUT = Layout(("w", "b"), ((6, 9), (9,)))
@@ -219,6 +219,20 @@ def test_dense_projections_do_move_it_by_more(monkeypatch: pytest.MonkeyPatch) -
     size = 64
     mechanism = ProjectedGaussian(reduction=0.9, projection=DenseLayers(layer_widths((size,), 0.9)))
     assert max(moved(mechanism, vector, monkeypatch) for vector in unit_vectors(size)) > 1.1
+
+
+@pytest.mark.parametrize("projection", [Orthonormal(), DENSE], ids=lambda p: type(p).__name__)
+def test_what_lies_on_frozen_coordinates_does_not_leave(projection: DenseLayers) -> None:
+    mechanism = ProjectedGaussian(reduction=0.5, projection=projection)
+    mask = Mask((True, False))
+    value = torch.randn(LAYOUT.size)
+    other = value.clone()
+    other[54:] += 100
+    one, two = (
+        release(mechanism, total, 1.0, dataclasses.replace(moment(), mask=mask)) for total in (value, other)
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(release(mechanism, value, 1.0, moment()), one)
 
 
 def test_lifted_noise_has_the_stated_size() -> None:

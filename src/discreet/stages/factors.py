@@ -108,15 +108,16 @@ def row_norms(tensor: Tensor) -> Tensor:
 def share(
     weights_N: Tensor, left_N: Tensor, right_N: Tensor, *, prefer_left: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The weights for two factors: on the cheaper one, or on each record's longer one where one is tiny.
+    """The weights for two factors of given lengths: on the cheaper one, unless floats would end on the way.
 
-    w * tiny would leave the normal range of floats, and its rounding would be multiplied by the other factor.
+    w * short may leave the normal range below, and its rounding is then multiplied by the long factor; w * long may
+    leave it above. Where one factor is tiny, weights below 1 go to the longer one and others to the shorter.
     """
-    weights = in_range(weights_N, dtype)
     shorter = torch.minimum(left_N, right_N)
+    weights = in_range(weights_N, dtype).where(shorter > 0, 0.0)  # 0 * inf: a zero factor takes no weight
     if not bool(((shorter < 2.0**-60) & (shorter > 0)).any()):
         return (weights, None) if prefer_left else (None, weights)
-    on_left = left_N >= right_N
+    on_left = (left_N >= right_N) == (weights.abs() < 1)
     return torch.where(on_left, weights, 1.0), torch.where(on_left, 1.0, weights)
 
 

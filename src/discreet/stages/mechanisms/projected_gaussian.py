@@ -236,7 +236,7 @@ class ProjectedGaussian:
         projection = self.projection.make(moment.layout, self.reduction, moment)
         noisy = []
         for total, query in zip(sums, queries, strict=True):
-            if total.value.numel() != moment.layout.size:
+            if total.value.shape != (moment.layout.size,):
                 noisy += _PLAIN.release([total], [query], noise, moment)
                 continue
             check.require(
@@ -245,6 +245,9 @@ class ProjectedGaussian:
                 f"{total!r} for {query!r}",
                 "aggregate with the bounder of the plan",
             )
+            if moment.mask is not None:
+                # Frozen coordinates have no bound: the projection must not mix them in.
+                moment.mask.apply_(moment.layout.views(total.value))
             image = moment.streams.noise.add_normal_(projection.project(total.value), query.std(noise))
             for part, dim in zip(image.split(projection.widths), projection.widths, strict=True):
                 part.mul_(self.lift.factor(dim))
