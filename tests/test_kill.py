@@ -118,7 +118,7 @@ def test_released_charged_and_killed(killed: Killed) -> None:
     assert len(released) <= charged <= len(released) + kills
     assert charged == STEPS
     facts = json.loads(folder.run.read_text())
-    assert kills / 2 < len(facts["sessions"]) <= kills + 1  # most kills hit a run that had begun
+    assert kills / 2 < len(facts["starts"]) <= kills + 1  # most kills hit a run that had begun
 
 
 def test_every_step_is_charged_once_and_the_budget_holds(killed: Killed) -> None:
@@ -132,15 +132,15 @@ def test_every_step_is_charged_once_and_the_budget_holds(killed: Killed) -> None
 
 
 def test_no_key_serves_twice(killed: Killed) -> None:
-    """Each session has keys of its own, and a stream never repeats a block under one key."""
+    """Each start has keys of its own, and a stream never repeats a block under one key."""
     _, folder, _ = killed
-    sessions = json.loads(folder.run.read_text())["sessions"]
+    starts = json.loads(folder.run.read_text())["starts"]
     for name in ("noise", "sampling"):
-        keys = [session[name] for session in sessions]
+        keys = [start[name] for start in starts]
         assert len(set(keys)) == len(keys)
     used = [entry.note["noise"] for entry in read(folder.ledger).entries if entry.note]
-    assert len(set(used)) == len(used)  # a session notes its keys with its first charge
-    assert set(used) <= {session["noise"] for session in sessions}
+    assert len(set(used)) == len(used)  # a start notes its keys with its first charge
+    assert set(used) <= {start["noise"] for start in starts}
 
 
 def test_the_model_loads_and_has_learned(killed: Killed) -> None:
@@ -153,7 +153,7 @@ def test_the_model_loads_and_has_learned(killed: Killed) -> None:
     accuracy = float((model(x).argmax(1) == y).float().mean())
     assert accuracy == pytest.approx(result["test_accuracy"])
     assert accuracy > 0.6
-    assert 0 <= result["lost"] <= 8 * len(json.loads(folder.run.read_text())["sessions"])
+    assert 0 <= result["lost"] <= 8 * len(json.loads(folder.run.read_text())["starts"])
 
 
 def test_a_finished_run_is_read_and_not_run_again(killed: Killed) -> None:

@@ -119,7 +119,8 @@ def test_sampling_helps_and_replacing_costs_more() -> None:
         "own, replace": bound(sampling=OwnLoader(), relation=Neighbouring.REPLACE_ONE).certificate().epsilon,
         "fixed": bound(sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE).certificate().epsilon,
     }
-    assert epsilon["poisson"] < epsilon["fixed"] < epsilon["own"] < epsilon["own, replace"]
+    # A loader that nobody knows may move the other records when one is added, so it is billed as a replacement.
+    assert epsilon["poisson"] < epsilon["fixed"] < epsilon["own"] <= epsilon["own, replace"]
 
 
 def test_what_charges_pay_for() -> None:

@@ -172,7 +172,7 @@ def test_the_statement_says_what_a_reader_needs(real: runs.RunResult, said: str)
 
 def test_two_runs_keyed_by_the_operating_system_share_nothing(real: runs.RunResult, tmp_path: Path) -> None:
     again = train(config(tmp_path / "c", epsilon=2.0, seed=None, average=0))
-    facts = [json.loads(RunFolder(r.directory).run.read_text())["sessions"][0] for r in (real, again)]
+    facts = [json.loads(RunFolder(r.directory).run.read_text())["starts"][0] for r in (real, again)]
     assert facts[0]["noise"] != facts[1]["noise"]
     assert facts[0]["sampling"] != facts[1]["sampling"]
     one, other = (torch.load(RunFolder(r.directory).model, weights_only=True) for r in (real, again))
@@ -247,8 +247,8 @@ def test_control_c_saves_and_a_resumed_run_loses_nothing(
     assert (result.steps, result.lost, result.resumes) == (12, 0, 2)
     assert result.spent.certified.epsilon <= 2.0
     assert "resumed 2 times" in result.statement
-    sessions = json.loads(RunFolder(tmp_path / "f").run.read_text())["sessions"]
-    assert len({session["noise"] for session in sessions}) == 3
+    starts = json.loads(RunFolder(tmp_path / "f").run.read_text())["starts"]
+    assert len({start["noise"] for start in starts}) == 3
     assert ("NOT private" in result.statement) == (seed is not None)
     assert [point[0] for point in result.curve] == [4, 8, 12]
 
