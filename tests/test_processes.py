@@ -21,6 +21,7 @@ from discreet.plan import Plan
 from discreet.private import Private
 from discreet.stages.bounding import AdaptiveQuantile, FlatClip
 from discreet.stages.sampling import FullBatch, TruncatedPoisson
+from discreet.stages.selection import RandomFreeze
 
 FULL = Plan(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
 
@@ -75,6 +76,11 @@ def work(rank: int, place: str) -> None:
         streams=Streams.seeded(20 + rank),
     )
     found |= {"resumed at": again.progress.step, "resumed": loop.weights(again.model).tolist()}
+    freeze = Plan(
+        method="x", bounder=FlatClip(0.5), sampling=FullBatch(), selection=RandomFreeze(final_rate=0.5)
+    )
+    run, _ = run_of(loop.plan(freeze, batch=60, steps=1), shard(rank), seed=7 + rank)
+    found["frozen"] = loop.weights(run.model).tolist()
     try:
         loop.private(None, loop.plan(Plan(method="x", bounder=FlatClip(1.0), sampling=TruncatedPoisson(9))))
     except Refused as refusal:
@@ -139,6 +145,14 @@ def test_two_processes_resume(found: Found) -> None:
     _, first, second = found
     assert first["resumed at"] == second["resumed at"] == loop.STEPS
     assert first["resumed"] == second["resumed"] == first["full"]
+
+
+def test_masks_are_those_of_the_first_process(found: Found) -> None:
+    """Half of the coordinates rest, the same half in both, although each process has keys of its own."""
+    _, first, second = found
+    assert first["frozen"] == second["frozen"]
+    rest = torch.tensor(first["frozen"]) == loop.weights(loop.model())
+    assert int(rest.sum()) == len(rest) // 2
 
 
 def test_capped_batches_are_refused_in_several_processes(found: Found) -> None:

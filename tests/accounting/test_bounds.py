@@ -216,3 +216,10 @@ def test_the_last_iterate_is_for_single_gaussian_steps() -> None:
     }
     with pytest.raises(Refused, match="LastIterateRun"):
         events.LastIterateRun(step=step, **numbers)  # type: ignore[arg-type]
+
+
+def test_a_sampled_projection_prints_what_both_rest_on() -> None:
+    step = events.PoissonSampled(0.1, events.ProjectedGaussian(1.0, (50,)))
+    printed = " ".join(certify(Charge.of(step), delta=1e-5, relation=ADD_REMOVE).assumptions)
+    assert "the projection is drawn afresh" in printed
+    assert "sampled independently" in printed

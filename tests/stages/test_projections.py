@@ -238,7 +238,11 @@ def seconds(size: int, repeats: int) -> float:
 
 @pytest.mark.slow
 def test_cost_grows_like_d_log_d() -> None:
-    """Ten times the size: d log d says 10 to 12 (measured 9 and 14), anything quadratic 100."""
+    """A hundred times the size: d log d says 140 (measured 129), 14 a decade at most; quadratic would be 10^4.
+
+    A single decade is allowed more: at 10^7 buffers leave the cache and come fresh from the operating system.
+    """
     small, middle, large = seconds(10**5, 8), seconds(10**6, 6), seconds(10**7, 3)
-    assert middle / small < 20
-    assert large / middle < 20
+    assert large / small < 14**2
+    assert middle / small < 30
+    assert large / middle < 30

@@ -50,6 +50,8 @@ def normal(certified: Counted, relation: Neighbouring) -> Run:
             continue
         rule = rule_for(event, relation)
         assumptions.update(rule.assumes)
+        if isinstance(event, PoissonSampled):
+            assumptions.update(rule_for(event.event, relation).assumes)
         mu = rule.mu(event, relation) if rule.mu is not None else None
         if mu is None:
             others.append((within_range(event), count))
