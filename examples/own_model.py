@@ -1,6 +1,6 @@
 """Your own model and data, privately: the smallest complete script.
 
-    python examples/own_model.py
+python examples/own_model.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ def two_moons(records: int) -> TensorDataset:
     angle = torch.rand(records) * torch.pi
     label = torch.randint(0, 2, (records,))
     side = 1 - 2 * label
-    x = torch.stack([angle.cos() + label, side * angle.sin() + 0.5 * label], 1) + 0.1 * torch.randn(records, 2)
+    x = torch.stack([angle.cos() + label, side * angle.sin() + 0.5 * label], 1) + 0.1 * torch.randn(
+        records, 2
+    )
     return TensorDataset(x, label)
 
 

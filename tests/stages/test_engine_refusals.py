@@ -749,6 +749,36 @@ def test_groups_that_are_no_partition(groups: list[list[int]]) -> None:
         engine.add_weighted(torch.ones(1, len(groups), 2), engine.zeros(), groups)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 8), (2, 1, 7), (1, 2, 7), (7,)])
+def test_weights_of_another_shape(shape: tuple[int, ...]) -> None:
+    """One weight would broadcast to all records, whatever their norms."""
+    model = nn.Linear(4, 3)
+    engine = Engine(model)
+    engine.begin(7)
+    engine.backward(losses_of(model(x(7, 4))))
+    with pytest.raises(Refused, match=r"weights of shape \[1, 1, 7\]"):
+        engine.add_weighted(torch.ones(shape), engine.zeros())
+    with pytest.raises(Refused, match="totals of shape"):
+        engine.add_weighted(torch.ones(1, 1, 7), torch.zeros(1, 3))
+
+
+def test_hooks_of_the_users_own_are_part_of_the_pass() -> None:
+    """A hook that was there before the engine runs inside its watch: here one that makes the weight."""
+    model = nn.Linear(4, 3)
+    weight = model.weight
+    del model.weight
+    model.register_parameter("root", nn.Parameter(weight.detach().sqrt().nan_to_num(0.1)))
+    model.register_forward_pre_hook(lambda own, _: setattr(own, "weight", own.root.square()))
+    engine, batch = Engine(model), x(7, 4)
+    engine.begin(7)
+    engine.backward(losses_of(model(batch)))
+    found = engine.per_sample(0, 7).sum(0)
+    engine.close()
+    losses_of(model(batch)).sum().backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in model.parameters()])  # type: ignore[union-attr]
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
 def test_an_exception_in_the_forward_pass_leaves_no_mode_on() -> None:
     model = Bare(lambda own, b: own.net(b) if own.fine else 1 / 0, net=nn.Linear(4, 3))
     model.fine = True

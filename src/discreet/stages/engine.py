@@ -91,7 +91,7 @@ class Engine:
         self._factors: list[Factors | None] | None = None
         self._restricted: tuple[Mask, list[Factors | None]] | None = None
         self._hooks = [
-            model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True),
+            model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
             model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
         ]
 
@@ -164,11 +164,18 @@ class Engine:
         self, weights_QGN: Tensor, totals_Q: Tensor, groups: Groups | None = None, mask: Mask | None = None
     ) -> None:
         """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
-        factors = self._collected(mask)
+        factors, groups = self._collected(mask), self._checked(groups)
+        shapes = (len(totals_Q), len(groups), self._open_records()), (len(totals_Q), self.layout.size)
+        require(
+            (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
+            f"weights of shape {list(shapes[0])} for totals of shape {list(shapes[1])}",
+            f"{list(weights_QGN.shape)} and {list(totals_Q.shape)}",
+            "give one weight per query, group and record",
+        )
         good = self.finite()
         index = None if bool(good.all()) else good.nonzero().flatten()
         views = self.layout.views(totals_Q)
-        for group, weights_QN in zip(self._checked(groups), weights_QGN.unbind(1), strict=True):
+        for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
             for parameter in group:
                 own = factors[parameter]
                 if own is None:

@@ -64,8 +64,7 @@ class Outer:
             return absolute, absolute
         if not self.gram_is_cheaper:
             return norms_by_chunks(self), absolute
-        gram = _gram(self.left_NPA) * _gram(self.right_NPB)
-        return gram.sum((1, 2)).clamp(min=0).sqrt(), absolute
+        return inner_products(self, self).clamp(min=0).sqrt(), absolute
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         A, B = self.left_NPA.shape[2], self.right_NPB.shape[2]
@@ -146,8 +145,7 @@ class Sum:
             for other in self.parts[:i]:
                 if not isinstance(first, (Outer, OneHot)) or not isinstance(other, (Outer, OneHot)):
                     return norms_by_chunks(self), absolute
-                right = torch.einsum("npb,nqb->npq", first.right_NPB.double(), other.right_NPB.double())
-                square = square + 2 * (_left_cross(first, other) * right).sum((1, 2))
+                square = square + 2 * inner_products(first, other)
         return square.clamp(min=0).sqrt(), absolute
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
@@ -192,10 +190,24 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), 1)
 
 
-def _gram(rows_NPB: Tensor) -> Tensor:
-    """<r_p, r_q>, in float64: in float32 alternating signs cancel to anything, even below zero."""
-    wide = rows_NPB.double()
-    return torch.bmm(wide, wide.transpose(1, 2))
+def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
+    """<g_n of first, g_n of other> from Gram matrices, [N], some records at a time.
+
+    In float64: in float32 alternating signs cancel to anything, even below zero.
+    """
+    P, Q = first.right_NPB.shape[1], other.right_NPB.shape[1]
+    width = max(P, Q, *first.shape, *other.shape)
+    found = []
+    for index in torch.arange(first.records, device=first.right_NPB.device).split(
+        max(1, factors.KEEP_ELEMENTS // (width * max(P, Q)))
+    ):
+        a, b = first.take(index, torch.float64), other.take(index, torch.float64)
+        found.append((_left_products(a, b) * _products(a.right_NPB, b.right_NPB)).sum((1, 2)))
+    return torch.cat(found)
+
+
+def _products(first_NPB: Tensor, other_NQB: Tensor) -> Tensor:
+    return torch.bmm(first_NPB, other_NQB.transpose(1, 2))
 
 
 def _distinct(index_NP: Tensor, right_NPB: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,15 +222,15 @@ def _distinct(index_NP: Tensor, right_NPB: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(index_NP).scatter_(1, rank, index_NP), rows
 
 
-def _left_cross(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
-    """<left of first at p, left of other at q>, shape [N, P, Q], float64."""
+def _left_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
+    """<left of first at p, left of other at q>, shape [N, P, Q]."""
     if isinstance(first, Outer) and isinstance(other, Outer):
-        return torch.einsum("npa,nqa->npq", first.left_NPA.double(), other.left_NPA.double())
+        return _products(first.left_NPA, other.left_NPA)
     if isinstance(first, OneHot) and isinstance(other, OneHot):
-        return (first.index_NP.unsqueeze(2) == other.index_NP.unsqueeze(1)).double()
+        return (first.index_NP.unsqueeze(2) == other.index_NP.unsqueeze(1)).to(first.dtype)
     if isinstance(first, OneHot):
-        return _left_cross(other, first).transpose(1, 2)
+        return _left_products(other, first).transpose(1, 2)
     assert isinstance(first, Outer)
     assert isinstance(other, OneHot)
     index = other.index_NP.unsqueeze(1).expand(-1, first.left_NPA.shape[1], -1)
-    return first.left_NPA.double().gather(2, index)
+    return first.left_NPA.gather(2, index)
