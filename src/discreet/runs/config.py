@@ -1,0 +1,173 @@
+"""What a run is: public settings, one JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, final
+
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+from discreet.methods import METHODS
+from discreet.stages.sampling import (
+    BallsInBins,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    Sampling,
+    TruncatedPoisson,
+)
+
+SAMPLERS: Final = MappingProxyType(
+    {
+        "poisson": Poisson,
+        "truncated-poisson": TruncatedPoisson,
+        "fixed-size": FixedSize,
+        "balls-in-bins": BallsInBins,
+        "full-batch": FullBatch,
+    }
+)
+"""Samplers by the names of the command line."""
+
+OPTIMIZERS: Final = ("sgd", "adam")
+
+# What may change between a run and its resumption: it does not change what is computed.
+FREE_TO_CHANGE: Final = frozenset(
+    {"data_dir", "download", "micro_batch", "eval_every", "checkpoint_every", "device", "out"}
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The settings of one training run; None means the default for the data (see `defaults`).
+
+    data, data_dir, download   a dataset's name or an npz file, where to look for it, whether to fetch it
+    classes, records           public facts about an npz file of one's own
+    model, method, parameters  names, and the recipe's arguments as pairs
+    epsilon or noise           the budget, or the multiplier z on the sum; delta is always the user's
+    batch, epochs or steps     public numbers
+    sampling, cap, relation    how batches are drawn; `cap` is for truncated-poisson
+    learning_rate              of SGD: over a bound that adapts, it is the rate at the bound's start
+    average                    decay of the average of released iterates; 0 turns it off
+    micro_batch                the most records in memory at once
+    seed                       None: keyed by the operating system. A seeded run is not private
+    public_data                the training records are public: their accuracy may be shown
+    eval_every                 steps between evaluations; checkpoint_every likewise
+    out                        a directory that does not exist yet
+    """
+
+    delta: float
+    out: str
+    data: str = "digits"
+    data_dir: str | None = None
+    download: bool = False
+    classes: int | None = None
+    records: int | None = None
+    model: str | None = None
+    method: str = "dp-sgd"
+    parameters: tuple[tuple[str, Any], ...] = ()
+    epsilon: float | None = None
+    noise: float | None = None
+    batch: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    sampling: str = "poisson"
+    cap: int | None = None
+    relation: str | None = None
+    optimizer: str | None = None
+    learning_rate: float | None = None
+    momentum: float | None = None
+    weight_decay: float = 0.0
+    average: float | None = None
+    micro_batch: int = 512
+    seed: int | None = None
+    public_data: bool = False
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
+        check.inside_unit("delta is far below 1/records, e.g. 1e-5; there is no default", delta=self.delta)
+        _one_of("method", self.method, METHODS)
+        _one_of("sampling", self.sampling, SAMPLERS)
+        _either("epsilon", self.epsilon, "noise", self.noise)
+        if self.epsilon is not None:
+            check.positive("epsilon is the budget of the whole run, e.g. 3", epsilon=self.epsilon)
+        if self.optimizer is not None:
+            _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.relation is not None:
+            _one_of("relation", self.relation, tuple(str(relation) for relation in Neighbouring))
+        if self.learning_rate is not None:
+            check.positive("the step on the noisy mean gradient", learning_rate=self.learning_rate)
+        check.not_negative("as in torch.optim", momentum=self.momentum or 0.0, weight_decay=self.weight_decay)
+        check.require(
+            self.epochs is None or self.steps is None,
+            "either epochs or steps",
+            f"epochs={self.epochs!r} and steps={self.steps!r}",
+            "give one of the two",
+        )
+        capped = self.sampling == "truncated-poisson"
+        check.require(
+            capped == (self.cap is not None),
+            "cap with truncated-poisson, and only there",
+            f"cap={self.cap!r} with {self.sampling}",
+            "cap is the largest batch that fits",
+        )
+        every = {name: getattr(self, name) for name in ("eval_every", "checkpoint_every")}
+        check.count("count steps", **{name: value for name, value in every.items() if value is not None})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "parameters": [list(pair) for pair in self.parameters]}
+
+    @staticmethod
+    def from_json(body: Mapping[str, Any]) -> RunConfig:
+        """The settings that `to_json` wrote; an unknown name is refused."""
+        known = {f.name for f in dataclasses.fields(RunConfig)}
+        unknown = sorted(set(body) - known)
+        check.require(
+            not unknown,
+            "settings of a run",
+            f"{', '.join(unknown)}",
+            "read it with the version that wrote it",
+        )
+        pairs = tuple((name, value) for name, value in body.get("parameters", ()))
+        return RunConfig(**{**body, "parameters": pairs})
+
+    def sampler(self) -> Sampling:
+        """The sampling stage of this name."""
+        if self.cap is not None:
+            return TruncatedPoisson(self.cap)
+        sampler: Sampling = SAMPLERS[self.sampling]()
+        return sampler
+
+    def check_resumes(self, begun: RunConfig) -> None:
+        """Refuse settings that differ from those the run began with."""
+        for field in dataclasses.fields(self):
+            expected, got = getattr(begun, field.name), getattr(self, field.name)
+            check.require(
+                field.name in FREE_TO_CHANGE or expected == got,
+                f"{field.name}={expected!r}, as the run began",
+                f"{field.name}={got!r}",
+                "resume with the settings of the run, or begin a new one in another directory",
+            )
+
+
+def _one_of(name: str, value: object, known: Any) -> None:
+    check.require(
+        value in known, f"{name} to be one of {', '.join(known)}", f"{name}={value!r}", "choose one of these"
+    )
+
+
+def _either(one: str, first: object, other: str, second: object) -> None:
+    check.require(
+        (first is None) != (second is None),
+        f"either {one} or {other}",
+        f"{one}={first!r} and {other}={second!r}",
+        "give one of the two",
+    )

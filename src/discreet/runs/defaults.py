@@ -1,0 +1,139 @@
+"""Hyper-parameters that work, for each dataset; chosen on public benchmarks, so that they cost nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, final
+
+from discreet.core import check
+from discreet.methods import METHODS
+from discreet.plan import Plan
+from discreet.runs.config import RunConfig
+from discreet.stages.sampling import Horizon
+from discreet.tasks import Task
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What to do where the user says nothing.
+
+    reach  learning rate times the bound on a record: how far a step of agreeing records goes. SGD's learning
+           rate is reach / bound, so that methods with another bound move alike
+    """
+
+    model: str
+    batch: int
+    epochs: int | None = None
+    steps: int | None = None
+    clip: float = 1.0
+    reach: float = 1.0
+    momentum: float = 0.0
+    adam_rate: float = 0.002
+    average: float = 0.9
+
+
+_ANY: Final = Defaults(model="mlp", batch=256, epochs=20)
+
+DEFAULTS: Final = MappingProxyType(
+    {
+        "digits": Defaults(
+            model="cnn-digits", batch=256, steps=300, clip=0.2, reach=0.8, adam_rate=0.01, average=0.97
+        ),
+        "mnist": Defaults(
+            model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98
+        ),
+        "fashion-mnist": Defaults(
+            model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98
+        ),
+        "cifar10": Defaults(
+            model="cnn-550k", batch=1024, epochs=30, clip=0.1, reach=0.2, momentum=0.9, average=0.98
+        ),
+        "adult": Defaults(model="logistic", batch=1024, epochs=10, clip=1.0, reach=1.0, average=0.95),
+    }
+)
+
+
+def defaults_for(data: str) -> Defaults:
+    """The defaults of a dataset; a user's own file gets modest ones."""
+    return DEFAULTS.get(data, _ANY)
+
+
+def complete(config: RunConfig) -> RunConfig:
+    """The same run with every default written out, but for the learning rate, which needs the plan."""
+    usual = defaults_for(config.data)
+    epochs, steps = config.epochs, config.steps
+    if epochs is None and steps is None:
+        epochs, steps = usual.epochs, usual.steps
+    taken = inspect.signature(METHODS[config.method].recipe).parameters
+    parameters = dict(config.parameters)
+    unknown = sorted(set(parameters) - set(taken))
+    check.require(
+        not unknown,
+        f"parameters of {config.method} ({', '.join(taken) or 'none'})",
+        ", ".join(unknown),
+        "see `discreet methods` for what each method takes",
+    )
+    if "clip" in taken and "clip" not in parameters:
+        parameters["clip"] = usual.clip
+    sampler = config.sampler()
+    adam = METHODS[config.method].adam
+    return dataclasses.replace(
+        config,
+        model=usual.model if config.model is None else config.model,
+        parameters=tuple(sorted(parameters.items())),
+        batch=usual.batch if config.batch is None and config.sampling != "full-batch" else config.batch,
+        epochs=epochs,
+        steps=steps,
+        relation=config.relation or str(sampler.relations[0]),
+        optimizer=config.optimizer or ("adam" if adam else "sgd"),
+        momentum=usual.momentum if config.momentum is None else config.momentum,
+        average=usual.average if config.average is None else config.average,
+    )
+
+
+def records_of(config: RunConfig, task: Task) -> int:
+    """The public number of training records."""
+    records = config.records if config.records is not None else task.records
+    if records is None:
+        check.refuse(
+            "a public number of records",
+            "an npz file whose size is private",
+            "give records, a public number near the size of the data",
+        )
+    return records
+
+
+def plan_of(config: RunConfig, task: Task) -> Plan:
+    """The plan of a completed config: the least noise for its budget, or the noise it names."""
+    from discreet.core.relation import Neighbouring
+
+    recipe = METHODS[config.method].recipe(**dict(config.parameters))
+    plan = dataclasses.replace(recipe, sampling=config.sampler(), relation=Neighbouring(config.relation))
+    records = records_of(config, task)
+    batch = records if config.batch is None else config.batch  # None stays only with full batches
+    horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)
+    if config.noise is not None:
+        return plan.bind(noise=config.noise, horizon=horizon, delta=config.delta)
+    assert config.epsilon is not None
+    return plan.for_horizon(epsilon=config.epsilon, delta=config.delta, horizon=horizon)
+
+
+def learning_rate_of(config: RunConfig, plan: Plan) -> float:
+    """The user's learning rate, or the data's reach over the plan's bound."""
+    if config.learning_rate is not None:
+        return config.learning_rate
+    usual = defaults_for(config.data)
+    if config.optimizer == "adam":
+        return usual.adam_rate
+    return usual.reach / plan.queries(1.0)[0].sensitivity
+
+
+def every_of(config: RunConfig, plan: Plan) -> tuple[int, int]:
+    """Steps between evaluations and between checkpoints: about twenty of each in a run."""
+    usual = math.ceil(plan.known_horizon.steps / 20)
+    return config.eval_every or usual, config.checkpoint_every or config.eval_every or usual

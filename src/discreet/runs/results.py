@@ -1,0 +1,98 @@
+"""What a run tells while it goes on, and what it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from discreet.accounting import Certificate
+from discreet.core.plain import plain
+from discreet.core.relation import Neighbouring
+from discreet.spending import Spent
+
+Point = tuple[int, float, float]
+"""(step, test accuracy, certified epsilon so far)"""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A step was taken. Accuracies (on unprotected data) and epsilon come with evaluations only."""
+
+    step: int
+    steps: int
+    accuracy: float | None = None
+    averaged_accuracy: float | None = None
+    epsilon: float | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The outcome of a run; every value is public.
+
+    accuracy, averaged_accuracy  of the last iterate and of the average, on the unprotected test records
+    steps, lost                  steps charged; how many of them a crash kept from the model
+    curve                        (step, accuracy, epsilon) at each evaluation, of the average if there is one
+    """
+
+    method: str
+    data: str
+    accuracy: float
+    averaged_accuracy: float | None
+    spent: Spent
+    seconds: float
+    steps: int
+    lost: int
+    resumes: int
+    curve: tuple[Point, ...]
+    statement: str
+    directory: Path
+
+    @property
+    def test_accuracy(self) -> float:
+        """The accuracy of the weights in model.pt: the average where there is one."""
+        return self.accuracy if self.averaged_accuracy is None else self.averaged_accuracy
+
+    def to_json(self) -> dict[str, Any]:
+        """For result.json."""
+        return {
+            "method": self.method,
+            "data": self.data,
+            "test_accuracy": self.test_accuracy,
+            "accuracy": self.accuracy,
+            "averaged_accuracy": self.averaged_accuracy,
+            "spent": self.spent.to_json(),
+            "seconds": self.seconds,
+            "steps": self.steps,
+            "lost": self.lost,
+            "resumes": self.resumes,
+            "curve": plain(self.curve),
+        }
+
+
+def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -> RunResult:
+    """The result that a run directory holds."""
+    spent = body["spent"]
+    proven = spent["certified"]
+    certificate = Certificate(
+        float(proven["epsilon"]),
+        proven["delta"],
+        Neighbouring(proven["relation"]),
+        proven["accountant"],
+        tuple(proven["assumptions"]),
+    )
+    claimed = None if spent["claimed"] is None else float(spent["claimed"])
+    names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
+    return RunResult(
+        **{name: body[name] for name in names},
+        spent=Spent(
+            certified=certificate, claimed=claimed, steps=spent["steps"], statement=spent["randomness"]
+        ),
+        curve=tuple(
+            (int(step), float(accuracy), float(epsilon)) for step, accuracy, epsilon in body["curve"]
+        ),
+        statement=statement,
+        directory=directory,
+    )

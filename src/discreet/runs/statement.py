@@ -1,0 +1,136 @@
+"""The privacy statement of a run, in plain words: what a user attaches to a release."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from discreet.core.relation import Neighbouring
+from discreet.plan import Plan
+from discreet.runs.config import RunConfig
+from discreet.spending import Spent, words
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
+from discreet.stages.schedules import Constant
+from discreet.tasks import Task
+
+_NEIGHBOURS = {
+    Neighbouring.ADD_REMOVE: "add/remove: the same data with and without any one record",
+    Neighbouring.REPLACE_ONE: "replace-one: the same data with any one record exchanged for another",
+}
+
+
+def statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
+    """Everything that a reader needs to judge the guarantee of a finished run."""
+    proven = spent.certified
+    private = "not private" not in spent.statement and math.isfinite(proven.epsilon)
+    parts = [
+        "# Privacy statement",
+        _headline(spent, private),
+        _table(config, plan, task, spent),
+        "## What it rests on",
+        _bullets([*_sentences(proven.assumptions), *_LIMITS, *_interruptions(resumes)]),
+        "## What is not covered",
+        _bullets(_not_covered(config)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _headline(spent: Spent, private: bool) -> str:
+    proven = spent.certified
+    if not private and "not private" in spent.statement:
+        return (
+            "**This run is NOT private.** Its randomness came from a seed, and whoever knows or guesses the "
+            "seed can take the noise away. With secret randomness the same run would have epsilon "
+            f"{words(proven.epsilon)} at delta {proven.delta:g}."
+        )
+    if not private:
+        return "**This run is NOT private:** no bound on epsilon is proven for it."
+    return (
+        f"The released model is differentially private: **epsilon {words(proven.epsilon)}** at delta "
+        f"{proven.delta:g}, for every single training record. Whatever is computed from the model later "
+        "changes nothing about that."
+    )
+
+
+def _table(config: RunConfig, plan: Plan, task: Task, spent: Spent) -> str:
+    proven, horizon = spent.certified, plan.known_horizon
+    claimed = "no claim for this method" if spent.claimed is None else words(spent.claimed)
+    rows = [
+        ("protected", f"the training records of {task.name}"),
+        ("unit", "one record; a person who gave several is protected less"),
+        ("neighbours", _NEIGHBOURS[plan.relation]),
+        ("epsilon, certified", f"{words(proven.epsilon)}, by {proven.accountant} accounting"),
+        ("epsilon, claimed by the method's paper", claimed),
+        ("delta", f"{proven.delta:g}"),
+        (
+            "method",
+            f"{plan.method} ({', '.join(f'{n}={v}' for n, v in config.parameters) or 'no parameters'})",
+        ),
+        ("sampling", _sampling(plan.sampling, horizon.rate)),
+        ("noise", _noise(plan)),
+        ("steps", f"{spent.steps} charged of {horizon.steps} planned"),
+        ("randomness", spent.statement),
+    ]
+    lines = [f"| {name} | {value} |" for name, value in rows]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def _sampling(sampling: Sampling, rate: float) -> str:
+    match sampling:
+        case Poisson():
+            return f"Poisson: each record joins each step independently with probability {rate:.6g}"
+        case TruncatedPoisson(cap=cap):
+            return f"Poisson with probability {rate:.6g}, batches cut to {cap} records"
+        case FixedSize():
+            return f"a uniform subset of fixed size in every step, a share of {rate:.6g}"
+        case BallsInBins():
+            return "each record joins one step of every epoch, chosen uniformly"
+        case FullBatch():
+            return "all records in every step"
+        case _:
+            return "batches from a loader of the user's own; no credit for sampling"
+
+
+def _noise(plan: Plan) -> str:
+    steady = isinstance(plan.schedule, Constant)
+    changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
+    return f"Gaussian, {plan.known_noise:.6g} times the bound on one record's share of the sum{changes}"
+
+
+_LIMITS = (
+    "Noise is Gaussian in floating-point numbers (53-bit uniforms, AES-256 in counter mode), not on the real "
+    "line: attacks on the last bits are outside the proof",
+    "The numbers of records, batch and steps that the plan used are public",
+    "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
+)
+
+
+def _interruptions(resumes: int) -> list[str]:
+    if not resumes:
+        return []
+    times = "once" if resumes == 1 else f"{resumes} times"
+    return [
+        f"The run was resumed {times}, each time with fresh randomness; a step that a crash cut short stays "
+        "charged and was not run again"
+    ]
+
+
+def _not_covered(config: RunConfig) -> list[str]:
+    lines = [
+        "The evaluation records: the accuracies of this run were computed on them without noise, and they "
+        "are declared unprotected",
+        "The choice of hyper-parameters: every other run on the same records costs its own epsilon, and the "
+        "costs add up. Settings chosen on other, public data cost nothing",
+        "The running time, and whatever else the machine that trained gives away",
+    ]
+    if config.public_data:
+        lines.append("The training records: declared public, so that values computed from them may be shown")
+    return lines
+
+
+def _sentences(texts: Sequence[str]) -> list[str]:
+    return [text[:1].upper() + text[1:] for text in texts]
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line.rstrip('.')}." for line in lines)
