@@ -258,9 +258,10 @@ class FullBatch(_PerStep):
 @final
 @dataclass(frozen=True)
 class OwnLoader(_PerStep):
-    """Batches from the user's own loader: accepted, and billed without any amplification.
+    """Batches from the user's own loader: accepted, and billed without any amplification, at two clips a step.
 
-    Assumes that the loader gives each record at most once in a batch.
+    Assumes that the loader walks over the records in batches of one size, in an order that their contents do not
+    decide, each record at most once in a batch (docs/proofs/Unamplified.md).
     """
 
     @property
