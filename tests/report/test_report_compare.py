@@ -18,7 +18,7 @@ TWO = (
     Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0),
     Candidate(method="auto-s", learning_rate=1.0),
 )
-SMALL = {"epsilon": 3.0, "delta": 1e-5, "model": "softmax", "steps": STEPS, "rows": TWO}
+SMALL = {"epsilon": 3.0, "delta": 1e-5, "model": "softmax", "steps": STEPS, "rows": TWO, "workers": 1}
 
 
 def small(out: Path, **changes: Any) -> CompareSettings:
@@ -192,6 +192,7 @@ def test_every_tuned_setting_makes_a_plan() -> None:
         ({"epsilon": 0.0}, "epsilon > 0"),
         ({"delta": 1.0}, r"delta in \(0, 1\)"),
         ({"repeats": 0}, "repeats to be a whole number"),
+        ({"workers": 0}, "workers to be a whole number"),
         ({"seeds": ()}, "different seeds"),
         ({"seeds": (1, 1)}, "different seeds"),
         ({"seeds": (-1,)}, "seed to be a whole number"),

@@ -292,6 +292,14 @@ def detached(own: Bare, x: Tensor) -> Tensor:
     return out
 
 
+def shaped_by_the_batch(own: Bare, x: Tensor) -> Tensor:
+    """Parameters that take a shape or a type from a tensor of records, and the reverse."""
+    h: Tensor = own.net(x)
+    h = h + own.shift.view(1, 3).expand_as(h)
+    h = h * own.scale.type_as(h) + own.scale.to(h)
+    return h.type_as(own.scale) * own.shift.to(h, copy=True)
+
+
 def pinned(own: Bare, x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
     """Constants beside the batch: a causal mask and a number."""
     out: Tensor = (mask @ own.first(x)) * scale
@@ -622,6 +630,11 @@ LIST: list[Problem] = [
     ),
     Problem("frozen and unused", frozen_and_unused, floats(4)),
     Problem("adapters", lambda: S(Lora(4, 6), nn.Tanh(), Lora(6, 3)), floats(5, 4)),
+    Problem(
+        "shaped by the batch",
+        lambda: Bare(shaped_by_the_batch, net=nn.Linear(4, 3), shift=parameter(3), scale=parameter(3)),
+        floats(4),
+    ),
     # forms of input and output
     Problem(
         "keywords and containers",

@@ -71,7 +71,10 @@ STRATEGIES: dict[str, list[tuple[Any, str, Any]]] = {
     "gram": [(outer, "GRAM_RATIO", float("inf"))],
     "no gram": [(outer, "GRAM_RATIO", 0.0)],
     "no gram, nothing is kept": [(outer, "GRAM_RATIO", 0.0), (factors, "KEEP_ELEMENTS", 100)],
-    "grouped convolutions": [(convolution, "GROUPED_CHANNEL_PAIRS", 1 << 60)],
+    "grouped convolutions": [
+        (convolution, "GROUPED_CHANNEL_PAIRS", 1 << 60),
+        (convolution, "FEW_POSITIONS", 0),
+    ],
     "patches": [(convolution, "GROUPED_CHANNEL_PAIRS", 0)],
     "patches, nothing is kept": [(convolution, "GROUPED_CHANNEL_PAIRS", 0), (factors, "KEEP_ELEMENTS", 100)],
     "all summed apart": [(factors, "CANCELLATION", float("inf")), (factors, "KEEP_ELEMENTS", 100)],

@@ -80,7 +80,7 @@ def private(
 
 def distance(first: nn.Module, second: nn.Module) -> float:
     pairs = zip(trained(first).values(), trained(second).values(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

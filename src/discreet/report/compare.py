@@ -24,6 +24,7 @@ class CompareSettings:
     rows                 methods with their settings; None: every certified method
     seeds                repeatable experiments, whose results say "seeded: not private";
                          None: `repeats` runs of each row, keyed by the operating system
+    workers              how many runs are trained at once; None: one for each core, four at most
     command              what the user typed, for the page
     """
 
@@ -44,12 +45,15 @@ class CompareSettings:
     rows: tuple[Candidate, ...] | None = None
     seeds: tuple[int, ...] | None = None
     repeats: int = 3
+    workers: int | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
         check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=self.epsilon)
         check.inside_unit("delta is far below 1/records, e.g. 1e-5; there is no default", delta=self.delta)
         check.count("how many runs each method gets", repeats=self.repeats)
+        if self.workers is not None:
+            check.count("how many runs are trained at once", workers=self.workers)
         for seed in self.seeds or ():
             check.count("a seed is a whole number", least=0, seed=seed)
         check.require(

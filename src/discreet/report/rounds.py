@@ -20,14 +20,15 @@ from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.plan import Plan
 from discreet.report.compare import CompareSettings, Listener, Phase, Progress
+from discreet.report.crew import Order, carry_out
 from discreet.report.defaults import SET_ASIDE, Candidate
 from discreet.report.values import Comparison, Entry, Excluded, Failure, Point, Provenance, Run
+from discreet.report.worker import reason
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import learning_rate_of, records_of
 from discreet.stages.sampling import Horizon
 
 _PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
-_LONGEST_REASON = 300
 
 
 @final
@@ -39,6 +40,21 @@ class _Row:
     config: runs.RunConfig
     plan: Plan | None
     reason: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """One run of a row."""
+
+    index: int
+    row: _Row
+    seed: int | None
+    directory: Path
+
+    @property
+    def config(self) -> runs.RunConfig:
+        return dataclasses.replace(self.row.config, seed=self.seed, out=str(self.directory))
 
 
 @final
@@ -61,22 +77,29 @@ class Rounds:
             str(shared.model), shape=self._task.shape, classes=self._task.classes, seed=0
         )
         self._count = len(settings.chosen) * len(settings.keys)
-        self._finished: dict[str, list[Run]] = {row.name: [] for row in settings.chosen}
-        self._failed: dict[str, list[Failure]] = {row.name: [] for row in settings.chosen}
-        self._ledgers: list[Path] = []
+        self._jobs: list[_Job] = []
+        self._finished: dict[int, Run] = {}
+        self._failed: dict[int, Failure] = {}
+        self._notes: dict[int, str] = {}
 
     def comparison(self) -> Comparison:
         """Run everything and gather it."""
         rows = [self._calibrated(place, row) for place, row in enumerate(self._settings.chosen)]
         pairs = itertools.product(self._settings.keys, rows)
-        for index, ((key, seed), row) in enumerate(pairs):
-            self._run(row, key, seed, index)
+        self._jobs = [
+            _Job(index=index, row=row, seed=seed, directory=self._settings.out / row.candidate.name / key)
+            for index, ((key, seed), row) in enumerate(pairs)
+        ]
+        orders = [order for job in self._jobs if (order := self._order(job)) is not None]
+        carry_out(orders, self, self._settings.workers)
         return self._gathered(rows)
 
     # -- one row, one run ------------------------------------------------------------------------------
 
     def _calibrated(self, place: int, candidate: Candidate) -> _Row:
-        self._tell(Phase.CALIBRATING, candidate.name, None, place)
+        self._listener(
+            Progress(phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count)
+        )
         config = self._config(candidate)
         try:
             config = runs.complete(config)
@@ -85,7 +108,7 @@ class Rounds:
             config = dataclasses.replace(config, learning_rate=rate)
             return _Row(candidate=candidate, config=config, plan=plan)
         except Exception as error:
-            return _Row(candidate=candidate, config=config, plan=None, reason=_reason(error))
+            return _Row(candidate=candidate, config=config, plan=None, reason=reason(error))
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
         of = self._settings
@@ -111,66 +134,58 @@ class Rounds:
             micro_batch=of.micro_batch,
         )
 
-    def _run(self, row: _Row, key: str, seed: int | None, index: int) -> None:
-        name, directory = row.candidate.name, self._settings.out / row.candidate.name / key
-        try:
-            if row.plan is None:
-                check.refuse("a plan within the budget", row.reason, "change its settings or leave it out")
-            config = dataclasses.replace(row.config, seed=seed, out=str(directory))
-            result, phase = self._result(config, row.plan, seed, name, index)
-            run = self._finished_run(result, config, row.plan, seed)
-        except Exception as error:
-            reason = row.reason or _reason(error)
-            self._failed[name].append(Failure(seed=seed, reason=reason))
-            self._tell(Phase.FAILED, name, seed, index, note=reason)
-        else:
-            self._finished[name].append(run)
-            self._tell(
-                phase,
-                name,
-                seed,
-                index,
-                step=run.steps,
-                steps=run.steps,
-                epsilon=run.epsilon,
-                accuracy=run.accuracy,
-            )
-        finally:
-            ledger = runs.RunFolder(directory).ledger
-            if ledger.exists():  # also of a run that failed: what it charged is spent
-                self._ledgers.append(ledger)
-
-    def _result(
-        self, config: runs.RunConfig, plan: Plan, seed: int | None, name: str, index: int
-    ) -> tuple[runs.RunResult, Phase]:
-        folder = runs.RunFolder(config.out)
+    def _order(self, job: _Job) -> Order | None:
+        """What is left to train, if anything; a finished run is read, another run is moved out of the way."""
+        plan, folder = job.row.plan, runs.RunFolder(job.directory)
+        if plan is None:
+            self._fail(job, job.row.reason)
+            return None
+        config = job.config
         begun = folder.run.exists() or folder.ledger.exists()
-        note = ""
         if begun and not _same(config, plan, folder):
-            note = f"another run was here; it is in {_set_aside(folder.directory, self._settings.out)} now"
+            self._notes[job.index] = (
+                f"another run was here; it is in {_set_aside(job.directory, self._settings.out)}"
+            )
             begun = False
         if begun and folder.result.exists():
-            return runs.load_result(config.out), Phase.REUSED
-        steps = plan.known_horizon.steps
-        self._tell(Phase.TRAINING, name, seed, index, steps=steps, note=note)
+            self._take(job, Phase.REUSED)
+            return None
+        return Order(index=job.index, config=config, resume=begun)
 
-        def follow(news: runs.Progress) -> None:
-            accuracy = news.accuracy if news.averaged_accuracy is None else news.averaged_accuracy
-            self._tell(
-                Phase.TRAINING,
-                *(name, seed, index),
-                step=news.step,
-                steps=news.steps,
-                epsilon=news.epsilon,
-                accuracy=accuracy,
-            )
+    def started(self, order: Order) -> None:
+        """A run is being trained."""
+        job = self._jobs[order.index]
+        self._tell(Phase.TRAINING, job, steps=self._horizon.steps, note=self._notes.get(order.index, ""))
 
-        return runs.train(config, on_progress=follow, resume=begun), Phase.FINISHED
+    def news(self, order: Order, news: runs.Progress) -> None:
+        """A step was taken."""
+        told = {"step": news.step, "steps": news.steps, "epsilon": news.epsilon}
+        accuracy = news.accuracy if news.averaged_accuracy is None else news.averaged_accuracy
+        self._tell(Phase.TRAINING, self._jobs[order.index], **told, accuracy=accuracy)
 
-    def _finished_run(
-        self, result: runs.RunResult, config: runs.RunConfig, plan: Plan, seed: int | None
-    ) -> Run:
-        folder = runs.RunFolder(config.out)
+    def ended(self, order: Order, why: str) -> None:
+        """A run is over, finished unless `why` says something."""
+        job = self._jobs[order.index]
+        if why:
+            self._fail(job, why)
+        else:
+            self._take(job, Phase.FINISHED)
+
+    def _take(self, job: _Job, phase: Phase) -> None:
+        try:
+            run = self._finished_run(job)
+        except Exception as error:
+            self._fail(job, reason(error))
+            return
+        self._finished[job.index] = run
+        self._tell(phase, job, step=run.steps, steps=run.steps, epsilon=run.epsilon, accuracy=run.accuracy)
+
+    def _fail(self, job: _Job, why: str) -> None:
+        self._failed[job.index] = Failure(seed=job.seed, reason=why)
+        self._tell(Phase.FAILED, job, note=why)
+
+    def _finished_run(self, job: _Job) -> Run:
+        folder, result = runs.RunFolder(job.directory), runs.load_result(job.directory)
         proven = result.spent.certified
         check.require(
             proven.epsilon <= self._settings.epsilon and proven.delta == self._settings.delta,
@@ -179,7 +194,7 @@ class Rounds:
             f"it spent more than planned, so it is not ranked; {folder.directory} has its ledger",
         )
         return Run(
-            seed=seed,
+            seed=job.seed,
             accuracy=result.test_accuracy,
             epsilon=proven.epsilon,
             claimed=result.spent.claimed,
@@ -187,18 +202,19 @@ class Rounds:
             assumptions=proven.assumptions,
             steps=result.steps,
             seconds=result.seconds,
-            noise=plan.noise,
+            noise=None if job.row.plan is None else job.row.plan.noise,
             curve=tuple(
                 Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve
             ),
             randomness=result.spent.statement,
             directory=folder.directory.relative_to(self._settings.out).as_posix(),
             ledger=read(folder.ledger).digest,
-            config=digest(_compared(config)),
+            config=digest(_compared(job.config)),
         )
 
-    def _tell(self, phase: Phase, name: str, seed: int | None, index: int, **news: object) -> None:
-        progress = Progress(phase=phase, name=name, seed=seed, index=index, runs=self._count)
+    def _tell(self, phase: Phase, job: _Job, **news: object) -> None:
+        name, seed = job.row.candidate.name, job.seed
+        progress = Progress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
         self._listener(dataclasses.replace(progress, **news))  # type: ignore[arg-type]
 
     # -- the whole -------------------------------------------------------------------------------------
@@ -240,9 +256,10 @@ class Rounds:
         )
 
     def _entry(self, row: _Row) -> Entry:
-        method, name, config = METHODS[row.candidate.method], row.candidate.name, row.config
+        method, config = METHODS[row.candidate.method], row.config
+        places = [job.index for job in self._jobs if job.row is row]
         return Entry(
-            name=name,
+            name=row.candidate.name,
             method=method.name,
             summary=method.summary,
             guarantee=method.guarantee,
@@ -251,15 +268,19 @@ class Rounds:
             learning_rate=config.learning_rate,
             average=config.average or None,
             given=row.candidate.given,
-            runs=tuple(self._finished[name]),
-            failures=tuple(self._failed[name]),
+            runs=tuple(self._finished[index] for index in places if index in self._finished),
+            failures=tuple(self._failed[index] for index in places if index in self._failed),
         )
 
     def _together(self) -> float | None:
         """What all runs cost who would show them all; None where a ledger cannot be read."""
+        ledgers = (runs.RunFolder(job.directory).ledger for job in self._jobs)
+        held = [
+            ledger for ledger in ledgers if ledger.exists()
+        ]  # of failed runs too: what they charged is spent
         with contextlib.suppress(check.Refused):
             relation = Neighbouring(self._shared.relation)
-            return certify(merge(self._ledgers), delta=self._settings.delta, relation=relation).epsilon
+            return certify(merge(held), delta=self._settings.delta, relation=relation).epsilon
         return None
 
 
@@ -292,9 +313,3 @@ def _set_aside(directory: Path, out: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     directory.rename(place)
     return place
-
-
-def _reason(error: Exception) -> str:
-    """One line; validators' messages stand as they are."""
-    first = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
-    return first if isinstance(error, check.Refused) else f"{type(error).__name__}: {first}"

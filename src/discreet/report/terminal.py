@@ -32,7 +32,7 @@ def show(*parts: RenderableType) -> None:
     """Print to standard output."""
     console = Console(highlight=False, markup=False, emoji=False)
     for part in parts:
-        console.print(part)
+        console.print(part, soft_wrap=isinstance(part, str))  # a path stays in one piece
 
 
 def account_table(

@@ -217,7 +217,9 @@ class Watch(TorchFunctionMode):
             return self._follower.other(func, args, kwargs, tensors)
         if func in self._decompositions:
             with self:
-                return self._decompositions[func](*args, **kwargs)
+                result = self._decompositions[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if func in IN_PLACE:
             return self._in_place(func, args, kwargs, found)
         _refuse_other_in_place(func, args, found)

@@ -18,7 +18,9 @@ from torch import Tensor
 from discreet.stages import factors
 from discreet.stages.factors import norms_by_chunks, row_norms, share, widen
 
-# Above this many channel pairs, and up to this many positions, patches beat one grouped convolution (measured).
+# Where patches beat one grouped convolution (measured): one input channel, few positions, or many channel pairs
+# on not too many positions.
+FEW_POSITIONS = 16
 GROUPED_CHANNEL_PAIRS = 6144
 PATCH_POSITIONS = 256
 
@@ -93,9 +95,9 @@ class Convolution:
 
     @property
     def _patches_are_cheaper(self) -> bool:
-        """Measured: a grouped convolution loses where many channels meet on few positions."""
-        many = self.shape[0] * self.shape[1] > GROUPED_CHANNEL_PAIRS
-        return self.geometry.groups == 1 and many and math.prod(self.outputs.shape[2:]) <= PATCH_POSITIONS
+        positions = math.prod(self.outputs.shape[2:])
+        many = self.shape[0] * self.shape[1] > GROUPED_CHANNEL_PAIRS and positions <= PATCH_POSITIONS
+        return self.geometry.groups == 1 and (self.shape[1] == 1 or positions <= FEW_POSITIONS or many)
 
     @property
     def _frames(self) -> int:

@@ -242,10 +242,25 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     return product if bias is None else product + bias
 
 
+def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`tensor.to(other)` takes two settings from `other` and none of its values."""
+    other = args[0] if args else kwargs.get("other")
+    if not isinstance(other, Tensor):
+        return NotImplemented
+    rest = {name: value for name, value in kwargs.items() if name != "other"}
+    return tensor.to(other.device, other.dtype, *args[1:], **rest)
+
+
+def type_as(tensor: Tensor, other: Tensor) -> Tensor:
+    return tensor.to(other.device, other.dtype)
+
+
 DECOMPOSITIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.multi_head_attention_forward: attention,
     F.embedding_bag: embedding_bag,
     F.bilinear: bilinear,
+    Tensor.to: to,
+    Tensor.type_as: type_as,
     torch.lstm: _recurrent(_lstm_cell),
     torch.gru: _recurrent(_gru_cell),
     torch.rnn_tanh: _recurrent(_tanh_cell),

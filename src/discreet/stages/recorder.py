@@ -103,14 +103,13 @@ class Recorder:
             records=self._records,
             versions=tuple(tensor._version for tensor in swapped),
         )
+        self.uses.append(use)
         if any(tensor.requires_grad for tensor in swapped):
             result: Tensor = call.func(*args, **kwargs)
             if result.requires_grad:
                 result.register_hook(use.keep_gradient)
-        else:
-            result = _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
-        self.uses.append(use)
-        return result
+                return result
+        return _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
 
 
 def collect(uses: Iterable[Use], layout: Layout) -> list[Factors | None]:
