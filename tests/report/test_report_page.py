@@ -15,7 +15,7 @@ import pytest
 import synthetic
 
 from discreet import Refused
-from discreet.report import Comparison, Excluded, Failure, Provenance, read, render, wording, write
+from discreet.report import Comparison, Entry, Excluded, Failure, Provenance, read, render, wording, write
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script>",
@@ -166,6 +166,19 @@ def test_one_run_each_says_that_differences_may_be_chance() -> None:
     page = Parsed(render(synthetic.comparison(rows, repeats=1, seeds=(0,)))).text
     assert "differences may be chance" in page
     assert "±" not in page.split("Ranking")[0]
+
+
+def test_the_headline_says_what_it_is_worth() -> None:
+    assert "overlaps with every other one" in wording.Words(synthetic.comparison()).told_apart
+    assert "overlaps with psac and dp-sgd" in wording.Words(synthetic.failing()).told_apart
+
+    def steady(name: str, accuracy: float) -> Entry:
+        values = (accuracy - 0.001, accuracy, accuracy + 0.001)
+        made = tuple(synthetic.run(name, seed, accuracy=value) for seed, value in enumerate(values))
+        return synthetic.entry(name, runs=made)
+
+    clear = synthetic.comparison((steady("dp-sgd", 0.9), steady("psac", 0.8)))
+    assert wording.Words(clear).told_apart == "Its interval lies above all others."
 
 
 def test_epsilon_is_never_rounded_down() -> None:

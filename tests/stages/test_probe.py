@@ -264,3 +264,39 @@ def test_a_model_that_is_probed_ends_in_the_mode_and_state_it_had() -> None:
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+class _Adapter(nn.Module):
+    """A low-rank adapter that starts at zero; `mix` hides a mean over the records behind the zeros."""
+
+    def __init__(self, mix: bool) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(4, 3), nn.Linear(4, 2), nn.Linear(2, 3, bias=False)
+        self.mix = mix
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.down(x)
+        return self.base(x) + self.up(low - low.mean(0) if self.mix else low)
+
+
+def test_parameters_that_start_at_zero() -> None:
+    for model in (nn.Linear(4, 2), _Adapter(mix=False)):
+        for parameter in model.parameters():
+            if isinstance(model, nn.Linear):
+                nn.init.zeros_(parameter)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        engine, x = Engine(model), torch.randn(6, 4)
+        engine.begin(6)
+        engine.backward((model(x) - 1).square().sum(1))
+        assert float(engine.norms().min()) > 0
+        same = zip(before, model.parameters(), strict=True)
+        assert all(torch.equal(old, new) for old, new in same)
+
+
+def test_zeros_hide_no_mixing() -> None:
+    model, x = _Adapter(mix=True), torch.randn(6, 4)
+    engine = Engine(model)
+    engine.begin(6)
+    with pytest.raises(Refused, match="keep the records apart"):
+        model(x)

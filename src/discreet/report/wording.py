@@ -159,6 +159,8 @@ class Words:
             return "One run each: differences may be chance. Give more seeds for intervals."
         if not near:
             return "Its interval lies above all others."
+        if len(near) == len(of.finished) - 1 > 2:
+            return "Its interval overlaps with every other one: these runs do not tell the methods apart."
         return f"Its interval overlaps with {listed(near)}: these runs do not tell them apart."
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from discreet.core.check import refuse
 from discreet.stages.capture import Script, Tracked, tensors_in
-from discreet.stages.probe import Probe
+from discreet.stages.probe import PROBE_SEED, Probe
 from discreet.stages.selfcheck import verify
 from discreet.stages.values import Layout
 
@@ -83,11 +84,30 @@ class Scripts:
     def _learn(self, inputs: Any, batched: tuple[bool, ...], views: int) -> Script:
         self.busy = True
         try:
-            script, small = Probe(self._model, self._roots, inputs, batched, views).learn()
-            verify(self._model, self._roots, self._layout, script, small)
+            with _nothing_hidden(self._roots):
+                script, small = Probe(self._model, self._roots, inputs, batched, views).learn()
+                verify(self._model, self._roots, self._layout, script, small)
             return script
         finally:
             self.busy = False
+
+
+@contextmanager
+def _nothing_hidden(roots: Sequence[Tracked]) -> Iterator[None]:
+    """Zeros hide what they multiply: parameters that are all zero have random values inside the block.
+
+    Their own tensors come back untouched, so that nothing which was recorded before is changed.
+    """
+    zeros = [root.tensor for root in roots if not bool(root.tensor.detach().any())]
+    own = [parameter.data for parameter in zeros]
+    generator = torch.Generator().manual_seed(PROBE_SEED)
+    try:
+        for parameter in zeros:
+            parameter.data = (0.1 * torch.randn(parameter.shape, generator=generator)).to(parameter.data)
+        yield
+    finally:
+        for parameter, values in zip(zeros, own, strict=True):
+            parameter.data = values
 
 
 def _mode(model: nn.Module, roots: Sequence[Tracked]) -> Any:
