@@ -112,7 +112,7 @@ def test_stopping_before_anything_began(tmp_path: Path, monkeypatch: pytest.Monk
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     """On a terminal of its own: the bar is there, Ctrl-C is charged as planned, and the run goes on."""
     out = tmp_path / "a run"
-    words = [*replaced(RUN, batch="16", steps="1200"), "--out", str(out), "--eval-every", "10"]
+    words = [*replaced(RUN, batch="16", steps="600"), "--out", str(out), "--eval-every", "10"]
     program = "import sys; from discreet.cli import main; sys.exit(main())"
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -121,11 +121,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
         stderr=theirs,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"},
         text=True,
+        # Where the tests run in the background of a shell, children would inherit a Ctrl-C that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         os.close(theirs)
         ledger = out / "ledger.jsonl"
         deadline = time.monotonic() + 120
-        while not ledger.exists() or ledger.read_bytes().count(b"\n") < 10:
+        while not ledger.exists() or ledger.read_bytes().count(b"\n") < 25:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -140,11 +142,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "accuracy" in seen
 
     charged = ledger.read_bytes().count(b"\n") - 1
-    assert charged < 1200
+    assert charged < 600
     result = run("resume", out, "--json").json
-    assert result["steps"] == 1200
+    assert result["steps"] == 600
     assert result["lost"] <= 1
-    assert ledger.read_bytes().count(b"\n") == 1201
+    assert ledger.read_bytes().count(b"\n") == 601
     assert json.loads((out / "result.json").read_text())["resumes"] == 1
 
 
