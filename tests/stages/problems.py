@@ -660,18 +660,15 @@ LIST: list[Problem] = [
         floats(4),
     ),
     # whole models
-    Problem("gpt", lambda: Gpt(by_ids=True), tokens(6), rounds=3),
-    Problem("gpt, sliced positions", lambda: Gpt(by_ids=False), tokens(6), rounds=3),
-    Problem("bert", Bert, _segments, by_func=False, rounds=3),
-    Problem("vit", Vit, floats(3, 8, 8), rounds=3),
-    Problem(
-        "resnet20", lambda: build("resnet20", shape=(3, 8, 8), classes=4, seed=0), floats(3, 8, 8), rounds=30
-    ),
+    Problem("gpt", lambda: Gpt(by_ids=True), tokens(6)),
+    Problem("gpt, sliced positions", lambda: Gpt(by_ids=False), tokens(6)),
+    Problem("bert", Bert, _segments, by_func=False),
+    Problem("vit", Vit, floats(3, 8, 8)),
+    Problem("resnet20", lambda: build("resnet20", shape=(3, 8, 8), classes=4, seed=0), floats(3, 8, 8)),
     Problem(
         "patch transformer",
         lambda: build("transformer", shape=(1, 8, 8), classes=4, seed=0),
         floats(1, 8, 8),
-        rounds=3,
     ),
 ]
 
