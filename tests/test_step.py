@@ -259,6 +259,6 @@ def test_a_sum_with_more_sensitivity_than_its_noise_is_refused() -> None:
     rig = Rig(large, linear())
     batch = rig.batch()
     rig.add(batch, torch.randn(2, 5), lambda output: F.mse_loss(output, output * 0, reduction="none").sum(1))
-    sums, _ = batch._sums.sums(World())
+    sums = batch._sums.sums(World()).vectors
     with pytest.raises(Refused, match="sums with the sensitivity"):
         small.mechanism.release(sums, small.queries(1.0), NOISE, rig.batch()._moment)

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from discreet.accounting import Certificate, Charge, Claim, calibrate_noise, certify
-from discreet.accounting.events import Event
+from discreet.accounting.events import Event, Free
+from discreet.analyses.analysis import Analysis, Composition
 from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.core.relation import Neighbouring
 from discreet.stages.bounding import Bounder, Query
+from discreet.stages.combining import Combination, TakeFirst
+from discreet.stages.domain import Domain, Unbounded
 from discreet.stages.mechanisms.gaussian import GaussianNoise
 from discreet.stages.mechanisms.mechanism import Mechanism
 from discreet.stages.sampling import Horizon, Poisson, Sampling, bill_run, event_at
@@ -20,6 +23,7 @@ from discreet.stages.schedules import Constant, Schedule
 from discreet.stages.selection import Everything, Selection
 
 _EVERYTHING, _GAUSSIAN, _CONSTANT, _POISSON = Everything(), GaussianNoise(), Constant(), Poisson()
+_FIRST, _UNBOUNDED, _COMPOSITION = TakeFirst(), Unbounded(), Composition()
 
 
 @final
@@ -41,8 +45,11 @@ class Plan:
     bounder: Bounder
     selection: Selection = _EVERYTHING
     mechanism: Mechanism = _GAUSSIAN
+    combination: Combination = _FIRST
+    domain: Domain = _UNBOUNDED
     schedule: Schedule = _CONSTANT
     sampling: Sampling = _POISSON
+    analysis: Analysis = _COMPOSITION
     relation: Neighbouring = Neighbouring.ADD_REMOVE
     noise: float | None = None
     horizon: Horizon | None = None
@@ -63,6 +70,7 @@ class Plan:
             )
         if self.delta is not None:
             check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+        self.analysis.check(self)
 
     # -- completing a plan -----------------------------------------------------------------------------
 
@@ -100,13 +108,25 @@ class Plan:
         horizon = self.known_horizon
         stop = horizon.steps if steps is None else steps
         check.count("count steps of this run", least=0, steps=stop)
-        certified = bill_run(self.sampling, self.schedule, self._release, horizon, 0, stop)
+        whole = self.analysis.whole_run(self)
+        if whole is None:
+            certified = bill_run(self.sampling, self.schedule, self._release, horizon, 0, stop)
+        else:
+            certified = ((whole, min(stop, 1)),)
         claimed = self.claims(self) if self.claims is not None and stop == horizon.steps else None
-        return Charge(certified, claimed)
+        return Charge(certified, claimed, self.analysis.assumptions(self))
 
     def event_at(self, step: int) -> Event:
         """The charge that is due before the release of `step`."""
-        return event_at(self.sampling, self.schedule, self._release, self.known_horizon, step)
+        whole = self.analysis.whole_run(self)
+        if whole is None:
+            return event_at(self.sampling, self.schedule, self._release, self.known_horizon, step)
+        return whole if step == 0 else Free()
+
+    @property
+    def pays_at_once(self) -> bool:
+        """Whether the first charge pays for the run; the ledger then counts the other steps as free."""
+        return self.analysis.whole_run(self) is not None
 
     def certificate(self, steps: int | None = None) -> Certificate:
         """The epsilon that is proven for the first `steps` steps."""
@@ -115,7 +135,8 @@ class Plan:
     def steps_paid(self, charges: int) -> int:
         """How many steps the first `charges` charges of a run pay for."""
         horizon = self.known_horizon
-        return min(charges * (horizon.steps_per_epoch if self.sampling.per_epoch else 1), horizon.steps)
+        by_epoch = self.sampling.per_epoch and not self.pays_at_once
+        return min(charges * (horizon.steps_per_epoch if by_epoch else 1), horizon.steps)
 
     def _release(self, factor: float) -> Event:
         return self.mechanism.event(self.queries(1.0), self.known_noise * factor)

@@ -40,6 +40,7 @@ from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
 
 DEFAULT_MICRO_BATCH = 512
+INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
 
 
 @final
@@ -114,6 +115,8 @@ class Private:
             self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
             for tensor in model.state_dict().values():
                 self.world.broadcast_(tensor)
+            if plan.domain.needs_initial and INITIAL not in self.progress.memory:
+                self.progress.memory[INITIAL] = torch.cat([p.detach().flatten() for p in self._trained()])
         except BaseException:
             self._engine.close()
             raise
@@ -206,19 +209,26 @@ class Private:
             self._update(released)
 
     def _update(self, released: Released) -> None:
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = self._trained()
         self._stepping = True
         try:
             update(self.optimizer, parameters, released, self.plan.selection.frozen)
         finally:
             self._stepping = False
+        initial = self.progress.memory.get(INITIAL)
+        with torch.no_grad():
+            around = () if initial is None else self._engine.layout.views(initial)
+            self.plan.domain.project_(parameters, around)
         self.updates += 1
         if self._average is not None:
             self._average.update(self.model)
 
+    def _trained(self) -> list[Tensor]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
     def _charge(self, event: Event, step: int) -> None:
-        if isinstance(event, Free):
-            return
+        if isinstance(event, Free) and not self.plan.pays_at_once:
+            return  # inside an epoch that is paid
         # The first charge under a key says so: whoever resumes is refused the same key.
         note = None if self._keys_noted else checkpoint.keys_of(self.streams)
         self._ledger.append(event, step=step, note=note)
@@ -343,6 +353,7 @@ class Private:
             "plan": self.plan.digest,
             "relation": str(self.plan.relation),
             "delta": self.plan.known_delta,
+            "assumptions": list(self.plan.analysis.assumptions(self.plan)),
         }
         if path is None or not self.world.is_first:
             return Ledger.in_memory(header)

@@ -7,7 +7,8 @@ sampling gives a logical batch in micro-batches, selection its active coordinate
 and then once, when the batch is complete,
     accounting   the charge goes to the ledger, on disk          (release)
     mechanism    bounded sums -> noisy sums, safe to publish     (release)
-    update       noisy sum / public batch -> the optimizer       (private.py)
+    combination  noisy sums -> one gradient                      (release)
+    update       gradient / public batch -> the optimizer        (private.py)
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ from discreet.plan import Plan
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.engine import Engine
 from discreet.stages.moment import Moment
-from discreet.stages.values import Released
+from discreet.stages.values import PrivateState, Released
 
 
 @final
 @dataclass
 class Progress:
-    """The public state of a run: the next step, the bounder's scale, what stages remember of releases."""
+    """The state of a run: the next step, the bounder's scale, what stages remember of releases; all public.
+
+    secrets  the one exception: what the mechanism keeps to itself, never written down
+    """
 
     step: int = 0
     scale: float = 1.0
     memory: dict[str, Tensor] = field(default_factory=dict)
+    secrets: dict[str, PrivateState] = field(default_factory=dict, repr=False)
 
 
 @final
@@ -53,11 +58,12 @@ class LogicalBatch:
             streams=streams,
             device=engine.device,
             memory=progress.memory,
+            secrets=progress.secrets,
         )
         self._moment = dataclasses.replace(now, mask=plan.selection.mask(now))
         # The one mask of the batch: every micro-batch is summed on it, and noise is drawn on it.
         mask, order = self._moment.mask, plan.selection.order
-        self._sums = Aggregation(plan.bounder, progress.scale, engine, mask, order)
+        self._sums = Aggregation(plan.bounder, progress.scale, engine, mask, order, progress.memory)
 
     def add(self, losses: Tensor) -> None:
         """A micro-batch: its records enter the sums, each bounded; nothing leaves yet."""
@@ -66,15 +72,17 @@ class LogicalBatch:
 
     def release(self, charge: Callable[[Event, int], None], world: World) -> Released:
         """Pay, then publish: the charge is on disk before the noise is drawn."""
-        plan, progress, moment = self._plan, self._progress, self._moment
-        vectors, scalars = self._sums.sums(world)
+        plan, progress = self._plan, self._progress
+        sums = self._sums.sums(world)
+        moment = dataclasses.replace(self._moment, raw=sums.hidden)
         charge(plan.event_at(progress.step), progress.step)
         queries, multiplier = plan.queries(progress.scale), plan.noise_at(progress.step)
-        noisy = plan.mechanism.release([*vectors, *scalars], queries, multiplier, moment)
+        noisy = plan.mechanism.release([*sums.vectors, *sums.scalars], queries, multiplier, moment)
         for value in noisy:
             world.broadcast_(value)  # one draw of noise for all processes
-        gradient, counts = noisy[0], [float(count) for count in noisy[len(vectors) :]]
-        progress.scale = plan.bounder.advance(progress.scale, counts, moment.batch)
+        vectors, numbers = noisy[: len(sums.vectors)], [float(one) for one in noisy[len(sums.vectors) :]]
+        gradient = plan.combination.gradient(vectors, numbers, moment)
+        progress.scale = plan.bounder.advance(progress.scale, numbers, moment.batch)
         progress.step += 1
         released = Released.on(moment.mask, gradient, moment.layout, moment.batch)
         plan.selection.observe(released, queries[0].std(multiplier) / moment.batch, moment)

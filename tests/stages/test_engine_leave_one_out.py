@@ -88,7 +88,8 @@ def sums_of(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(engine, "discard", lambda: None)  # one pass serves all bounders
             aggregation.add()
-        vectors, scalars = aggregation.sums(World())
+        sums = aggregation.sums(World())
+        vectors, scalars = sums.vectors, sums.scalars
         found[name] = [*vectors, *scalars]
     return found
 

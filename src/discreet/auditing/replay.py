@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from discreet.accounting.events import Event, Release
+from discreet.accounting.events import Event, NonPrivate, Release
 from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
@@ -52,7 +52,7 @@ class Tape:
     def __init__(self, inner: Mechanism, notes: Recording, released: Recording | None) -> None:
         self._inner, self._notes, self._released = inner, notes, released
 
-    def event(self, queries: Sequence[Query], noise: float) -> Release:
+    def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         return self._inner.event(queries, noise)
 
     def release(

@@ -2,50 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
 from discreet.stages.bounding import Bounder
 from discreet.stages.selection import Order
-from discreet.stages.values import _AGGREGATION, BoundedSum, Mask
+from discreet.stages.values import _AGGREGATION, BoundedSum, Mask, PrivateState
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from discreet.core.world import World
     from discreet.stages.engine import Engine
+
+_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What one sample gave: bounded sums for its queries, and what only the mechanism may see."""
+
+    vectors: tuple[BoundedSum, ...]
+    scalars: tuple[BoundedSum, ...]
+    hidden: PrivateState
 
 
 @final
 class Aggregation:
     """Sums of one logical batch, over its micro-batches and over processes.
 
-    Guarantee: with the weights of `bounder`, adding or removing one record moves sum i by at most the
-    sensitivity of query i, because every record enters through exactly one call of `add`; one mask, given at
-    the start, serves them all.
+    Guarantee: adding or removing one record moves sum i by at most the sensitivity of query i, because every
+    record enters through exactly one call of `add`, as the bounder weighs or maps it; one mask, given at the
+    start, serves them all. Hidden sums have no bound, and leave as a `PrivateState`.
     """
 
     def __init__(
-        self, bounder: Bounder, scale: float, engine: Engine, mask: Mask | None, order: Order
+        self,
+        bounder: Bounder,
+        scale: float,
+        engine: Engine,
+        mask: Mask | None,
+        order: Order,
+        memory: Mapping[str, Tensor] = _NOTHING,
     ) -> None:
         self._bounder, self._scale, self._engine, self._mask = bounder, scale, engine, mask
         self._clipped = mask if order is Order.FREEZE_THEN_CLIP else None  # the part whose norm is bounded
-        self._groups = bounder.groups(engine.layout)
-        self._vectors = engine.zeros(len(bounder.vectors(scale)))
+        self._groups, self._each = bounder.groups(engine.layout), bounder.each(memory)
+        self._bounded = len(bounder.vectors(scale))
+        hidden = bounder.hidden(engine.zeros(len(self._groups))[:, :0], scale)
+        self._vectors = engine.zeros(self._bounded + len(hidden))
         self._scalars = engine.zeros(len(bounder.scalars()))[:, 0].double()
 
     def add(self) -> None:
         """Add the engine's open micro-batch."""
         norms_GN = self._engine.norms(self._groups, self._clipped)
-        weights_QGN = self._bounder.weights(norms_GN, self._scale)
-        self._engine.add_weighted(weights_QGN, self._vectors, self._groups, self._mask)
+        if self._each is None:
+            self._engine.add_weighted(self._weights(norms_GN), self._vectors, self._groups, self._mask)
+        else:
+            self._vectors += self._engine.mapped_sum(self._each)
         self._scalars += self._bounder.numbers(norms_GN, self._scale).sum(1)
         self._engine.discard()
 
-    def sums(self, world: World) -> tuple[list[BoundedSum], list[BoundedSum]]:
-        """The vector sums and the scalar sums of all processes, each with its sensitivity."""
+    def _weights(self, norms_GN: Tensor) -> Tensor:
+        """The weights of bounded and of hidden sums, one below the other."""
+        bounded = self._bounder.weights(norms_GN, self._scale)
+        if len(self._vectors) == self._bounded:
+            return bounded
+        weights = norms_GN.new_empty(len(self._vectors), *norms_GN.shape)
+        weights[: self._bounded] = bounded
+        weights[self._bounded :] = self._bounder.hidden(norms_GN, self._scale)
+        return weights
+
+    def sums(self, world: World) -> Sums:
+        """The sums of all processes, each with its sensitivity."""
         world.sum_(self._vectors)
         world.sum_(self._scalars)
-        vectors = zip(self._vectors, self._bounder.vectors(self._scale), strict=True)
+        bounded, hidden = self._vectors[: self._bounded], self._vectors[self._bounded :]
+        vectors = zip(bounded, self._bounder.vectors(self._scale), strict=True)
         scalars = zip(self._scalars.unsqueeze(1), self._bounder.scalars(), strict=True)
-        return (
-            [BoundedSum(value, query.sensitivity, key=_AGGREGATION) for value, query in vectors],
-            [BoundedSum(value, query.sensitivity, key=_AGGREGATION) for value, query in scalars],
+        return Sums(
+            tuple(BoundedSum(value, query.sensitivity, key=_AGGREGATION) for value, query in vectors),
+            tuple(BoundedSum(value, query.sensitivity, key=_AGGREGATION) for value, query in scalars),
+            PrivateState(list(hidden)),
         )

@@ -10,7 +10,7 @@ gets weight 0. Index legend: N records, G groups of parameters, Q vector queries
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
@@ -71,11 +71,27 @@ class Bounder(Protocol):
     def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
         """The scalar queries' contributions [K, N]."""
 
+    def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
+        """Weights [H, G, N] of sums for the mechanism alone: they never leave, and nothing bounds them."""
+
+    def each(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
+        """Instead of weights: gradients [n, d] to the sums [Q, d] of what their records contribute."""
+
     def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
         """The next public scale, from what the scalar queries released."""
 
 
-class _Still:
+class Weighing:
+    """A bounder for which weights suffice, and which keeps nothing back."""
+
+    def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
+        return norms_GN.new_zeros(0, *norms_GN.shape)
+
+    def each(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
+        return None
+
+
+class Still(Weighing):
     """A bounder that asks for no numbers and never adapts."""
 
     def scalars(self) -> tuple[Query, ...]:
@@ -88,14 +104,14 @@ class _Still:
         return scale
 
 
-class _OneGroup:
+class OneGroup:
     """A bounder that sees the norm of the whole gradient."""
 
     def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
         return [range(len(layout.names))]
 
 
-def _finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
+def finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
     """Weight 0 for a record with any norm that is not finite; one query in front."""
     good_N = norms_GN.isfinite().all(0)
     return weights_GN.nan_to_num(0.0, 0.0, 0.0).where(good_N, weights_GN.new_zeros(())).unsqueeze(0)
@@ -103,7 +119,7 @@ def _finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class FlatClip(_Still, _OneGroup):
+class FlatClip(Still, OneGroup):
     """w = min(1, C / n): the projection to the ball of radius C.
 
     >>> import torch
@@ -122,12 +138,12 @@ class FlatClip(_Still, _OneGroup):
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         clip = self.clip * scale
         shrunk = clip * ROUND_DOWN / norms_GN.clamp(min=clip)
-        return _finite(shrunk.where(norms_GN > clip, norms_GN.new_ones(())), norms_GN)
+        return finite(shrunk.where(norms_GN > clip, norms_GN.new_ones(())), norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class AutoS(_Still, _OneGroup):
+class AutoS(Still, OneGroup):
     """w = C / (n + gamma): automatic clipping, every record near the bound.
 
     n = 0 -> w = C / gamma, a contribution of 0.
@@ -145,12 +161,12 @@ class AutoS(_Still, _OneGroup):
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return _finite(self.clip * scale * ROUND_DOWN / (norms_GN + self.gamma), norms_GN)
+        return finite(self.clip * scale * ROUND_DOWN / (norms_GN + self.gamma), norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class AutoV(_Still, _OneGroup):
+class AutoV(Still, OneGroup):
     """w = C / n: pure normalisation. n = 0 -> w = 0."""
 
     clip: float = 1.0
@@ -162,12 +178,12 @@ class AutoV(_Still, _OneGroup):
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return _finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
+        return finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class Psac(_Still, _OneGroup):
+class Psac(Still, OneGroup):
     """w = C / (n + r / (n + r)): per-sample adaptive clipping; small gradients keep less than normalisation gives.
 
     n = 0 -> w = C, a contribution of 0.
@@ -184,24 +200,24 @@ class Psac(_Still, _OneGroup):
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         denominator = norms_GN + self.r / (norms_GN + self.r)
-        return _finite(self.clip * scale * ROUND_DOWN / denominator, norms_GN)
+        return finite(self.clip * scale * ROUND_DOWN / denominator, norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class UnitDirection(_Still, _OneGroup):
+class UnitDirection(Still, OneGroup):
     """w = 1 / n: every record gives its direction. n = 0 -> w = 0."""
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(1.0),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return _finite(ROUND_DOWN / norms_GN, norms_GN)
+        return finite(ROUND_DOWN / norms_GN, norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class PerLayer(_Still):
+class PerLayer(Still):
     """Each parameter clipped on its own to C / sqrt(number of parameters): the whole stays within C."""
 
     clip: float
@@ -218,12 +234,12 @@ class PerLayer(_Still):
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         share = self.clip * scale / math.sqrt(norms_GN.shape[0])
         shrunk = share * ROUND_DOWN / norms_GN.clamp(min=share)
-        return _finite(shrunk.where(norms_GN > share, norms_GN.new_ones(())), norms_GN)
+        return finite(shrunk.where(norms_GN > share, norms_GN.new_ones(())), norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class TwoLevel(_Still, _OneGroup):
+class TwoLevel(Still, OneGroup):
     """Two sums from one sample: clip(g, C) and clip(g - clip(g, C), R), the part that clipping took away.
 
     `share` and its partner split the noise: 1/share^2 + 1/partner^2 = 1.
@@ -253,7 +269,7 @@ class TwoLevel(_Still, _OneGroup):
         left_over = norms_GN - clip * ROUND_DOWN
         second = (1 - first) * (residual * ROUND_DOWN / left_over.clamp(min=residual)).clamp(max=1)
         second = second.where(norms_GN > clip, norms_GN.new_zeros(()))
-        return _stack(_finite(first, norms_GN), _finite(second, norms_GN))
+        return _stack(finite(first, norms_GN), finite(second, norms_GN))
 
 
 def _stack(first: Tensor, second: Tensor) -> Tensor:
@@ -264,7 +280,7 @@ def _stack(first: Tensor, second: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class AdaptiveQuantile(_OneGroup):
+class AdaptiveQuantile(Weighing, OneGroup):
     """Flat clip whose bound follows a quantile of the norms, from a noisy count that is charged.
 
     Every record adds +1/2 if its norm is at most the bound, else -1/2 (so that the count has sensitivity 1/2);

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.core.streams import Streams
-    from discreet.stages.values import Layout, Mask
+    from discreet.stages.values import Layout, Mask, PrivateState
 
 
 @final
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class Moment:
     """Public facts about one step, and the streams to draw from.
 
-    memory  public tensors that a stage keeps from step to step; it may hold released values only
-    mask    the active coordinates of this step; None: all of them
+    memory   public tensors that a stage keeps from step to step; it may hold released values only
+    mask     the active coordinates of this step; None: all of them
+    raw      the bounder's hidden sums of this step, for the mechanism alone
+    secrets  what a mechanism keeps from step to step of them: never written down, empty after a resume
     """
 
     step: int
@@ -30,6 +32,8 @@ class Moment:
     device: torch.device | str = "cpu"
     memory: dict[str, Tensor] = field(default_factory=dict)
     mask: Mask | None = None
+    raw: PrivateState | None = None
+    secrets: dict[str, PrivateState] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:

@@ -291,7 +291,7 @@ def bill_run(
     per_epoch = horizon.steps_per_epoch
     if not sampling.per_epoch:
         pieces = schedule.pieces(start, stop, per_epoch)
-        return tuple((sampling.bill(release(factor), horizon), count) for factor, count in pieces)
+        return tuple((_billed(sampling, release(factor), horizon), count) for factor, count in pieces)
     first = -(-start // per_epoch) * per_epoch
     return tuple(
         (event_at(sampling, schedule, release, horizon, step), 1) for step in range(first, stop, per_epoch)
@@ -304,9 +304,14 @@ def event_at(
     """The charge due at `step`: free inside a paid epoch; an epoch costs its least noisy step."""
     per_epoch = horizon.steps_per_epoch
     if not sampling.per_epoch:
-        return sampling.bill(release(schedule.factor(step, per_epoch)), horizon)
+        return _billed(sampling, release(schedule.factor(step, per_epoch)), horizon)
     if step % per_epoch:
         return events.Free()
     stop = min(step + per_epoch, horizon.steps)
     least = min(factor for factor, _ in schedule.pieces(step, stop, per_epoch))
-    return sampling.bill(release(least), horizon)
+    return _billed(sampling, release(least), horizon)
+
+
+def _billed(sampling: Sampling, release: Any, horizon: Horizon) -> events.Event:
+    """What is not private stays so, however few records it sees."""
+    return release if isinstance(release, events.NonPrivate) else sampling.bill(release, horizon)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from discreet.accounting.events import Release
+from discreet.accounting.events import NonPrivate, Release
 from discreet.stages.bounding import Query
 from discreet.stages.values import BoundedSum
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Mechanism(Protocol):
     """Turns all bounded sums of one sample into noisy ones, for one charge."""
 
-    def event(self, queries: Sequence[Query], noise: float) -> Release:
+    def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         """What one release costs, before sampling."""
 
     def release(
