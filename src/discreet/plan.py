@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting import Certificate, Charge, Claim, calibrate_noise, certify
+from discreet.accounting import Certificate, Charge, Claim, calibrate_claim, calibrate_noise, certify
 from discreet.accounting.events import Event, Free
 from discreet.analyses.analysis import Analysis, Composition
 from discreet.core import check
@@ -99,6 +99,15 @@ class Plan:
             return self.bind(noise=noise, horizon=horizon, delta=delta).charge()
 
         noise = calibrate_noise(charge, epsilon=epsilon, delta=delta, relation=self.relation)
+        return self.bind(noise=noise, horizon=horizon, delta=delta)
+
+    def for_claim(self, *, epsilon: float, delta: float, horizon: Horizon) -> Plan:
+        """The plan with the noise that its paper CLAIMS to be enough: `certificate` says what is proven for it."""
+
+        def claim(noise: float) -> Claim | None:
+            return self.bind(noise=noise, horizon=horizon, delta=delta).charge().claimed
+
+        noise = calibrate_claim(claim, epsilon=epsilon, delta=delta)
         return self.bind(noise=noise, horizon=horizon, delta=delta)
 
     # -- what it costs ---------------------------------------------------------------------------------

@@ -60,3 +60,15 @@ def test_the_largest_batch_for_a_budget() -> None:
 )
 def test_bad_input_is_one_line(changes: dict[str, str | None], parts: list[str]) -> None:
     refused(run("calibrate", *replaced(RUN, **changes)), *parts)
+
+
+def test_the_noise_that_a_paper_claims_to_be_enough() -> None:
+    dense = ("--projection", "dense", "--widths", "10,10")
+    words = (*replaced(RUN, method="d2p2-sgd", epochs="2"), *dense, "--calibrate-to-claim")
+    answer = run("calibrate", *words, "--json").json
+    assert 3 * 0.99 <= answer["claimed"]["epsilon"] <= 3  # what was asked for
+    assert answer["certified"]["epsilon"] > 1.5 * 3  # and what it is worth
+
+    refused(run("calibrate", *RUN, "--calibrate-to-claim"), "claims nothing", "calibrate to the certificate")
+    steps = replaced(RUN, epochs=None, noise="1")
+    refused(run("calibrate", *steps, "--calibrate-to-claim", "--solve", "steps"), "--solve steps")

@@ -161,3 +161,13 @@ def _everything(terminal: int) -> str:
             os.close(terminal)
             return b"".join(parts).decode()
         parts.append(part)
+
+
+def test_claimed_noise_must_be_asked_for_twice(tmp_path: Path) -> None:
+    """The result shows what the noise of a paper's theorem is worth, beside what the theorem says."""
+    dense = ("--reduction", "0.5", "--projection", "dense", "--widths", "320,5")
+    words = replaced((*RUN, "--out", str(tmp_path / "run")), method="d2p2-sgd", noise=None, epsilon="3")
+    words = (*words, *dense, "--calibrate-to-claim")
+    refused(run("train", *words), "--calibrate-to-claim", "--accept-uncertified")
+    spent = run("train", *words, "--accept-uncertified", "--json").json["spent"]
+    assert spent["claimed"] <= 3 < spent["certified"]["epsilon"]

@@ -12,7 +12,12 @@ from discreet.accounting.accountants import (
     profile,
     rdp_epsilon,
 )
-from discreet.accounting.calibration import calibrate_batch, calibrate_noise, calibrate_steps
+from discreet.accounting.calibration import (
+    calibrate_batch,
+    calibrate_claim,
+    calibrate_noise,
+    calibrate_steps,
+)
 from discreet.accounting.charges import Charge
 from discreet.accounting.claims import (
     AccountedClaim,
@@ -72,6 +77,7 @@ __all__ = [
     "Unamplified",
     "WithoutReplacement",
     "calibrate_batch",
+    "calibrate_claim",
     "calibrate_noise",
     "calibrate_steps",
     "certify",

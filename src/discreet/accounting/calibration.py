@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from discreet.accounting.accountants import certify
 from discreet.accounting.charges import Charge
+from discreet.accounting.claims import Claim
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 
@@ -33,9 +34,29 @@ def calibrate_noise(
     """
     _check_budget(epsilon, delta)
 
-    def spent(noise: float) -> float:
-        return certify(charge_of_noise(noise), delta=delta, relation=relation).epsilon
+    return _least_noise(
+        lambda noise: certify(charge_of_noise(noise), delta=delta, relation=relation).epsilon, epsilon
+    )
 
+
+def calibrate_claim(
+    claim_of_noise: Callable[[float], Claim | None], *, epsilon: float, delta: float
+) -> float:
+    """The least noise, nearly, whose CLAIMED epsilon stays within the budget: it proves nothing."""
+    _check_budget(epsilon, delta)
+
+    def spent(noise: float) -> float:
+        claim = claim_of_noise(noise)
+        claimed = None if claim is None else claim.epsilon(delta)
+        if claimed is None:
+            remedy = "calibrate to the certificate, or give the noise"
+            check.refuse("a run that the paper's theorem covers", "one about which it claims nothing", remedy)
+        return claimed
+
+    return _least_noise(spent, epsilon)
+
+
+def _least_noise(spent: Callable[[float], float], epsilon: float) -> float:
     low, high = _bracket(spent, epsilon)
     while high[1] < (1 - _LEFT) * epsilon:
         noise = _between(low, high, _AIM * epsilon)

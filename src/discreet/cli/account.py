@@ -12,7 +12,7 @@ import typer
 
 from discreet.accounting import Certificate, Charge, calibrate_batch, calibrate_steps, certify, merge, read
 from discreet.cli import recipes
-from discreet.cli.flags import JsonFlag, known_delta, known_epsilon, known_noise
+from discreet.cli.flags import JsonFlag, ToClaimFlag, known_delta, known_epsilon, known_noise
 from discreet.cli.output import emit
 from discreet.cli.plans import PlanFlags, horizon_of, not_both, recipe_of
 from discreet.core import check
@@ -73,14 +73,22 @@ def calibrate(
     solve: Annotated[
         Unknown, typer.Option(help="What to choose; steps and batch need --noise.")
     ] = Unknown.NOISE,
+    calibrate_to_claim: ToClaimFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """The least noise, the most steps or the largest batch whose certificate stays within a budget."""
     method, recipe = recipe_of(flags)
+    check.require(
+        solve is Unknown.NOISE or not calibrate_to_claim,
+        "--calibrate-to-claim for the noise",
+        f"--solve {solve.value}",
+        "a claim is turned into noise only: drop one of the two",
+    )
     if solve is Unknown.NOISE:
         not_both(flags, ("--noise",), ("--epsilon",))
         epsilon, delta = known_epsilon(flags.epsilon), known_delta(flags.delta)
-        plan = recipe.for_horizon(epsilon=epsilon, delta=delta, horizon=horizon_of(flags))
+        calibrated = recipe.for_claim if calibrate_to_claim else recipe.for_horizon
+        plan = calibrated(epsilon=epsilon, delta=delta, horizon=horizon_of(flags))
         solved: dict[str, Any] = {}
     elif solve is Unknown.STEPS:
         plan = _most_steps(recipe, flags)

@@ -41,6 +41,7 @@ RESERVED = frozenset(
         "as_json",
         "average",
         "batch",
+        "calibrate_to_claim",
         "cap",
         "checkpoint_every",
         "classes",

@@ -34,6 +34,7 @@ from discreet.cli.flags import (
     RelationFlag,
     SamplingFlag,
     StepsFlag,
+    ToClaimFlag,
     WholeBatchFlag,
     flag,
     known_delta,
@@ -66,6 +67,7 @@ class TrainFlags:
     epsilon: EpsilonFlag = None
     noise: NoiseFlag = None
     delta: DeltaFlag = None
+    calibrate_to_claim: ToClaimFlag = False
     batch: WholeBatchFlag = None
     epochs: EpochsFlag = None
     steps: StepsFlag = None
@@ -116,6 +118,12 @@ def _config(flags: TrainFlags) -> RunConfig:
         "a method with a certificate",
         f"{method.name} ({method.guarantee})",
         "choose another, or give --accept-uncertified: the result will say that nothing is proven",
+    )
+    check.require(
+        flags.accept_uncertified or not flags.calibrate_to_claim,
+        "noise that is proven to be enough",
+        "--calibrate-to-claim",
+        "give --accept-uncertified too: the certificate of that noise will stand beside the claim",
     )
     parameters = recipes.arguments(method, flags.recipe_flags)
     known_out(flags.out)

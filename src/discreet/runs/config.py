@@ -48,6 +48,7 @@ class RunConfig:
     classes, records           public facts about an npz file of one's own
     model, method, parameters  names, and the recipe's arguments as pairs
     epsilon or noise           the budget, or the multiplier z on the sum; delta is always the user's
+    calibrate_to_claim         take the noise that the method's paper claims to be enough for epsilon
     batch, epochs or steps     public numbers
     sampling, cap, relation    how batches are drawn; `cap` is for truncated-poisson
     learning_rate              of SGD: over a bound that adapts, it is the rate at the bound's start
@@ -71,6 +72,7 @@ class RunConfig:
     parameters: tuple[tuple[str, Any], ...] = ()
     epsilon: float | None = None
     noise: float | None = None
+    calibrate_to_claim: bool = False
     batch: int | None = None
     epochs: int | None = None
     steps: int | None = None
@@ -97,6 +99,12 @@ class RunConfig:
         _either("epsilon", self.epsilon, "noise", self.noise)
         if self.epsilon is not None:
             check.positive("epsilon is the budget of the whole run, e.g. 3", epsilon=self.epsilon)
+        check.require(
+            self.epsilon is not None or not self.calibrate_to_claim,
+            "epsilon with calibrate_to_claim",
+            f"noise={self.noise!r}",
+            "say which epsilon the paper is to claim",
+        )
         if self.optimizer is not None:
             _one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.relation is not None:

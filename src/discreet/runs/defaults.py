@@ -120,7 +120,8 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
     if config.noise is not None:
         return plan.bind(noise=config.noise, horizon=horizon, delta=config.delta)
     assert config.epsilon is not None
-    return plan.for_horizon(epsilon=config.epsilon, delta=config.delta, horizon=horizon)
+    calibrated = plan.for_claim if config.calibrate_to_claim else plan.for_horizon
+    return calibrated(epsilon=config.epsilon, delta=config.delta, horizon=horizon)
 
 
 def learning_rate_of(config: RunConfig, plan: Plan) -> float:
