@@ -29,7 +29,7 @@ from discreet.stages.averaging import Average
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
-FORMAT: Final = "discreet checkpoint 1"
+FORMAT: Final = "discreet checkpoint 2"
 _SAFE: Final = (type(None), bool, int, float, str, Tensor)
 _WHOLE: Final = "take an earlier checkpoint of the same run; the ledger decides how many steps are left"
 
@@ -40,6 +40,8 @@ class Checkpoint:
     """What a run needs to go on, and what it must agree with.
 
     Guarantee: post-processing of releases and public settings. No record, no random state, no exact sum.
+
+    hidden  the certificate is for the last iterate alone, and this is an earlier one: the file must stay private
     """
 
     plan: str
@@ -54,6 +56,7 @@ class Checkpoint:
     optimizer: Mapping[str, Any]
     average: Mapping[str, Any] | None
     schedulers: Sequence[Mapping[str, Any]]
+    hidden: bool
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Replace the file at once: after a crash it is the old checkpoint or this one, never half of one."""
@@ -163,8 +166,7 @@ def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams:
     )
     saved.check_ledger(record)
     refuse_old_keys(record, streams)
-    step = min(plan.steps_paid(record.length), plan.known_horizon.steps - 1)
-    return Ledger.resume(path, planned=plan.event_at(step))
+    return Ledger.resume(path, planned=plan.due(record.length))
 
 
 def keys_of(streams: Streams) -> dict[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
 from discreet.accounting import Certificate, Charge, Claim, calibrate_claim, calibrate_noise, certify
-from discreet.accounting.events import Event, Free
+from discreet.accounting.events import Event, Free, SelectionQuery
 from discreet.analyses.analysis import Analysis, Composition
 from discreet.core import check
 from discreet.core.plain import digest, plain
@@ -18,12 +19,13 @@ from discreet.stages.combining import Combination, TakeFirst
 from discreet.stages.domain import Domain, Unbounded
 from discreet.stages.mechanisms.gaussian import GaussianNoise
 from discreet.stages.mechanisms.mechanism import Mechanism
-from discreet.stages.sampling import Horizon, Poisson, Sampling, bill_run, event_at
+from discreet.stages.sampling import FullBatch, Horizon, Poisson, Sampling, bill_run, event_at
 from discreet.stages.schedules import Constant, Schedule
 from discreet.stages.selection import Everything, Selection
+from discreet.stages.selective import AcceptAll, Acceptance
 
 _EVERYTHING, _GAUSSIAN, _CONSTANT, _POISSON = Everything(), GaussianNoise(), Constant(), Poisson()
-_FIRST, _UNBOUNDED, _COMPOSITION = TakeFirst(), Unbounded(), Composition()
+_FIRST, _UNBOUNDED, _COMPOSITION, _ALL = TakeFirst(), Unbounded(), Composition(), AcceptAll()
 
 
 @final
@@ -46,6 +48,7 @@ class Plan:
     selection: Selection = _EVERYTHING
     mechanism: Mechanism = _GAUSSIAN
     combination: Combination = _FIRST
+    acceptance: Acceptance = _ALL
     domain: Domain = _UNBOUNDED
     schedule: Schedule = _CONSTANT
     sampling: Sampling = _POISSON
@@ -70,6 +73,7 @@ class Plan:
             )
         if self.delta is not None:
             check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+        self._check_tests()
         self.analysis.check(self)
 
     # -- completing a plan -----------------------------------------------------------------------------
@@ -119,7 +123,11 @@ class Plan:
         check.count("count steps of this run", least=0, steps=stop)
         whole = self.analysis.whole_run(self)
         if whole is None:
-            certified = bill_run(self.sampling, self.schedule, self._release, horizon, 0, stop)
+            releases = (self._release, self._test) if self.has_tests else (self._release,)
+            bills = (
+                bill_run(self.sampling, self.schedule, release, horizon, 0, stop) for release in releases
+            )
+            certified = tuple(itertools.chain.from_iterable(bills))
         else:
             certified = ((whole, min(stop, 1)),)
         claimed = self.claims(self) if self.claims is not None and stop == horizon.steps else None
@@ -131,6 +139,23 @@ class Plan:
         if whole is None:
             return event_at(self.sampling, self.schedule, self._release, self.known_horizon, step)
         return whole if step == 0 else Free()
+
+    def test_at(self, step: int) -> Event:
+        """The charge that is due before the test of the update of `step`."""
+        return event_at(self.sampling, self.schedule, self._test, self.known_horizon, step)
+
+    def due(self, charges: int) -> Event:
+        """The next charge of a run that has made `charges` of them."""
+        last = self.known_horizon.steps - 1
+        if self.has_tests:
+            step, is_test = divmod(charges, 2)
+            return self.test_at(min(step, last)) if is_test else self.event_at(min(step, last))
+        return self.event_at(min(self.steps_paid(charges), last))
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether updates are tested before they are kept."""
+        return bool(self.acceptance.queries())
 
     @property
     def pays_at_once(self) -> bool:
@@ -144,11 +169,32 @@ class Plan:
     def steps_paid(self, charges: int) -> int:
         """How many steps the first `charges` charges of a run pay for."""
         horizon = self.known_horizon
+        if self.has_tests:  # a step whose test was never made is lost
+            return min((charges + 1) // 2, horizon.steps)
         by_epoch = self.sampling.per_epoch and not self.pays_at_once
         return min(charges * (horizon.steps_per_epoch if by_epoch else 1), horizon.steps)
 
     def _release(self, factor: float) -> Event:
         return self.mechanism.event(self.queries(1.0), self.known_noise * factor)
+
+    def _test(self, factor: float) -> Event:
+        noise = self.known_noise * factor
+        (query,) = self.acceptance.queries()
+        return SelectionQuery(sigma=query.std(noise), sensitivity=query.sensitivity)
+
+    def _check_tests(self) -> None:
+        check.require(
+            not self.has_tests or isinstance(self.sampling, (Poisson, FullBatch)),
+            "Poisson or full batches for an update that is tested on a fresh sample",
+            type(self.sampling).__name__,
+            "change the sampling: the price of a second draw is proven for these",
+        )
+        check.require(
+            not self.has_tests or isinstance(self.analysis, Composition),
+            "composition for updates that are tested",
+            type(self.analysis).__name__,
+            "drop the test or the analysis: what is kept tells more than the last iterate",
+        )
 
     def queries(self, scale: float) -> tuple[Query, ...]:
         """All queries on one sample, vectors first."""

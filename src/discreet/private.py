@@ -28,18 +28,22 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
+from discreet.hidden import watch_of
 from discreet.loading import Loader, to_device
 from discreet.plan import Plan
 from discreet.spending import Spent
 from discreet.stages.averaging import Average
 from discreet.stages.capture import replace
 from discreet.stages.engine import Engine
+from discreet.stages.moment import Moment
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import update
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
+from discreet.trial import Trial
 
 DEFAULT_MICRO_BATCH = 512
+TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
 INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
 
 
@@ -98,12 +102,15 @@ class Private:
         self._data, self._views, self._augment = data, views, augment
         self._schedulers = tuple(schedulers)
         self._batch: LogicalBatch | None = None
+        self._trial: Trial | None = None
         self._loop: object = None
+        self._records = 0
         self._awaits_step = self._is_last = self._stepping = self._keys_noted = self._broken = False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
         alone = self.world.size == 1
         share_public_streams(self.streams, self.world)
         self._sampling = self.streams.sampling if alone else self.streams.sampling.at(self.world.rank)
+        self._testing = self._sampling.at(TESTS) if plan.has_tests else self._sampling
         self._engine = Engine(model)
         try:
             check_optimizer(optimizer, model)
@@ -112,6 +119,8 @@ class Private:
                 None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)
             )
             dry_run(self._engine, data, collate_fn, inputs, self._device)
+            self._watch = watch_of(plan, model, optimizer)
+            self._watch.begin(average, self._schedulers, views, self.world)
             self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
             for tensor in model.state_dict().values():
                 self.world.broadcast_(tensor)
@@ -130,11 +139,14 @@ class Private:
         loop = self._new_loop()
         horizon, start = self.plan.known_horizon, self.progress.step
         drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
+        if self.plan.has_tests:
+            tested = self.plan.sampling.batches(size, horizon, self._testing, start)
+            drawn = (draw for one, other in zip(drawn, tested, strict=True) for draw in (one, other, other))
         for micro in loader.load(drawn):
-            if self._batch is None:
+            if self._batch is None and self._trial is None:
                 self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
             if micro.records == 0:
-                self._release()
+                self._end_batch()
                 continue
             yield self._offer(micro.batch, micro.records, micro.is_last)
             self._was_stepped(loop)
@@ -154,7 +166,7 @@ class Private:
             records = records_in(batch)
             self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
             if records == 0:
-                self._release()
+                self._end_batch()
                 continue
             yield self._offer(to_device(batch, self._device), records, True)
             self._was_stepped(loop)
@@ -162,18 +174,20 @@ class Private:
     def step(self, losses: Tensor) -> bool:
         """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
         check.require(
-            self._awaits_step and self._batch is not None,
+            self._awaits_step,
             "one call of step for each batch of the iterator",
             "a call without a new batch",
             "call private.step once inside `for ... in private`",
         )
-        assert self._batch is not None
         with self._whole(repeatable=True):  # losses are refused before anything is added
-            self._batch.add(losses)
+            if self._trial is not None:
+                self._trial.add(losses, self._records, self._views)
+            else:
+                assert self._batch is not None
+                self._watch.losses(losses)
+                self._batch.add(losses)
         self._awaits_step = False
-        if self._is_last:
-            self._release()
-        return self._is_last
+        return self._is_last and self._end_batch()
 
     @contextlib.contextmanager
     def _whole(self, *, repeatable: bool = False) -> Iterator[None]:
@@ -197,16 +211,44 @@ class Private:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._augment is not None:
             batch = self._augment(batch)
-        self._engine.begin(records, self._views)
+        if self._trial is None:
+            self._engine.begin(records, self._views)
+        self._records = records
         self._awaits_step, self._is_last = True, is_last
         return batch
 
-    def _release(self) -> None:
-        assert self._batch is not None
+    def _end_batch(self) -> bool:
+        """A sample has ended, of a step or of the test of its update; whether the parameters moved."""
         with self._whole():
+            if self._trial is not None:
+                return self._trial.went_through() and self._decide(self._trial)
+            assert self._batch is not None
+            self._watch.release()
             released = self._batch.release(self._charge, self.world)
             self._batch = None
+            if self.plan.has_tests:
+                self._trial = Trial(self._trained(), self.optimizer, lambda: self._update(released))
+                return False
             self._update(released)
+            self._moved()
+            return True
+
+    def _decide(self, trial: Trial) -> bool:
+        kept = trial.decide(self.plan, self._moment(), self._charge, self.world)
+        self._trial = None
+        if kept:
+            self._moved()
+        return kept
+
+    def _moment(self) -> Moment:
+        """The step that was released last."""
+        return Moment(
+            step=self.progress.step - 1,
+            steps_per_epoch=self.plan.known_horizon.steps_per_epoch,
+            batch=self.plan.known_horizon.known_batch,
+            layout=self._engine.layout,
+            streams=self.streams,
+        )
 
     def _update(self, released: Released) -> None:
         parameters = self._trained()
@@ -219,9 +261,16 @@ class Private:
         with torch.no_grad():
             around = () if initial is None else self._engine.layout.views(initial)
             self.plan.domain.project_(parameters, around)
+
+    def _moved(self) -> None:
         self.updates += 1
         if self._average is not None:
             self._average.update(self.model)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every update so far is kept or rejected: no test of one is under way."""
+        return self._trial is None
 
     def _trained(self) -> list[Tensor]:
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -259,7 +308,13 @@ class Private:
         return self._average
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: released iterates and public state."""
+        """Write a checkpoint: an iterate and public state; private before the end where iterates must stay hidden."""
+        check.require(
+            self.settled,
+            "a checkpoint of parameters that are kept",
+            "one while an update is on trial",
+            "save when `private.settled` is true",
+        )
         if not self.world.is_first:
             return
         state = checkpoint.Checkpoint(
@@ -275,12 +330,14 @@ class Private:
             optimizer=self.optimizer.state_dict(),
             average=None if self._average is None else self._average.state_dict(),
             schedulers=[scheduler.state_dict() for scheduler in self._schedulers],
+            hidden=not self.plan.analysis.visible and self.progress.step < self.plan.known_horizon.steps,
         )
         state.write(path)
 
     def close(self) -> None:
         """Let go of the model, the optimizer and the ledger."""
         self._engine.close()
+        self._watch.close()
         self._guard.remove()
         self._ledger.close()
 
@@ -303,6 +360,7 @@ class Private:
                 "data to draw batches from", "a plan for your own loader", "use private.over(loader)"
             )
         size = len(self._data)  # type: ignore[arg-type]
+        self._watch.data(size)
         if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
             total = torch.tensor(float(size))
             self.world.sum_(total)
@@ -318,7 +376,7 @@ class Private:
     def _new_loop(self) -> object:
         """A loop over the steps that are left; it ends the right of every earlier one to go on."""
         check.require(
-            self._batch is None,
+            self._batch is None and self.settled,
             "every logical batch to be finished",
             "a new loop while one was abandoned half-way",
             "finish the loop, or build a new Private: dropping batches changes what the noise is for",

@@ -30,6 +30,13 @@ class Sums:
     hidden: PrivateState
 
 
+def sum_of_numbers(numbers_N: Tensor, bound: float, world: World) -> BoundedSum:
+    """One number of each record, clamped to [-bound, bound], summed over processes; no number counts as +bound."""
+    total = numbers_N.double().nan_to_num(bound).clamp(-bound, bound).sum().view(1)
+    world.sum_(total)
+    return BoundedSum(total, bound, key=_AGGREGATION)
+
+
 @final
 class Aggregation:
     """Sums of one logical batch, over its micro-batches and over processes.

@@ -1,0 +1,217 @@
+"""Selective updates: tested on a fresh sample, every test charged, rejected updates leave no trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from discreet import Private, methods
+from discreet.accounting import Charge, Gaussian, PoissonSampled, SelectionQuery, read
+from discreet.analyses.analysis import Unproven
+from discreet.core.check import Refused
+from discreet.core.streams import Streams
+from discreet.core.world import World
+from discreet.plan import Plan
+from discreet.stages.aggregation import sum_of_numbers
+from discreet.stages.sampling import BallsInBins, FullBatch, Horizon
+from discreet.stages.selective import LossTest
+
+HORIZON = Horizon.of(records=60, batch=20, steps=8)
+GRADIENT = PoissonSampled(HORIZON.rate, Gaussian(1.0))
+TEST = PoissonSampled(HORIZON.rate, SelectionQuery(sigma=4.0 * 0.01, sensitivity=0.01))
+
+
+def data(records: int = 60) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(records, 5, generator=generator)
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def bound(noise: float = 1.0, acceptance: LossTest | None = None, **changes: Any) -> Plan:
+    plan = dataclasses.replace(methods.dp_sgd(clip=1.0), acceptance=acceptance or LossTest(), **changes)
+    return plan.bind(noise=noise, horizon=HORIZON, delta=1e-5)
+
+
+def start(plan: Plan, *, seed: int = 1, records: int = 60, rate: float = 0.5, **more: Any) -> Private:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    return Private(model, optimizer, plan, data(records), streams=Streams.seeded(seed), **more)
+
+
+def go(private: Private, stop: int | None = None) -> list[bool]:
+    moved = []
+    for x, y in private:
+        moved.append(private.step(F.cross_entropy(private.model(x), y, reduction="none")))
+        if private.settled and private.progress.step == stop:
+            break
+    return moved
+
+
+def state(private: Private) -> tuple[Tensor, dict[str, Any]]:
+    return nn.utils.parameters_to_vector(private.model.parameters()).detach().clone(), {
+        str(key): {name: float(value.sum()) for name, value in kept.items()}
+        for key, kept in private.optimizer.state_dict()["state"].items()
+    }
+
+
+def test_every_test_is_charged_kept_or_not(tmp_path: Path) -> None:
+    for threshold in (-0.009, 0.009):
+        plan = bound(acceptance=LossTest(threshold=threshold, share=0.05))
+        place = tmp_path / f"{threshold}"
+        run = start(plan, ledger=place)
+        go(run)
+        test = PoissonSampled(HORIZON.rate, SelectionQuery(sigma=0.05 * 0.01, sensitivity=0.01))
+        assert [entry.event for entry in run.ledger.entries] == [GRADIENT, test] * 8
+        assert run.ledger.charge() == plan.charge() == read(place).charge()
+    assert bound().charge() == Charge(((GRADIENT, 8), (TEST, 8)))
+    assert (
+        bound().certificate().epsilon
+        > dataclasses.replace(methods.dp_sgd())
+        .bind(noise=1.0, horizon=HORIZON, delta=1e-5)
+        .certificate()
+        .epsilon
+    )
+
+
+def test_the_charge_is_on_disk_before_the_test_is_released(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Watching(LossTest):  # type: ignore[misc]
+        def accepts(self, noisy_mean: float) -> bool:
+            seen.append(len(read(tmp_path / "ledger").entries))
+            return True
+
+    go(start(bound(acceptance=Watching()), ledger=tmp_path / "ledger"))
+    assert seen == [2, 4, 6, 8, 10, 12, 14, 16]
+
+
+@pytest.mark.parametrize("micro_batch", [3, 512])
+def test_a_rejected_update_leaves_no_trace(micro_batch: int) -> None:
+    """The noise of 50 makes every update bad; without noise on the test, all of them are rejected."""
+    never = LossTest(loss_clip=1.0, threshold=-0.999999, share=1e-9)
+    run = start(bound(noise=50.0, acceptance=never), micro_batch=micro_batch)
+    before = state(run)
+    moved = go(run)
+    assert not any(moved)
+    assert run.updates == 0
+    after = state(run)
+    assert torch.equal(before[0], after[0])
+    assert after[1] == before[1] == {}  # nor of the momentum
+
+    always = LossTest(loss_clip=1.0, threshold=0.999999, share=1e-9)
+    run = start(bound(noise=0.1, acceptance=always), micro_batch=micro_batch)
+    moved = go(run)
+    assert sum(moved) == run.updates == 8
+    plain = dataclasses.replace(methods.dp_sgd(clip=1.0)).bind(noise=0.1, horizon=HORIZON, delta=1e-5)
+    expected = start(plain, micro_batch=micro_batch)
+    go(expected)
+    # The test draws from the noise stream too, so that later gradients differ by their noise alone.
+    assert (state(run)[0] - state(expected)[0]).norm() < 0.2 * (state(expected)[0] - before[0]).norm()
+
+
+def test_the_test_sees_old_and_new_parameters_on_the_same_fresh_records() -> None:
+    run = start(bound(noise=1.0))
+    phases: list[tuple[Tensor, Tensor]] = []
+    for x, y in run:
+        phases.append((x.clone(), nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()))
+        run.step(F.cross_entropy(run.model(x), y, reduction="none"))
+    assert len(phases) == 24
+    for step in range(8):
+        (first, _), (old, at_old), (new, at_new) = phases[3 * step : 3 * step + 3]
+        assert torch.equal(old, new)
+        assert not torch.equal(first, old) or len(first) == 0
+        assert not torch.equal(at_old, at_new)
+        assert torch.equal(phases[3 * step][1], at_old)
+
+
+def test_good_updates_are_kept_and_bad_ones_are_not() -> None:
+    """Statistics: with half a clip of headroom the noise of share 0.1 on 20 records decides wrongly < 1e-4."""
+    good = start(bound(noise=0.01, acceptance=LossTest(loss_clip=0.01, share=0.1)), rate=0.1)
+    assert sum(go(good)) >= 7
+    bad = start(bound(noise=0.01, acceptance=LossTest(loss_clip=0.01, share=0.1)), rate=0.1)
+    for group in bad.optimizer.param_groups:
+        group["maximize"] = True
+    assert sum(go(bad)) <= 1
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[1e30, -1e30], [math.nan, 1.0], [math.inf, -math.inf], [0.5, 0.5], []],
+    ids=["huge", "nan", "infinite", "equal", "none"],
+)
+def test_one_record_moves_the_tested_sum_by_at_most_its_bound(losses: list[float]) -> None:
+    world, values = World(), torch.tensor(losses, dtype=torch.float64)
+    whole = float(sum_of_numbers(values, 0.25, world).value)
+    assert math.isfinite(whole)
+    assert abs(whole) <= 0.25 * len(losses)
+    for index in range(len(losses)):
+        without = torch.cat([values[:index], values[index + 1 :]])
+        assert abs(whole - float(sum_of_numbers(without, 0.25, world).value)) <= 0.25
+    assert sum_of_numbers(values, 0.25, world).sensitivity == 0.25
+
+
+def test_losses_of_a_poisoned_model_reject_and_do_not_crash() -> None:
+    run = start(bound(acceptance=LossTest(loss_clip=0.01, share=0.01)))
+    for x, y in run:
+        losses = F.cross_entropy(run.model(x), y, reduction="none")
+        run.step(losses if run.settled else losses * math.nan)
+    assert run.updates == 0
+
+
+def test_empty_samples_are_tested_and_charged() -> None:
+    run = start(bound(), records=0)
+    assert go(run) == []
+    assert run.progress.step == 8
+    assert run.ledger.charge() == run.plan.charge()
+
+
+def test_a_run_stopped_between_step_and_test_has_lost_that_step(tmp_path: Path) -> None:
+    plan, ledger = bound(), tmp_path / "ledger"
+    first = start(plan, ledger=ledger)
+    go(first, stop=3)
+    first.save(tmp_path / "checkpoint")
+    for x, y in first:
+        first.step(F.cross_entropy(first.model(x), y, reduction="none"))
+        if not first.settled:
+            break
+    with pytest.raises(Refused, match="on trial"):
+        first.save(tmp_path / "other")
+    with pytest.raises(Refused, match="abandoned"):
+        next(iter(first))
+    first.close()
+    assert read(ledger).length == 7
+    again = start(plan, seed=2, ledger=ledger, resume=tmp_path / "checkpoint")
+    assert again.progress.step == 4
+    go(again)
+    assert again.ledger.length == 15  # one test was never made, and never paid
+    assert [entry.event for entry in again.ledger.entries[7:9]] == [GRADIENT, TEST]
+
+
+def test_the_next_charge_of_a_torn_ledger() -> None:
+    plan = bound()
+    assert [plan.due(charges) for charges in range(4)] == [GRADIENT, TEST, GRADIENT, TEST]
+    assert [plan.steps_paid(charges) for charges in (0, 1, 2, 3, 15, 16)] == [0, 1, 1, 2, 8, 8]
+    assert plan.due(16) == GRADIENT
+
+
+def test_what_is_not_proven_is_refused() -> None:
+    with pytest.raises(Refused, match="fresh sample"):
+        bound(sampling=BallsInBins())
+    with pytest.raises(Refused, match="composition"):
+        bound(analysis=Unproven("no reason"))
+    with pytest.raises(Refused, match="threshold"):
+        LossTest(loss_clip=0.01, threshold=0.02)
+    with pytest.raises(Refused, match="share"):
+        LossTest(share=0.0)
+    full = dataclasses.replace(methods.dp_sgd(), acceptance=LossTest(), sampling=FullBatch())
+    horizon = Horizon.of(records=60, batch=60, steps=2)
+    full.bind(noise=1.0, horizon=horizon, delta=1e-5).charge()
