@@ -111,6 +111,12 @@ class OneGroup:
         return [range(len(layout.names))]
 
 
+def _to_ball(norms_GN: Tensor, radius: float) -> Tensor:
+    """min(1, radius / norm), with the radius rounded down; exactly 1 inside."""
+    radius *= ROUND_DOWN
+    return radius / norms_GN.clamp(min=radius)
+
+
 def finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
     """Weight 0 for a record with any norm that is not finite; one query in front."""
     good_N = norms_GN.isfinite().all(0)
@@ -121,6 +127,9 @@ def finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class FlatClip(Still, OneGroup):
     """w = min(1, C / n): the projection to the ball of radius C.
+
+    C is rounded down once, for all norms: a second radius just below the first would tear nearby gradients apart,
+    and last-iterate and feedback bounds rest on a map that brings no two of them further apart.
 
     >>> import torch
     >>> FlatClip(1.0).weights(torch.tensor([[0.5, 2.0, math.inf]]), 1.0).round(decimals=3)
@@ -136,9 +145,7 @@ class FlatClip(Still, OneGroup):
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        clip = self.clip * scale
-        shrunk = clip * ROUND_DOWN / norms_GN.clamp(min=clip)
-        return finite(shrunk.where(norms_GN > clip, norms_GN.new_ones(())), norms_GN)
+        return finite(_to_ball(norms_GN, self.clip * scale), norms_GN)
 
 
 @final
@@ -232,9 +239,7 @@ class PerLayer(Still):
         return [[index] for index in range(len(layout.names))]
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        share = self.clip * scale / math.sqrt(norms_GN.shape[0])
-        shrunk = share * ROUND_DOWN / norms_GN.clamp(min=share)
-        return finite(shrunk.where(norms_GN > share, norms_GN.new_ones(())), norms_GN)
+        return finite(_to_ball(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN)
 
 
 @final
@@ -248,6 +253,21 @@ class TwoLevel(Still, OneGroup):
     clip: float
     residual: float
     share: float = math.sqrt(2)
+
+    @staticmethod
+    def smoothed(clip: float, residual: float, kappa: float) -> TwoLevel:
+        """The split with the least noise per step if the second sum passes a moving average of weight `kappa`.
+
+        The average lets through r = kappa/(2 - kappa) of the variance, and C^2 a^2 + r R^2 b^2 is least, under
+        1/a^2 + 1/b^2 = 1, at a^2 = (C + sqrt(r) R) / C: noise C + sqrt(r) R per step instead of C + R.
+
+        >>> round(TwoLevel.smoothed(1.0, 9.0, 0.1).share ** 2, 3)
+        3.065
+        """
+        check.positive("both bounds are norms, e.g. 1.0 and 9.0", clip=clip, residual=residual)
+        check.fraction("kappa is the weight of the newest value; 1 is no averaging", kappa=kappa)
+        passed = math.sqrt(kappa / (2 - kappa))
+        return TwoLevel(clip, residual, math.sqrt((clip + passed * residual) / clip))
 
     def __post_init__(self) -> None:
         check.positive("both bounds are norms, e.g. 1.0 and 9.0", clip=self.clip, residual=self.residual)
@@ -264,11 +284,8 @@ class TwoLevel(Still, OneGroup):
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         clip, residual = self.clip * scale, self.residual * scale
-        first = (clip * ROUND_DOWN / norms_GN.clamp(min=clip)).where(norms_GN > clip, norms_GN.new_ones(()))
-        # The upper bound on what is left keeps the second weight safe when the two norms nearly cancel.
-        left_over = norms_GN - clip * ROUND_DOWN
-        second = (1 - first) * (residual * ROUND_DOWN / left_over.clamp(min=residual)).clamp(max=1)
-        second = second.where(norms_GN > clip, norms_GN.new_zeros(()))
+        first = _to_ball(norms_GN, clip)
+        second = (1 - first) * _to_ball(norms_GN - clip * ROUND_DOWN, residual)  # 0 where nothing is cut off
         return _stack(finite(first, norms_GN), finite(second, norms_GN))
 
 

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
+from discreet.core import check
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.stages.moment import Moment
+
+
+HELD = "two-level.held"
 
 
 class Combination(Protocol):
@@ -26,3 +31,42 @@ class TakeFirst:
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
         return vectors[0]
+
+
+@final
+@dataclass(frozen=True)
+class SmoothedResidual:
+    """first + kappa * held, where `held` collects the second noisy sum and gives away what is used of it.
+
+        held <- held + second;   used = kappa * held, at most batch * limit long;   held <- held - used
+
+    Without a limit `used` is the moving average (1 - kappa) used + kappa second; with one it is error feedback:
+    what is too long now is used later. Nothing is lost: all of `used` and `held` add up to all that was released.
+
+    kappa  weight of the newest value; 1: no averaging
+    limit  bound on what is used, on the mean; None: none
+    """
+
+    kappa: float
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        check.fraction("kappa is the weight of the newest value; 1 is no averaging", kappa=self.kappa)
+        if self.limit is not None:
+            check.positive("the longest residual to use in one step", limit=self.limit)
+
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
+        check.require(
+            len(vectors) == 2 and moment.mask is None,
+            "two noisy sums of all coordinates",
+            f"{len(vectors)} sums" if moment.mask is None else "a mask",
+            "combine with the bounder TwoLevel and no selection",
+        )
+        first, second = vectors
+        before = moment.memory.get(HELD)
+        held = second if before is None else second + before.to(second)
+        used = self.kappa * held
+        if self.limit is not None:
+            used *= min(1.0, moment.batch * self.limit / max(float(used.norm()), 1e-300))
+        moment.memory[HELD] = held - used
+        return first + used
