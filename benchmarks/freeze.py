@@ -1,10 +1,11 @@
-"""What a frozen coordinate saves: noise and update at several freeze rates, and the bytes of a release.
+"""What a frozen coordinate saves: noise and update at several freeze rates, their memory, and the bytes of a release.
 
 python -m benchmarks.freeze            10^6 parameters, per-epoch masks
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from discreet.core.streams import Streams
 from discreet.core.world import World
@@ -23,7 +25,7 @@ from discreet.stages.engine import Engine
 from discreet.stages.mechanisms.gaussian import GaussianNoise
 from discreet.stages.moment import Moment
 from discreet.stages.selection import Frozen, Order, RandomFreeze
-from discreet.stages.update import update
+from discreet.stages.update import unpack, update
 from discreet.stages.values import Released
 
 RATES = (0.0, 0.5, 0.9)
@@ -35,7 +37,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def main(repeats: int = 30) -> dict[str, Any]:
-    """Processor milliseconds of noise plus update and bytes of a release, and both over those of a dense step."""
+    """Noise plus update: processor milliseconds, their ratio to a dense step, and the memory they ask for.
+
+    Each step finds its mask in use, as all but the first of an epoch do; what a new mask costs is told apart.
+    """
     net = nn.Linear(999, 1000)  # a million parameters
     engine, streams = Engine(net), Streams.from_os()
     found: dict[str, Any] = {"parameters": engine.layout.size, "threads": torch.get_num_threads()}
@@ -49,12 +54,17 @@ def main(repeats: int = 30) -> dict[str, Any]:
                 times[rate].append(step.timed())
         medians = {rate: statistics.median(own) for rate, own in times.items()}
         found[name] = {
-            str(rate): {"ms": round(ms, 3), "ratio": round(ms / medians[0.0], 3)}
+            str(rate): {
+                "ms": round(ms, 3),
+                "ratio": round(ms / medians[0.0], 3),
+                "MB": round(steps[rate].memory() / 1e6, 2),
+            }
             for rate, ms in medians.items()
         }
         dense = steps[0.0].size
         found["bytes"] = {str(rate): round(step.size / dense, 4) for rate, step in steps.items()}
     found["new mask ms"] = round(_mask_time(engine, streams), 1)
+    found["new state ms"] = round(_state_time(net, engine, streams), 1)
     engine.close()
     return found
 
@@ -81,9 +91,26 @@ class _Step:
         self._finish(total)
         return (time.process_time() - start) * 1000
 
+    def memory(self) -> int:
+        """The most bytes of tensors that one step holds at a time, beyond what was there before it."""
+        total = self._sum()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            self._finish(total)
+        results: Any = seen.profiler.kineto_results  # type: ignore[union-attr]
+        sizes = [event.nbytes() for event in results.events() if event.name() == "[memory]"]
+        return max(itertools.accumulate(sizes), default=0)
+
+    def fresh(self) -> float:
+        """Processor milliseconds of making the optimizer's state whole and packing it again, at a new mask."""
+        total = self._sum()
+        start = time.process_time()
+        unpack(self._optimizer)
+        self._finish(total)
+        return (time.process_time() - start) * 1000
+
     def _sum(self) -> Any:
         empty = Aggregation(FlatClip(1.0), 1.0, self._engine, self._moment.mask, Order.FREEZE_THEN_CLIP)
-        return empty.sums(World.current())[0]
+        return list(empty.sums(World.current()).vectors)
 
     def _finish(self, sums: Any) -> Released:
         moment = self._moment
@@ -101,6 +128,13 @@ def _mask_time(engine: Engine, streams: Streams) -> float:
         RandomFreeze(final_rate=0.9).mask(moment)
         times.append((time.process_time() - start) * 1000)
     return statistics.median(times)
+
+
+def _state_time(net: nn.Module, engine: Engine, streams: Streams) -> float:
+    step = _Step(net, engine, streams, OPTIMIZERS["adam"], 0.9)
+    return statistics.median(step.fresh() for _ in range(10)) - statistics.median(
+        step.timed() for _ in range(10)
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import loop
-from discreet import methods
+from discreet import Private, methods
 from discreet.accounting import Charge
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
@@ -569,3 +569,15 @@ def test_a_budget_is_kept() -> None:
     run = loop.private(which=which)
     loop.train(run)
     assert 1.98 < run.spent().certified.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("kind", ["loader", "iterable"])
+def test_data_that_the_plan_cannot_draw_from_is_refused(kind: str) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from loop.data()
+
+    data = DataLoader(loop.data(), batch_size=5) if kind == "loader" else Stream()
+    model = loop.model()
+    with pytest.raises(Refused, match=r"loader.dataset|__getitem__"):
+        Private(model, torch.optim.SGD(model.parameters(), lr=0.1), loop.plan(), data)  # type: ignore[arg-type]

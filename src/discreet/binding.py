@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from discreet.core import check
 from discreet.core.streams import Streams
@@ -18,6 +18,22 @@ from discreet.stages.capture import tensors_in
 from discreet.stages.engine import Engine
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.stages.selfcheck import self_check
+
+
+def check_data(data: Any) -> None:
+    """A dataset to draw from, not a loader that has drawn already."""
+    check.require(
+        not isinstance(data, DataLoader),
+        "a dataset: the plan draws the batches that it is priced for",
+        "a DataLoader",
+        "pass loader.dataset; or plan with sampling=OwnLoader(), data=None, and iterate private.over(loader)",
+    )
+    check.require(
+        not isinstance(data, IterableDataset),
+        "a map-style dataset, whose records can be drawn one by one",
+        type(data).__name__,
+        "give it __len__ and __getitem__; or plan with sampling=OwnLoader() and iterate private.over(batches)",
+    )
 
 
 def dry_run(

@@ -1,4 +1,4 @@
-"""What a run must keep to whose certificate is for the last iterate alone: checked when it begins and at each release."""
+"""What a run must keep to whose certificate is for the last iterate alone: checked at its start and each release."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Watch(Protocol):
 
 
 @final
-class Free:
+class Visible:
     """A plan whose iterates may be seen has no further rules."""
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
@@ -184,7 +184,7 @@ class _Looking:
 
 def watch_of(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Watch:
     """The rules of a plan for this model and optimizer; refused at once where they are broken."""
-    return Free() if plan.analysis.visible else Hidden(plan, model, optimizer)
+    return Visible() if plan.analysis.visible else Hidden(plan, model, optimizer)
 
 
 def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:

@@ -17,6 +17,7 @@ from discreet.accounting import Ledger
 from discreet.accounting.chain import scan
 from discreet.accounting.events import Event, Free
 from discreet.binding import (
+    check_data,
     check_optimizer,
     check_processes,
     device_of,
@@ -91,6 +92,7 @@ class Private:
         resume: str | Path | None = None,
     ) -> None:
         plan.certificate()  # refuses an incomplete plan and prices it before anything runs
+        check_data(data)
         check.count("the most records in memory at once", micro_batch=micro_batch)
         check.count("how many augmented copies of each record", views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan

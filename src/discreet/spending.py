@@ -36,7 +36,8 @@ class Spent:
         proven = self.certified
         claimed = "none" if self.claimed is None else words(self.claimed)
         rests_on = f"{proven.accountant}, {proven.relation}, delta={proven.delta:g}"
-        line = f"certified {words(proven.epsilon)} ({rests_on}) · claimed {claimed}"
+        held = "".join(f", {condition}" for condition in proven.conditions)
+        line = f"certified {words(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}"
         return line if "not private" not in self.statement else f"{line} · {self.statement}"
 
     def to_json(self) -> dict[str, Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from discreet.auditing import broken, truth
-from discreet.auditing.truth import Effort, Scope, Verdict, verdict
+from discreet.auditing import broken, rows, truth
+from discreet.auditing.truth import Effort, Row, Scope, Verdict, verdict
+from discreet.core.check import Refused
 from discreet.methods import METHODS
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
-SMALL = Effort(scalar=2000, canaries=1000, runs=16)
+SMALL = Effort(scalar=2000, canaries=1000, runs=16, copies=400)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_verdicts(certified: float | None, claimed: float | None, audited: float
 
 def test_a_row_in_json() -> None:
     demonstration = next(d for d in broken.demonstrations() if d.method == "geodp")
-    row = truth.audit_claim(demonstration, effort=SMALL, generator=np.random.default_rng(1))
+    row = rows.against_claim(demonstration, SMALL).row(generator=np.random.default_rng(1))
     told = json.loads(json.dumps(row.to_json(), allow_nan=False))
     assert set(told) == KEYS
     assert told["certified"] == "inf"
@@ -44,26 +46,73 @@ def test_a_row_in_json() -> None:
     assert told["audited"] > told["claimed"]
     assert told["verdict"] == "claim broken"
     assert told["confidence"] == 0.999
+    assert Row.from_json(told) == row
 
 
 def test_everything_covers_every_method_and_the_four_claims() -> None:
     scope = Scope.everything()
     assert [method.name for method in scope.methods] == list(METHODS)
     assert {claim.method for claim in scope.claims} == {"geodp", "dicesgd", "d2p2-sgd", "dpsgd-dc"}
-    assert scope.rows == len(METHODS) + 1 + 4
+    labels = [attack.label for attack in truth.attacks(scope, truth.QUICK)]
+    assert len(set(labels)) == len(labels)
+    for name in METHODS:
+        assert f"{name}, one step" in labels
+    assert "dp-sgd, whole run, data canary" in labels
+    assert "dpsgd-dc, last iterate" in labels
+    full = [attack.label for attack in truth.attacks(scope, truth.FULL)]
+    assert {f"{name}, whole run, crafted gradient" for name in METHODS} <= set(full)
 
 
 def test_a_method_has_its_rows_in_order() -> None:
     told: list[str] = []
-    rows = list(
+    found = list(
         truth.truth_table(Scope.of("dp-sgd"), effort=SMALL, listener=lambda label, *_: told.append(label))
     )
-    assert [row.method for row in rows] == ["dp-sgd", "dp-sgd"]
-    assert {row.verdict for row in rows} == {Verdict.HOLDS}
-    assert told[0] == "dp-sgd"
+    assert [(row.method, row.parameters["game"]) for row in found] == [
+        ("dp-sgd", "one step, crafted gradient"),
+        ("dp-sgd", "whole run, crafted gradient"),
+        ("dp-sgd", "whole run, data canary"),
+        ("dp-sgd", "one step, sufficient statistic"),
+    ]
+    assert {row.verdict for row in found} == {Verdict.HOLDS}
+    assert told[0] == "dp-sgd, one step"
+
+
+def test_a_method_without_a_guarantee_has_an_infinite_certificate() -> None:
+    (row, *_) = truth.truth_table(Scope.of("geodp"), effort=SMALL)
+    assert row.certified == math.inf
+    assert row.verdict in (Verdict.NOT_TESTED, Verdict.CLAIM_BROKEN)
 
 
 def test_the_statistic_row_is_below_the_exact_epsilon() -> None:
-    row = truth.audit_statistic(effort=SMALL, generator=np.random.default_rng(2))
+    row = rows.statistic(SMALL).row(generator=np.random.default_rng(2))
     assert row.certified == pytest.approx(4.37718, abs=1e-5)
     assert row.audited <= row.certified
+
+
+def test_a_written_table_is_read_back_and_a_forged_verdict_is_not(tmp_path: Path) -> None:
+    row = rows.statistic(SMALL).row(generator=np.random.default_rng(2))
+    path = tmp_path / "table.json"
+    answer = truth.document([row], command="discreet audit --all")
+    path.write_text(json.dumps(answer))
+    assert truth.truth_rows(path) == (row,)
+    answer["rows"][0]["verdict"] = "claim broken"
+    path.write_text(json.dumps(answer))
+    with pytest.raises(Refused, match="verdict"):
+        truth.truth_rows(path)
+    for text in ("{}", "[", '{"rows": [{}]}'):
+        path.write_text(text)
+        with pytest.raises(Refused, match="truth table"):
+            truth.truth_rows(path)
+    with pytest.raises(Refused, match="truth table"):
+        truth.truth_rows(tmp_path / "none.json")
+
+
+def test_the_table_in_the_repository_breaks_no_certificate() -> None:
+    path = Path(__file__).parents[2] / "results" / "truth-table.json"
+    found = truth.truth_rows(path)
+    assert {row.method for row in found} >= {"dp-sgd", "geodp (as published)"}
+    for row in found:
+        assert row.verdict is not Verdict.CERTIFICATE_BROKEN
+        if row.method.endswith("(as published)"):
+            assert row.verdict is Verdict.CLAIM_BROKEN

@@ -54,7 +54,35 @@ def test_a_broken_certificate_fails_the_command(monkeypatch: pytest.MonkeyPatch)
     assert json.loads(told.out)["rows"][0]["verdict"] == "CERTIFICATE BROKEN"
 
 
-def test_bad_input_is_refused_in_one_line() -> None:
-    refused(run("audit"), "--method or --all", "neither")
-    refused(run("audit", "--all", "--method", "dp-sgd"), "both")
+def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
+    refused(run("audit"), "--method, --all and --run", "neither")
+    refused(run("audit", "--all", "--method", "dp-sgd"), "--method and --all")
+    refused(run("audit", "--all", "--run", tmp_path), "--all and --run")
     refused(run("audit", "--method", "dp-sdg"), "dp-sgd")
+    refused(run("audit", "--all", "--one-run"), "--one-run with --method")
+    refused(run("audit", "--method", "dp-sgd", "--canaries", "5"), "--run or --one-run")
+    refused(run("audit", "--method", "dp-sgd", "--one-run", "--canaries", "5"), "canaries")
+    refused(run("audit", "--run", tmp_path / "nothing"), "directory of a run")
+
+
+def test_one_run_of_a_method(tmp_path: Path) -> None:
+    out = tmp_path / "answer.json"
+    flags = ("audit", "--method", "dp-sgd", "--one-run", "--quick", "--canaries", "40")
+    answer = run(*flags, "--out", out, "--json").json
+    assert answer["method"] == "dp-sgd"
+    assert answer["canary"] == "gradient"
+    assert 0 <= answer["audited"] <= answer["certified"]
+    assert json.loads(out.read_text()) == answer
+    assert list(tmp_path.iterdir()) == [out]  # an audit leaves nothing else behind
+
+
+def test_a_run_directory_is_audited_by_its_recipe(tmp_path: Path) -> None:
+    made = tmp_path / "run"
+    trained = ("--noise", "2", "--delta", "1e-5", "--steps", "3", "--model", "softmax", "--out", made)
+    assert run("train", *trained).code == 0
+    before = sorted(path.name for path in made.iterdir())
+    told = run("audit", "--run", made, "--canary", "data", "--canaries", "50")
+    assert told.code == 0
+    assert "50 data canaries in one run of 3 steps" in told.out
+    assert "tightness" in told.out
+    assert sorted(path.name for path in made.iterdir()) == before

@@ -71,3 +71,34 @@ def test_a_comparison_in_which_nothing_finished_is_a_failure(
     result = run("compare", *RUN, "--out", tmp_path / "page", "--seeds", "0")
     assert result.code == 1
     assert "out of luck" in result.out
+
+
+def test_several_budgets_from_the_command_line(tmp_path: Path) -> None:
+    words = replaced((*RUN, "--out", str(tmp_path / "page")), epsilon="8,1,3", methods="dp-sgd")
+    answer = run("compare", *words, "--seeds", "0,1", "--other-repeats", "1", "--json").json
+    assert answer["epsilon"] == 3.0  # the middle one is ranked
+    assert [(stage["epsilon"], stage["repeats"]) for stage in answer["others"]] == [(8.0, 1), (1.0, 1)]
+    shown = run("compare", *words, "--seeds", "0,1", "--other-repeats", "1")
+    assert "each budget" in shown.out
+    assert "epsilon 8" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"epsilon": "1,x"}, ["--epsilon", "'1,x'"]),
+        ({"epsilon": "1,1"}, ["different budgets"]),
+        ({"epsilon": "1,0"}, ["epsilon > 0"]),
+        ({"epsilon": "1,3", "main": "2"}, ["--main"]),
+        ({"main": "3"}, ["several budgets"]),
+        ({"other_repeats": "2"}, ["several budgets"]),
+        ({"truth": "nowhere.json"}, ["a truth table"]),
+        ({"tune_on": "digit"}, ["digits"]),
+    ],
+    ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_bad_budgets_and_files_are_one_line(
+    tmp_path: Path, changes: dict[str, str | None], parts: list[str]
+) -> None:
+    words = replaced((*RUN, "--out", str(tmp_path / "page")), **changes)
+    refused(run("compare", *words), *parts)

@@ -6,6 +6,7 @@ and accounting, B sensitivity and clipping, C noise, D state. This tests the tes
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from freezing import coverage_contract, frozen_contract
 
 import loop
 from contracts import (
@@ -25,13 +27,17 @@ from contracts import (
     sampler_contract,
     step_contract,
 )
-from discreet import methods, step
+from discreet import methods, private, step
 from discreet.accounting import Ledger, events
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream, Streams
 from discreet.private import Private
 from discreet.stages import aggregation, bounding, engine, sampling
+from discreet.stages import update as updating
+from discreet.stages.active import Active
+from discreet.stages.mechanisms import gaussian
 from discreet.stages.mechanisms.gaussian import GaussianNoise
+from discreet.stages.selection import Frozen, Refresh
 from discreet.stages.values import Released
 
 Patch = pytest.MonkeyPatch
@@ -216,6 +222,55 @@ def _seeded_by_torch(patch: Patch) -> None:
     patch.setattr(Streams, "from_os", classmethod(lambda cls: cls.seeded(int(torch.initial_seed()))))
 
 
+def _mask_changes_inside_a_batch(patch: Patch) -> None:
+    """Each micro-batch on a mask of its own, noise on the last one, and the whole sum leaves."""
+    real = step.LogicalBatch.add
+
+    def add(self: step.LogicalBatch, losses: torch.Tensor) -> None:
+        real(self, losses)
+        now = dataclasses.replace(self._moment, step=self._moment.step + 1)
+        mask = self._plan.selection.mask(now)
+        self._moment = dataclasses.replace(self._moment, mask=mask)
+        self._sums._mask = self._sums._clipped = mask
+
+    def noise_on_the_last(value: torch.Tensor, std: float, moment: Any) -> torch.Tensor:
+        index = Active.of(moment.mask, moment.layout, value.device).whole
+        value[index] = moment.streams.noise.add_normal_(value[index], std)
+        return value
+
+    def whole(mask: Any, value: torch.Tensor, layout: Any, batch: float) -> Released:
+        return Released(value / batch, layout)
+
+    patch.setattr(step.LogicalBatch, "add", add)
+    patch.setattr(gaussian, "_add_noise", noise_on_the_last)
+    patch.setattr(Released, "on", staticmethod(whole))
+
+
+def _noise_on_another_mask(patch: Patch) -> None:
+    def stale(value: torch.Tensor, std: float, moment: Any) -> torch.Tensor:
+        value[::2] = moment.streams.noise.add_normal_(value[::2].clone(), std)
+        return value
+
+    patch.setattr(gaussian, "_add_noise", stale)
+
+
+def _frozen_coordinates_coast(patch: Patch) -> None:
+    real = private.update
+
+    def update(optimizer: Any, parameters: Any, released: Released, frozen: Frozen) -> None:
+        real(optimizer, parameters, released, Frozen.COASTING)
+
+    patch.setattr(private, "update", update)
+
+
+def _frozen_state_decays(patch: Patch) -> None:
+    """Parameters are put back, but the velocity of frozen coordinates goes on decaying."""
+    patch.setattr(updating, "COORDINATE_WISE", ())
+
+
+STEPWISE = methods.random_freeze(clip=0.5, final_rate=0.5, cooling_epochs=1, refresh=Refresh.STEP)
+
+
 def _fresh_run() -> Private:
     return loop.private(streams=Streams.from_os())
 
@@ -292,6 +347,14 @@ FAULTS = [
         _no_noise_where_no_gradient,
         lambda: noise_contract(methods.dp_sgd()),
     ),
+    Fault(
+        "C8 a mask that changes inside a logical batch",
+        _mask_changes_inside_a_batch,
+        lambda: coverage_contract(STEPWISE),
+    ),
+    Fault("C8 noise on another mask", _noise_on_another_mask, lambda: coverage_contract(STEPWISE)),
+    Fault("D7 momentum moves what is frozen", _frozen_coordinates_coast, lambda: frozen_contract(STEPWISE)),
+    Fault("D7 frozen state decays", _frozen_state_decays, lambda: frozen_contract(STEPWISE)),
 ]
 
 

@@ -7,7 +7,20 @@ import math
 import random
 
 from discreet.methods import METHODS
-from discreet.report import Comparison, Entry, Excluded, Failure, Point, Provenance, Run
+from discreet.report import (
+    Choice,
+    Comparison,
+    Course,
+    Entry,
+    Excluded,
+    Failure,
+    Point,
+    Provenance,
+    Run,
+    Stage,
+    Truth,
+    Tuned,
+)
 
 FINAL = {
     "dp-sgd": 0.934,
@@ -103,3 +116,68 @@ def failing() -> Comparison:
     rest = tuple(entry(name) for name in ("dp-sgd", "dp-adam"))
     excluded = (Excluded(method="geodp", guarantee="claimed only: no proof for the direction"),)
     return comparison((*rest, lost, broken), excluded=excluded)
+
+
+def full() -> Comparison:
+    """Three budgets, masks, a decaying noise, a bounded domain, a row of one point, an audit and a search."""
+    steady = Course(noise=((0, 2.913),), density=((0, 1.0),))
+    masked = Course(noise=((0, 2.913),), density=tuple((6 * e, 1 - 0.045 * e) for e in range(20)))
+    decaying = Course(noise=tuple((6 * e, 4 / (e + 1) ** 0.25) for e in range(20)), density=((0, 1.0),))
+    bounded = Course(noise=((0, 5.0),), density=((0, 1.0),), diameter=2.5, visible=False)
+    last = run("dpsgd-dc", 0)
+    courses = {"random-freeze": masked, "d2p-sgd": decaying}
+    names = (*FINAL, *courses)
+    rows = [entry(name, course=courses.get(name, steady)) for name in names]
+    only = dataclasses.replace(last, curve=last.curve[-1:])
+    rows.append(entry("dp-sgd", name="last-iterate", course=bounded, runs=(only,)))
+    others = tuple(
+        Stage(epsilon=epsilon, repeats=1, entries=tuple(_shifted(row, drop) for row in rows))
+        for epsilon, drop in ((1.0, 0.08), (8.0, -0.02))
+    )
+    truth = (
+        Truth(
+            method="dp-sgd",
+            parameters=(("noise", 1.0), ("delta", 0.01)),
+            certified=2.32,
+            claimed=None,
+            analytic=None,
+            audited=2.067,
+            confidence=0.999,
+            verdict="holds",
+        ),
+        Truth(
+            method="GeoDP as published",
+            parameters=(("beta", 1), ("how", "one step")),
+            certified=math.inf,
+            claimed=4.85,
+            analytic=249.0,
+            audited=7.81,
+            confidence=0.999,
+            verdict="claim broken",
+        ),
+    )
+    unfit = Excluded(
+        method="dpsgd-gc", guarantee="certified: last iterate", reason="Expected full batches, got Poisson."
+    )
+    tuned = Tuned(
+        data="digits",
+        model="cnn-digits",
+        trials=42,
+        records=1149,
+        held_out=288,
+        choices=(Choice(name="dp-sgd", settings="clip 0.2, sgd, learning rate 4", score=0.94),),
+    )
+    return comparison(
+        tuple(rows),
+        others=others,
+        truth=truth,
+        truth_source="truth-table.json",
+        tuned=tuned,
+        excluded=(unfit, Excluded(method="geodp", guarantee="no proven guarantee")),
+    )
+
+
+def _shifted(row: Entry, drop: float) -> Entry:
+    """The first run of a row, at another budget."""
+    one = dataclasses.replace(row.runs[0], accuracy=row.runs[0].accuracy - drop)
+    return dataclasses.replace(row, runs=(one,))

@@ -19,6 +19,7 @@ from discreet.stages.mechanisms.projected_gaussian import (
     DenseBlocks,
     DenseLayers,
     Orthonormal,
+    OrthonormalLayers,
     PaperLift,
     ProjectedGaussian,
     UnbiasedLift,
@@ -86,7 +87,9 @@ def test_no_price_for_a_dense_projection_of_several_queries(
 # -- what it releases ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("projection", [Orthonormal(), DENSE, BLOCKS], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "projection", [Orthonormal(), OrthonormalLayers(), DENSE, BLOCKS], ids=lambda p: type(p).__name__
+)
 @pytest.mark.parametrize("lift", [UnbiasedLift(), PaperLift()], ids=lambda p: type(p).__name__)
 def test_nothing_removed_is_the_gaussian_mechanism_bit_for_bit(
     projection: DenseLayers, lift: UnbiasedLift
@@ -98,7 +101,9 @@ def test_nothing_removed_is_the_gaussian_mechanism_bit_for_bit(
     )
 
 
-@pytest.mark.parametrize("projection", [Orthonormal(), DENSE, BLOCKS], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "projection", [Orthonormal(), OrthonormalLayers(), DENSE, BLOCKS], ids=lambda p: type(p).__name__
+)
 def test_fresh_at_each_step_and_the_same_when_regenerated(projection: DenseLayers) -> None:
     mechanism = ProjectedGaussian(reduction=0.5, projection=projection)
     value = torch.randn(LAYOUT.size)
@@ -112,6 +117,7 @@ def test_the_papers_lift_is_the_root_of_the_width_times_the_unbiased_one() -> No
     for projection, roots in (
         (DENSE, [math.sqrt(27)] * 54 + [math.sqrt(4)] * 9),
         (Orthonormal(), [math.sqrt(width(padded_size(63), 0.5))] * 63),
+        (OrthonormalLayers(), [math.sqrt(32)] * 54 + [math.sqrt(6)] * 9),  # 54 is padded to 64, 9 to 12
     ):
         unbiased = ProjectedGaussian(reduction=0.5, projection=projection)
         paper = dataclasses.replace(unbiased, lift=PaperLift())
@@ -175,11 +181,16 @@ class Watched:
         monkeypatch.setattr(stream, "add_normal_", watch)
 
 
-def moved(mechanism: ProjectedGaussian, value: Tensor, monkeypatch: pytest.MonkeyPatch) -> float:
+def moved(
+    mechanism: ProjectedGaussian,
+    value: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout | None = None,
+) -> float:
     """How far one record that contributes `value` moves the vector that the noise is added to."""
     images = []
     others = 3 * torch.randn(len(value), generator=torch.Generator().manual_seed(3))
-    layout = Layout(("w",), ((len(value),),))
+    layout = layout or Layout(("w",), ((len(value),),))
     for total in (others, others + value):
         when = moment(layout=layout)
         watched = Watched(when, monkeypatch)
@@ -214,6 +225,34 @@ def test_a_record_never_moves_the_projected_sum_by_more_than_the_clip(
         assert moved(mechanism, vector, monkeypatch) <= 1.0
 
 
+@pytest.mark.parametrize("sizes", [(1, 11), (54, 9), (600, 400)])
+def test_nor_when_every_layer_is_projected_by_itself(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the clip in one layer, or spread over both, along rows of the layers' own projections."""
+    layout = Layout(("w", "b"), tuple((size,) for size in sizes))
+    mechanism = ProjectedGaussian(reduction=0.5, projection=OrthonormalLayers())
+    stream = Streams.seeded(0).projection.at(0)
+    rows = []
+    for part, size in enumerate(sizes):
+        kept = width(padded_size(size), 0.5)
+        spike = torch.zeros(kept, dtype=torch.float64)
+        spike[0] = 1.0
+        rows.append(Hadamard(size, kept, stream.at(part)).lift(spike, torch.float64))
+        rows[-1] /= rows[-1].norm()
+    zeros = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    vectors = [
+        torch.cat([rows[0], zeros[1]]),
+        torch.cat([zeros[0], rows[1]]),
+        torch.cat([0.6 * rows[0], 0.8 * rows[1]]),
+        *unit_vectors(sum(sizes)),
+    ]
+    lengths = [moved(mechanism, vector, monkeypatch, layout) for vector in vectors]
+    assert max(lengths) <= 1.0
+    # Rows of the projection keep their length where the layer fills its matrix: 11 of 12 and 1 of 1 do.
+    assert max(lengths) > 0.65
+
+
 def test_dense_projections_do_move_it_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control, and the paper's error: A^T / sqrt(p) lengthens about every second vector."""
     size = 64
@@ -221,7 +260,9 @@ def test_dense_projections_do_move_it_by_more(monkeypatch: pytest.MonkeyPatch) -
     assert max(moved(mechanism, vector, monkeypatch) for vector in unit_vectors(size)) > 1.1
 
 
-@pytest.mark.parametrize("projection", [Orthonormal(), DENSE], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "projection", [Orthonormal(), OrthonormalLayers(), DENSE], ids=lambda p: type(p).__name__
+)
 def test_what_lies_on_frozen_coordinates_does_not_leave(projection: DenseLayers) -> None:
     mechanism = ProjectedGaussian(reduction=0.5, projection=projection)
     mask = Mask((True, False))
@@ -271,8 +312,24 @@ def test_another_model_than_was_priced_is_refused(projection: DenseLayers, reduc
     mechanism = ProjectedGaussian(reduction=reduction, projection=projection)
     when = moment()
     with pytest.raises(Refused, match="the widths of this model"):
+        mechanism.check(LAYOUT)
+    with pytest.raises(Refused, match="the widths of this model"):
         release(mechanism, torch.randn(LAYOUT.size), 1.0, when)
     assert when.streams.noise.spent == 0
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        ProjectedGaussian(reduction=0.5, projection=DENSE),
+        ProjectedGaussian(reduction=0.5, projection=BLOCKS),
+        ProjectedGaussian(reduction=0.3),
+        ProjectedGaussian(reduction=0.3, projection=OrthonormalLayers()),
+        ProjectedGaussian(reduction=0.0, projection=DenseLayers((1,))),
+    ],
+)
+def test_the_model_that_was_priced_is_welcome(mechanism: ProjectedGaussian) -> None:
+    mechanism.check(LAYOUT)
 
 
 def test_a_sum_with_a_larger_bound_is_refused() -> None:

@@ -12,7 +12,15 @@ from scipy import stats
 from torch import Tensor
 
 from discreet.core.streams import Streams
-from discreet.stages.projections import Dense, Hadamard, Projection, factors_of, hadamard, padded_size
+from discreet.stages.projections import (
+    Blocks,
+    Dense,
+    Hadamard,
+    Projection,
+    factors_of,
+    hadamard,
+    padded_size,
+)
 
 ALPHA = 1e-6  # false-alarm rate of every statistical test here
 STREAMS = [Streams.seeded(seed) for seed in range(3)]
@@ -33,6 +41,10 @@ def spike(size: int, where: int) -> Tensor:
 def structured(size: int, reduction: float = 0.3, *, seed: int = 0, step: int = 0) -> Hadamard:
     width = max(1, round((1 - reduction) * padded_size(size)))
     return Hadamard(size, width, STREAMS[seed].projection.at(step))
+
+
+def layers(sizes: tuple[int, ...], reduction: float, *, step: int = 0) -> Blocks:
+    return Blocks(structured(size, reduction, seed=part, step=step) for part, size in enumerate(sizes))
 
 
 def dense(sizes: tuple[int, ...], widths: tuple[int, ...], *, step: int = 0) -> Dense:
@@ -155,6 +167,7 @@ def bias(make: Callable[[int], Projection], value: Tensor, draws: int, scale: fl
 FAMILIES: list[tuple[str, Callable[[int], Projection]]] = [
     ("hadamard", lambda step: structured(37, 0.4, step=step)),
     ("hadamard without padding", lambda step: structured(64, 0.7, step=step)),
+    ("hadamard by layers", lambda step: layers((30, 7), 0.4, step=step)),
     ("dense", lambda step: dense((30, 7), (18, 4), step=step)),
 ]
 

@@ -23,7 +23,7 @@ import numpy as np
 from discreet.accounting import gdp, rdp
 from discreet.accounting.charges import Charge
 from discreet.accounting.compose import Composition
-from discreet.accounting.events import Event
+from discreet.accounting.events import Event, LastIterateRun
 from discreet.accounting.normal import Run, bucketed, normal
 from discreet.accounting.pld import Floats, gaussian
 from discreet.accounting.rule import Parts, Resolution, Whole
@@ -54,6 +54,11 @@ class Certificate:
     accountant: str
     assumptions: tuple[str, ...] = ()
 
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The assumptions that nobody can check but the user, which are said wherever epsilon is: "if ..."."""
+        return tuple(text for text in self.assumptions if text.startswith("if "))
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; an infinite epsilon is the string "inf"."""
         return {
@@ -78,6 +83,8 @@ def certify(charge: Charge, *, delta: float, relation: Neighbouring) -> Certific
     run = normal(charge.certified, relation)
     assumptions = tuple(sorted({*charge.assumptions, *run.assumptions}))
     epsilon, name = _tightest(run, delta)
+    if not run.others and any(isinstance(event, LastIterateRun) for event, _ in charge.certified):
+        name = "last iterate, Gaussian"
     return Certificate(epsilon, delta, relation, name, assumptions)
 
 

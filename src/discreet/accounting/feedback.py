@@ -114,8 +114,11 @@ def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
 
 
 def _mixture_may_win(run: Run, epsilon: float) -> bool:
-    """Not if its expected loss, at least T held^2 / 2, is far beyond: leaving a bound out is always sound."""
-    return run.steps * run.held**2 / 2 < 4 * epsilon + 50
+    """Not if its expected loss, at least T held^2 / 2, is far beyond: leaving a bound out is always sound.
+
+    Beyond 100 a smaller epsilon helps nobody, and the composition takes seconds.
+    """
+    return epsilon < 100 and run.steps * run.held**2 / 2 < 4 * epsilon + 50
 
 
 def _grid(about: float) -> float:
@@ -319,6 +322,7 @@ def _patterns(run: Run) -> tuple[Floats, Floats, float]:
     return np.concatenate(mus), np.concatenate(shares), rest
 
 
+@functools.lru_cache(maxsize=4096)  # the same for every noise: calibration asks often
 def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
     """Counts of later inclusions in at most 60 groups, each counted as its largest; weights; the rest."""
     if rate == 1 or steps == 0:

@@ -118,7 +118,7 @@ RULES: dict[type[Event], Rule] = {
         assumes=(
             _POISSON,
             "the accumulated error starts at zero and is never released",
-            "both clips are projections on balls, and the pre-clip, if there is one, bounds every gradient",
+            "where there is a pre-clip, it bounds every gradient, and both clips are projections on balls",
         ),
     ),
     LastIterateRun: Rule(

@@ -12,6 +12,7 @@ event is tried, and the confidence needs no correction. Never imports torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -112,9 +113,9 @@ def lower(hits: npt.ArrayLike, trials: int, risk: float) -> Floats:
     >>> float(lower(0, 10, 0.05)), round(float(lower(10, 10, 0.05)), 4)
     (0.0, 0.7411)
     """
-    k = np.asarray(hits, dtype=np.float64)
+    k, places = _distinct(hits)
     found = special.betaincinv(np.maximum(k, 1), trials - np.maximum(k, 1) + 1, risk)
-    return np.asarray(np.where(k == 0, 0.0, found))
+    return np.asarray(np.where(k == 0, 0.0, found)[places])
 
 
 def upper(hits: npt.ArrayLike, trials: int, risk: float) -> Floats:
@@ -123,9 +124,17 @@ def upper(hits: npt.ArrayLike, trials: int, risk: float) -> Floats:
     >>> round(float(upper(0, 10, 0.05)), 4), float(upper(10, 10, 0.05))
     (0.2589, 1.0)
     """
-    k = np.asarray(hits, dtype=np.float64)
+    k, places = _distinct(hits)
     below = np.minimum(k, trials - 1)
-    return np.asarray(np.where(k == trials, 1.0, special.betainccinv(below + 1, trials - below, risk)))
+    found = special.betainccinv(below + 1, trials - below, risk)
+    return np.asarray(np.where(k == trials, 1.0, found)[places])
+
+
+def _distinct(hits: npt.ArrayLike) -> tuple[Floats, Counts]:
+    """Each number once, and where it belongs: the quantiles are costly, and cuts between few values share them."""
+    values = np.asarray(hits, dtype=np.float64)
+    found, places = np.unique(values, return_inverse=True)
+    return found, places.reshape(values.shape)
 
 
 def epsilon_of(
@@ -139,6 +148,10 @@ def epsilon_of(
 
 def choose(tally: Tally, *, delta: float, confidence: float) -> Test:
     """The event that would show most, on trials that will not judge it."""
+    return _best(tally, delta, confidence)[1]
+
+
+def _best(tally: Tally, delta: float, confidence: float) -> tuple[float, Test]:
     risk = _risk(delta, confidence)
     tests = []
     for is_upper in (True, False):
@@ -147,7 +160,7 @@ def choose(tally: Tally, *, delta: float, confidence: float) -> Test:
         # Of equal events the middle one: where the worlds separate, it has room on both sides.
         best = np.flatnonzero(shown >= shown.max() - 1e-12)
         tests.append((float(shown.max()), Test(int(best[len(best) // 2]), is_upper)))
-    return max(tests, key=lambda scored: scored[0])[1]
+    return max(tests, key=lambda scored: scored[0])
 
 
 def judge(tally: Tally, test: Test, *, delta: float, confidence: float, fit: float = math.nan) -> Audit:
@@ -161,15 +174,22 @@ def judge(tally: Tally, test: Test, *, delta: float, confidence: float, fit: flo
 
 def audit(first: Tally, second: Tally, *, delta: float, confidence: float) -> Audit:
     """Choose an event on the first tally, judge it on the second; beside it the Gaussian fit."""
-    check.require(
-        (first.low, first.high, first.bins) == (second.low, second.high, second.bins),
-        "two tallies with the same cuts",
-        "others",
-        "span both by the same pilot trials",
-    )
-    test = choose(first, delta=delta, confidence=confidence)
-    fit = gaussian_fit(first, second, delta=delta, confidence=confidence)
-    return judge(second, test, delta=delta, confidence=confidence, fit=fit)
+    return best_audit([(first, second)], delta=delta, confidence=confidence)
+
+
+def best_audit(pairs: Sequence[tuple[Tally, Tally]], *, delta: float, confidence: float) -> Audit:
+    """The same with a pair of tallies for each of several statistics: the first ones choose the statistic too."""
+    for first, second in pairs:
+        check.require(
+            (first.low, first.high, first.bins) == (second.low, second.high, second.bins),
+            "two tallies with the same cuts",
+            "others",
+            "span both by the same pilot trials",
+        )
+    found = [_best(first, delta, confidence) for first, _ in pairs]
+    place = max(range(len(pairs)), key=lambda index: found[index][0])
+    fit = gaussian_fit(*pairs[place], delta=delta, confidence=confidence)
+    return judge(pairs[place][1], found[place][1], delta=delta, confidence=confidence, fit=fit)
 
 
 def gaussian_fit(first: Tally, second: Tally, *, delta: float, confidence: float) -> float:
@@ -180,13 +200,13 @@ def gaussian_fit(first: Tally, second: Tally, *, delta: float, confidence: float
     """
     risk = _risk(delta, confidence)
 
-    def distances(tally: Tally) -> Floats:
+    def distances(tally: Tally, cuts: slice) -> Floats:
         likely, unlikely, trials = _hits(tally, True)
-        p, q = lower(likely, trials[0], risk / 2), upper(unlikely, trials[1], risk / 2)
+        p, q = lower(likely[cuts], trials[0], risk / 2), upper(unlikely[cuts], trials[1], risk / 2)
         return np.asarray(special.ndtri(p) - special.ndtri(q))
 
-    chosen = int(np.nanargmax(np.nan_to_num(distances(first), nan=-math.inf)))
-    mu = float(distances(second)[chosen])
+    chosen = int(np.nanargmax(np.nan_to_num(distances(first, slice(None)), nan=-math.inf)))
+    mu = float(distances(second, slice(chosen, chosen + 1))[0])
     return gdp.epsilon(mu, delta) if mu > 0 else 0.0
 
 

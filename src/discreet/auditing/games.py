@@ -15,7 +15,7 @@ from typing import Protocol, final
 
 import numpy as np
 
-from discreet.auditing.bounds import Audit, Floats, Tally, audit
+from discreet.auditing.bounds import Audit, Floats, Tally, best_audit
 from discreet.core import check
 
 CONFIDENCE = 0.999
@@ -30,7 +30,10 @@ class Game(Protocol):
     """A pair of neighbouring worlds and a statistic that tends to be larger where the record is."""
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        """About so many independent values of the statistic without the record, and with it."""
+        """So many independent values of the statistic without the record, and with it.
+
+        Several statistics are the columns of a matrix: the trials that choose the event choose among them too.
+        """
 
 
 def play(
@@ -42,22 +45,29 @@ def play(
     generator: np.random.Generator | None = None,
     advance: Advance | None = None,
 ) -> Audit:
-    """Play `trials` games a world, half to choose the event and half to judge it."""
+    """Play `trials` games a world, half to choose the statistic and the event, half to judge it."""
     check.count("half of the trials choose, half judge", least=16, trials=trials)
     rng = generator if generator is not None else np.random.default_rng()
-    absent, present = game.draw(min(_PILOT, max(16, trials // 8)), rng)  # only spans the line
-    halves = Tally.around(absent, present), Tally.around(absent, present)
+    pilot = game.draw(min(_PILOT, max(16, trials // 8)), rng)  # only spans the line
+    halves = [[Tally.around(*pair) for pair in _columns(pilot)] for _ in range(2)]
     done = 0
-    for tally, share in zip(halves, (trials // 2, trials - trials // 2), strict=True):
+    for tallies, share in zip(halves, (trials // 2, trials - trials // 2), strict=True):
         left = share
         while left > 0:
-            absent, present = game.draw(min(left, _CHUNK), rng)
-            tally.add(absent=absent, present=present)
+            drawn = game.draw(min(left, _CHUNK), rng)
+            for tally, (absent, present) in zip(tallies, _columns(drawn), strict=True):
+                tally.add(absent=absent, present=present)
             counted = min(left, _CHUNK)
             left, done = left - counted, done + counted
             if advance is not None:
                 advance(done, trials)
-    return audit(*halves, delta=delta, confidence=confidence)
+    return best_audit(list(zip(*halves, strict=True)), delta=delta, confidence=confidence)
+
+
+def _columns(drawn: tuple[Floats, Floats]) -> list[tuple[Floats, Floats]]:
+    """Each statistic in both worlds."""
+    absent, present = (np.atleast_2d(values.T) for values in drawn)
+    return list(zip(absent, present, strict=True))
 
 
 @final

@@ -15,8 +15,9 @@ from typing import final
 import numpy as np
 from scipy import stats
 
+from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.releases import Attacked, canaries, linear
+from discreet.auditing.releases import Attacked, Flags, canaries, linear
 from discreet.core import check
 
 
@@ -72,21 +73,34 @@ class Guesses:
         return low
 
 
+SHARE = 0.2
+"""The share of coins that is guessed. It is fixed: choosing it by the outcome would be a second attempt."""
+
+
+def guess(scores: Floats, there: Flags, *, share: float = SHARE) -> Guesses:
+    """Call the highest scores there and the lowest away, `share` of all coins together.
+
+    >>> guess(np.array([0.1, 3.0, -2.0, 0.0]), np.array([True, True, False, False]), share=0.5)
+    Guesses(canaries=4, made=2, correct=2)
+    """
+    check.fraction("guess the coins with the most extreme scores, e.g. 0.1", share=share)
+    order = np.argsort(scores, kind="stable")
+    each = max(1, round(len(scores) * share / 2))
+    correct = int(there[order[-each:]].sum() + (~there[order[:each]]).sum())
+    return Guesses(canaries=len(scores), made=2 * each, correct=correct)
+
+
 def one_run(
-    attacked: Attacked, *, share: float = 0.1, generator: np.random.Generator | None = None
+    attacked: Attacked, *, share: float = SHARE, generator: np.random.Generator | None = None
 ) -> Guesses:
     """One run of the plan's real steps, as many canaries as it has records; the surest `share` of coins is guessed.
 
     The share is fixed beforehand: choosing it by the outcome would be a second attempt.
     """
-    check.fraction("guess the coins with the most extreme releases, e.g. 0.1", share=share)
     rng = generator if generator is not None else np.random.default_rng()
     count = attacked.plan.known_horizon.known_records
     there = rng.random(count) < 0.5
     with linear(count) as (net, engine):
         releases = attacked.run(net, engine, canaries(attacked.plan, there))
     scores = np.sum([released.value.double().numpy() for released in releases], axis=0)
-    order = np.argsort(scores, kind="stable")
-    each = max(1, round(count * share / 2))
-    correct = int(there[order[-each:]].sum() + (~there[order[:each]]).sum())
-    return Guesses(canaries=count, made=2 * each, correct=correct)
+    return guess(scores, there, share=share)

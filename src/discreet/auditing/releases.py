@@ -19,13 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from discreet.auditing.bounds import Floats
+from discreet.auditing.watching import active_in, tapped
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.plan import Plan
+from discreet.stages.combining import TakeFirst
 from discreet.stages.engine import Engine
 from discreet.stages.mechanisms.gaussian import GaussianNoise
+from discreet.stages.mechanisms.geometric import GeometricNoise
+from discreet.stages.mechanisms.mechanism import Mechanism
+from discreet.stages.mechanisms.projected_gaussian import ProjectedGaussian
+from discreet.stages.moment import Moment
+from discreet.stages.projections import Projection
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
@@ -36,6 +43,7 @@ CANARIES = 500
 LATE = 20  # epochs, since at rate 1 each step is one
 DIMENSION = 4
 RUN_STEPS = 2
+PUBLIC_BATCH = 100
 _LOUD = 1e3  # the norm of a canary's gradient: beyond every clip
 _QUIET = 1e-2  # of the record that turns a direction round
 
@@ -72,9 +80,14 @@ class Attacked:
     def batch(self) -> float:
         return self.plan.known_horizon.known_batch
 
-    def run(self, net: nn.Module, engine: Engine, records: Tensor) -> list[Released]:
-        """Every release on these records, drawn and noised by the plan's own stages under fresh keys."""
-        plan, streams, world = self.playing, Streams.from_os(), World.current()
+    def run(
+        self, net: nn.Module, engine: Engine, records: Tensor, *, plan: Plan | None = None
+    ) -> list[Released]:
+        """Every release on these records, drawn and noised by the plan's own stages under fresh keys.
+
+        plan  the one to play, where an attacker listens in (`watching`)
+        """
+        plan, streams, world = plan or self.playing, Streams.from_os(), World.current()
         progress = Progress(step=self.start)
         drawn = plan.sampling.batches(len(records), plan.known_horizon, streams.sampling, self.start)
         releases = []
@@ -101,11 +114,25 @@ def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = No
 
     Several steps get more noise each, noise * sqrt(steps): together they are as far from private as one.
     """
-    if isinstance(recipe.mechanism, GaussianNoise) and steps in (None, 1):
+    if not recipe.analysis.visible:
+        steps = 1  # of a longer run only the last iterate may be seen
+    if _independent(recipe) and steps in (None, 1):
         return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
-    count = RUN_STEPS if steps is None else steps
+    count = (1 if _forgets(recipe) else RUN_STEPS) if steps is None else steps
     spread = noise * math.sqrt(count)
-    return Run(Attacked.of(recipe, records=2, noise=spread, delta=delta, steps=count))
+    return Run(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
+
+
+def _independent(plan: Plan) -> bool:
+    """Whether a coordinate of the release has noise of its own, and depends on the records that touch it alone."""
+    return isinstance(plan.mechanism, GaussianNoise) and isinstance(plan.combination, TakeFirst)
+
+
+def _forgets(plan: Plan) -> bool:
+    """Whether a step is known to leave nothing behind for the next one."""
+    return isinstance(plan.combination, TakeFirst) and isinstance(
+        plan.mechanism, (GaussianNoise, ProjectedGaussian, GeometricNoise)
+    )
 
 
 @final
@@ -118,9 +145,10 @@ class Canaries:
 
     def __init__(self, attacked: Attacked) -> None:
         check.require(
-            isinstance(attacked.plan.mechanism, GaussianNoise) and attacked.steps == 1,
+            _independent(attacked.plan) and attacked.steps == 1,
             "one step of independent noise",
-            f"{attacked.steps} steps of {type(attacked.plan.mechanism).__name__}",
+            f"{attacked.steps} steps of {type(attacked.plan.mechanism).__name__}, "
+            f"then {type(attacked.plan.combination).__name__}",
             "play Run instead",
         )
         self.attacked = attacked
@@ -152,44 +180,88 @@ class Canaries:
 
 @final
 class Run:
-    """A whole run of `steps` releases, once with the record and once without, under fresh keys for every trial.
+    """A run of a few releases, once with the record and once without, under fresh keys for every trial.
 
-    Statistic: the sum over the steps of the release projected on the record's direction. A quiet record points the
-    other way, so that a direction that one record can turn is turned.
+    A quiet record at right angles is always there, so that a direction that one record can turn is turned. The batch is
+    a public number far above the one or two records that there are. Statistics, of which the choosing trials choose:
+    the likelihood ratio of the noisy sums, which an attacker knows who knows both worlds; the release projected on the
+    record's direction; and how closely the release follows that direction.
     """
 
     def __init__(self, attacked: Attacked, *, dimension: int = DIMENSION) -> None:
-        check.count("coordinates of the model", least=2, dimension=dimension)
+        check.require(
+            dimension >= 2 and dimension % 2 == 0, "an even dimension", dimension, "use 4, say, for the model"
+        )
         self.attacked = attacked
         self._direction = torch.full((dimension,), dimension**-0.5)
-        quiet, loud = -_QUIET * self._direction, _LOUD * self._direction
-        replaced = attacked.plan.relation is Neighbouring.REPLACE_ONE
-        self._without = torch.stack([quiet, -loud]) if replaced else quiet.unsqueeze(0)
-        self._with = torch.stack([quiet, loud])
+        quiet, loud = self._direction.clone(), _LOUD * self._direction
+        quiet[::2] *= -1
+        quiet *= _QUIET
+        if attacked.plan.relation is Neighbouring.REPLACE_ONE:
+            fill = torch.zeros(attacked.plan.known_horizon.known_records - 2, dimension)
+            self._worlds = [torch.cat([torch.stack([quiet, sign * loud]), fill]) for sign in (-1, 1)]
+        else:
+            self._worlds = [quiet.unsqueeze(0), torch.stack([quiet, loud])]
+        self._exact: list[list[Tensor]] = []
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
         with linear(len(self._direction)) as (net, engine):
+            if not self._exact:
+                self._exact = [self._sums(net, engine, records) for records in self._worlds]
             worlds = [
-                np.array([self._statistic(net, engine, records) for _ in range(trials)])
-                for records in (self._without, self._with)
+                np.array([self._statistics(net, engine, records) for _ in range(trials)])
+                for records in self._worlds
             ]
         return worlds[0], worlds[1]
 
-    def _statistic(self, net: nn.Module, engine: Engine, records: Tensor) -> float:
-        total = 0.0
-        for released in self.attacked.run(net, engine, records):
-            seen = self._direction.double() * active_in(released)
+    def _sums(self, net: nn.Module, engine: Engine, records: Tensor) -> list[Tensor]:
+        """The sums of the first step in this world, before the noise."""
+        found: list[list[Tensor]] = []
+        plan = tapped(self.attacked.playing, lambda exact, noisy, stds, moment: found.append(exact))
+        self.attacked.run(net, engine, records, plan=plan)
+        return found[0]
+
+    def _statistics(self, net: nn.Module, engine: Engine, records: Tensor) -> list[float]:
+        ratios: list[float] = []
+
+        def listen(exact: list[Tensor], noisy: list[Tensor], stds: list[float], moment: Moment) -> None:
+            ratios.append(self._ratio(noisy, stds, moment))
+
+        total = follows = 0.0
+        plan = tapped(self.attacked.playing, listen)
+        for released in self.attacked.run(net, engine, records, plan=plan):
+            value, seen = released.value.double(), self._direction.double() * active_in(released)
             norm = float(seen.norm())
-            total += float(released.value.double() @ seen) / norm if norm else 0.0
-        return total * self.attacked.batch
+            along = float(value @ seen) / norm if norm else 0.0
+            total += along * self.attacked.batch
+            follows += abs(along) / max(float(value.norm()), 1e-300)
+        return [sum(ratios), total, follows]
+
+    def _ratio(self, noisy: list[Tensor], stds: list[float], moment: Moment) -> float:
+        """ln of the likelihood of these noisy sums with the record over that without; later steps as the first."""
+        if moment.mask is not None:
+            return 0.0
+        projection = _projection(self.attacked.playing.mechanism, moment)
+        ratio = 0.0
+        for index, (seen, std) in enumerate(zip(noisy, stds, strict=True)):
+            value, (absent, present) = seen.double(), (world[index].double() for world in self._exact)
+            shift = present - absent
+            if projection is not None and value.shape == (moment.layout.size,):
+                back = projection.project(projection.lift(projection.project(shift), torch.float64))
+                shift, absent = projection.project(shift), projection.project(absent)
+                # Lifting and projecting again scales an image, by the same public number for all of them.
+                scale = float(back @ shift) / max(float(shift @ shift), 1e-300)
+                value = projection.project(value) / max(scale, 1e-300)
+            if std > 0:
+                ratio += float(((value - absent) * shift).sum() - shift.square().sum() / 2) / std**2
+        return ratio
 
 
-def active_in(released: Released) -> Tensor:
-    """Which coordinates take part in this release, flat."""
-    active = torch.ones(released.layout.size)
-    if released.mask is not None:
-        released.mask.apply_(released.layout.views(active))
-    return active.bool()
+def _projection(mechanism: Mechanism, moment: Moment) -> Projection | None:
+    """The projection that this step used: public, and made again from its stream."""
+    if not isinstance(mechanism, ProjectedGaussian) or mechanism.reduction == 0:
+        return None
+    return mechanism.projection.make(moment.layout, mechanism.reduction, moment)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from discreet.core.world import World
 from discreet.plan import Plan
 from discreet.stages.bounding import Query
 from discreet.stages.engine import Engine
+from discreet.stages.mechanisms.error_feedback import ClippedFeedback
 from discreet.stages.mechanisms.mechanism import Mechanism
 from discreet.stages.moment import Moment
 from discreet.stages.values import BoundedSum
@@ -43,6 +44,8 @@ class Recording:
     outputs: list[list[Tensor]] = field(default_factory=list)
     sums: list[list[Tensor]] = field(default_factory=list)
     bounds: list[list[float]] = field(default_factory=list)
+    drawn: list[list[Tensor]] = field(default_factory=list)
+    reaches: list[float] = field(default_factory=list)
 
 
 @final
@@ -62,12 +65,42 @@ class Tape:
         self._notes.sums.append([total.value.clone() for total in sums])
         self._notes.bounds.append([query.sensitivity for query in queries])
         self._notes.public.append({"queries": tuple(queries), "noise": noise, "step": moment.step})
-        if self._released is None:
-            noisy = self._inner.release(sums, queries, noise, moment)
-        else:
+        # The mechanism runs in any case: what it keeps from step to step is part of what is compared.
+        noisy = self._inner.release(sums, queries, noise, moment)
+        self._notes.drawn.append([value.clone() for value in noisy])
+        self._notes.reaches.append(_reach(self._inner, queries, moment))
+        if self._released is not None:
             noisy = [value.clone() for value in self._released.outputs[index]]
         self._notes.outputs.append([value.clone() for value in noisy])
         return noisy
+
+
+def _reach(mechanism: Mechanism, queries: Sequence[Query], moment: Moment) -> float:
+    """How far one record may move what is released, noise aside, where the mechanism remembers; else no bound."""
+    if not isinstance(mechanism, ClippedFeedback):
+        return math.inf
+    return queries[0].sensitivity + 2 * moment.batch * mechanism.clip
+
+
+@final
+@dataclass(frozen=True)
+class _PricedAs:
+    """The analysis of another plan: that of the plan whose mechanism is on tape."""
+
+    plan: Plan
+
+    @property
+    def visible(self) -> bool:
+        return self.plan.analysis.visible
+
+    def check(self, plan: Plan) -> None:
+        """It was checked with its own mechanism."""
+
+    def whole_run(self, plan: Plan) -> Event | None:
+        return self.plan.analysis.whole_run(self.plan)
+
+    def assumptions(self, plan: Plan) -> tuple[str, ...]:
+        return self.plan.analysis.assumptions(self.plan)
 
 
 def run(
@@ -75,7 +108,8 @@ def run(
 ) -> Recording:
     """The plan's steps from `start` on, all records in each; releases are drawn, or those of a recording."""
     notes = Recording()
-    taped = dataclasses.replace(plan, mechanism=Tape(plan.mechanism, notes, released))
+    tape = Tape(plan.mechanism, notes, released)
+    taped = dataclasses.replace(plan, mechanism=tape, analysis=_PricedAs(plan))
     net, progress, streams = _model(), Progress(step=start), Streams.seeded(_SEED)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
     engine = Engine(net)
@@ -130,6 +164,14 @@ def compare(one: Recording, other: Recording) -> float:
         for mine, its, bound in zip(sums, others, bounds, strict=True):
             moved = float((mine.double() - its.double()).norm())
             worst = max(worst, moved / bound if math.isfinite(moved) else math.inf)
+    for drawn, again, reach in zip(one.drawn, other.drawn, one.reaches, strict=True):  # under the same noise
+        moved = max(float((a.double() - b.double()).norm()) for a, b in zip(drawn, again, strict=True))
+        check.require(
+            moved <= reach * (1 + _ROUNDING),
+            "a release that one record moves by no more than its clip and twice that of the error",
+            f"{moved / reach:.3f} times as much",
+            "the error is fed back without its bound",
+        )
     check.require(
         worst <= 1 + _ROUNDING,
         "sums that one record moves by no more than their sensitivity",

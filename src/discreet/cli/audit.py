@@ -1,11 +1,15 @@
-"""`discreet audit`: attack methods, and print certified, claimed and audited side by side."""
+"""`discreet audit`: attack methods or a run's recipe, and print certified, claimed and audited side by side."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +20,16 @@ from discreet.core import check
 from discreet.core.plain import plain
 
 if TYPE_CHECKING:
+    from discreet.auditing.planted import RunAudit
     from discreet.auditing.truth import Row, Scope
+    from discreet.runs import RunConfig
+
+
+class Canary(enum.Enum):
+    """What is planted in a run."""
+
+    GRADIENT = "gradient"
+    DATA = "data"
 
 
 def audit(
@@ -24,32 +37,55 @@ def audit(
     everything: Annotated[
         bool, typer.Option("--all", help="Every method, and every claim that is known to be false.")
     ] = False,
+    run: Annotated[Path | None, flag("A run directory: train its recipe again with canaries.")] = None,
+    one_run: Annotated[bool, flag("With --method: canaries in one training on digits.")] = False,
+    canary: Annotated[
+        Canary | None, flag("gradient (worst case) or data (wrong labels).", "Canaries in one run")
+    ] = None,
+    canaries: Annotated[int | None, flag("How many coins (default: 1000).", "Canaries in one run")] = None,
     quick: Annotated[bool, flag("Fewer trials: minutes, and bounds further from the truth.")] = False,
-    out: Annotated[Path | None, flag("Also write the table to this JSON file.")] = None,
+    out: Annotated[Path | None, flag("Also write the answer to this JSON file.")] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Attack a method: the epsilon that is exceeded at 99.9 % confidence, beside the certificate and the claim."""
-    if method is None and not everything:
-        check.refuse("--method or --all", "neither", "name a method, e.g. --method dp-sgd, or audit --all")
-    check.require(method is None or not everything, "--method or --all", "both", "drop one of them")
+    given = [name for name, value in (("--method", method), ("--all", everything), ("--run", run)) if value]
+    check.require(
+        len(given) == 1,
+        "one of --method, --all and --run",
+        " and ".join(given) or "neither",
+        "name a method, e.g. --method dp-sgd, audit --all, or a directory: --run DIR",
+    )
+    check.require(
+        not one_run or method is not None, "--one-run with --method", given[0], "name a method, e.g. dp-sgd"
+    )
+    planted = one_run or run is not None
+    check.require(
+        planted or (canary is None and canaries is None),
+        "--canary and --canaries with --run or --one-run",
+        "a table of many small runs",
+        "drop them",
+    )
+    try:
+        if planted:
+            return _canaries(method, run, canary, canaries, quick, out, as_json)
+        return _table(method, quick, out, as_json)
+    except KeyboardInterrupt:
+        print("Stopped. An audit leaves nothing behind: run the command again.", file=sys.stderr)
+        return INTERRUPTED
 
+
+# -- the table --------------------------------------------------------------------------------------------------
+
+
+def _table(method: str | None, quick: bool, out: Path | None, as_json: bool) -> int:
     from discreet.auditing import truth
     from discreet.report import terminal
 
     scope = truth.Scope.everything() if method is None else truth.Scope.of(method)
-    try:
-        rows = _watched(scope, quick, as_json)
-    except KeyboardInterrupt:
-        print("Stopped. An audit leaves nothing behind: run the command again.", file=sys.stderr)
-        return INTERRUPTED
-    answer = truth.document(rows, command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(plain(answer), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    if as_json:
-        emit(answer)
-    else:
-        terminal.show(terminal.truth_table(rows))
+    rows = _watched(scope, quick, as_json)
+    _answer(truth.document(rows, command=_command()), out, as_json)
+    if not as_json:
+        terminal.show(terminal.truth_table([_in_words(row) for row in rows]))
     broken = any(row.verdict is truth.Verdict.CERTIFICATE_BROKEN for row in rows)
     return FAILED if broken else 0
 
@@ -59,5 +95,87 @@ def _watched(scope: Scope, quick: bool, as_json: bool) -> list[Row]:
     from discreet.report import terminal
 
     effort = truth.QUICK if quick else truth.FULL
-    with terminal.audit_bar(scope.rows, visible=not as_json and terminal.is_live()) as listener:
+    count = len(truth.attacks(scope, effort))
+    with terminal.audit_bar(count, visible=not as_json and terminal.is_live()) as listener:
         return list(truth.truth_table(scope, effort=effort, listener=listener))
+
+
+def _in_words(row: Row) -> Row:
+    """The game beside the method's name: the last column is for numbers."""
+    game = row.parameters.get("game")
+    numbers = {name: value for name, value in row.parameters.items() if name != "game"}
+    label = row.method if game is None else f"{row.method}: {game}"
+    return dataclasses.replace(row, method=label, parameters=MappingProxyType(numbers))
+
+
+# -- one run ----------------------------------------------------------------------------------------------------
+
+
+def _canaries(
+    method: str | None,
+    run: Path | None,
+    canary: Canary | None,
+    canaries: int | None,
+    quick: bool,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    from discreet.auditing import planted
+    from discreet.report import terminal
+    from discreet.runs import load_config
+
+    config = _usual(str(method), quick) if run is None else load_config(run)
+    label = f"{config.method}, canaries"
+    with terminal.audit_bar(1, visible=not as_json and terminal.is_live()) as listener:
+        found = planted.audit_recipe(
+            config,
+            kind=None if canary is None else planted.Kind(canary.value),
+            canaries=planted.CANARIES if canaries is None else canaries,
+            on_step=lambda step, steps: listener(label, step, steps),
+        )
+    _answer({**found.to_json(), "command": _command()}, out, as_json)
+    if not as_json:
+        print(told(found))
+    return FAILED if found.audited > found.certified else 0
+
+
+def _usual(method: str, quick: bool) -> RunConfig:
+    """A method on digits, with noise 1.5: any recipe takes it, also one without a guarantee."""
+    from discreet.runs import RunConfig
+
+    steps, model = (60, "softmax") if quick else (None, None)
+    return RunConfig(delta=1e-5, out="", data="digits", method=method, noise=1.5, steps=steps, model=model)
+
+
+def told(found: RunAudit) -> str:
+    """What canaries showed, in a few lines."""
+    made, correct = found.guesses.made, found.guesses.correct
+    certified = "nothing" if math.isinf(found.certified) else f"epsilon {found.certified:.3g}"
+    lines = [
+        f"{found.method}: {found.canaries} {found.kind.value} canaries in one run of {found.steps} steps",
+        f"certified: {certified} at delta {found.delta:g}",
+        f"audited:   epsilon of at least {math.floor(found.audited * 1000) / 1000:.3f} "
+        f"(confidence {found.confidence:g}; {correct} of {made} guesses were right)",
+    ]
+    if found.claimed is not None:
+        lines.insert(2, f"claimed:   epsilon {found.claimed:.3g}")
+    if found.tightness is not None:
+        lines.append(
+            f"tightness: the attack has shown {100 * found.tightness:.0f} % of the certificate; the rest is "
+            "its weakness or the certificate's slack"
+        )
+    if found.audited > found.certified:
+        lines.append("CERTIFICATE BROKEN: please report this; it is a fault of the library")
+    return "\n".join(lines)
+
+
+def _answer(answer: dict[str, object], out: Path | None, as_json: bool) -> None:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(plain(answer), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        emit(answer)
+
+
+def _command() -> str:
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

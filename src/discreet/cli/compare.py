@@ -1,4 +1,4 @@
-"""`discreet compare`: certified methods on one dataset at one budget."""
+"""`discreet compare`: certified methods on one dataset at one budget, or at several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from discreet.cli.flags import (
     DeltaFlag,
     DownloadFlag,
     EpochsFlag,
-    EpsilonFlag,
     JsonFlag,
     MicroBatchFlag,
     ModelFlag,
@@ -45,10 +44,23 @@ class CompareFlags:
 
     data: DataFlag = None
     out: OutFlag = None
-    epsilon: EpsilonFlag = None
+    epsilon: Annotated[
+        str | None, flag("Certified epsilon of each run, e.g. 3, or several budgets, e.g. 1,3,8.", "Budget")
+    ] = None
+    main: Annotated[
+        float | None, flag("The budget of the ranking, of several (default: the middle one).", "Budget")
+    ] = None
     delta: DeltaFlag = None
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: every certified one).")] = None
     repeats: Annotated[int | None, flag("Runs of each method (default: 3).")] = None
+    other_repeats: Annotated[
+        int | None, flag("Runs of each method at budgets other than --main (default: as many).")
+    ] = None
+    tune_on: Annotated[
+        str | None,
+        flag("Search learning rate and clip first, on this data, which you declare public: digits, own.npz."),
+    ] = None
+    truth: Annotated[Path | None, flag("A table of `discreet audit --out FILE`, to show on the page.")] = None
     seeds: Annotated[
         str | None,
         flag(
@@ -61,6 +73,7 @@ class CompareFlags:
     epochs: EpochsFlag = None
     steps: StepsFlag = None
     micro_batch: MicroBatchFlag = None
+    eval_every: Annotated[int | None, flag("Steps between evaluations (default: about 20 in a run).")] = None
     data_dir: DataDirFlag = None
     download: DownloadFlag = False
     classes: ClassesFlag = None
@@ -69,7 +82,7 @@ class CompareFlags:
 
 
 def compare(flags: CompareFlags, as_json: JsonFlag = False) -> int:
-    """Train every certified method at one budget, rank them, and write one page; the same command goes on."""
+    """Train every certified method at equal budgets, rank them, and write one page; the same command goes on."""
     from discreet import report
     from discreet.report import terminal
 
@@ -90,7 +103,8 @@ def compare(flags: CompareFlags, as_json: JsonFlag = False) -> int:
 def _settings(flags: CompareFlags) -> CompareSettings:
     from discreet import report
 
-    listed = ("methods", "seeds", "out", "epsilon", "delta", "data_dir")
+    listed = ("methods", "seeds", "out", "epsilon", "main", "delta", "data_dir")
+    epsilon, others = _budgets(flags)
     given = {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if f.name not in listed}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if flags.methods is not None:
@@ -99,12 +113,42 @@ def _settings(flags: CompareFlags) -> CompareSettings:
     return report.CompareSettings(
         **settings,
         out=known_out(flags.out),
-        epsilon=known_epsilon(flags.epsilon),
+        epsilon=epsilon,
+        others=others,
         delta=known_delta(flags.delta),
         data_dir=None if flags.data_dir is None else str(flags.data_dir),
         seeds=_seeds(flags),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
+
+
+def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
+    """The budget of the ranking, and the others."""
+    if flags.epsilon is None:
+        check.refuse(
+            "--epsilon", "none", "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8"
+        )
+    try:
+        budgets = [known_epsilon(float(part)) for part in flags.epsilon.split(",")]
+    except ValueError as error:
+        if isinstance(error, check.Refused):
+            raise
+        check.refuse("--epsilon to be a list of numbers", repr(flags.epsilon), "e.g. --epsilon 1,3,8")
+    main = sorted(budgets)[(len(budgets) - 1) // 2] if flags.main is None else flags.main
+    check.require(
+        main in budgets,
+        f"--main to be one of {flags.epsilon}",
+        f"{main:g}",
+        "name one of --epsilon's budgets",
+    )
+    single = len(budgets) == 1
+    given = [
+        name for name, value in (("--main", flags.main), ("--other-repeats", flags.other_repeats)) if value
+    ]
+    check.require(
+        not (single and given), "several budgets with " + " and ".join(given), "one", "drop the flag"
+    )
+    return main, tuple(budget for index, budget in enumerate(budgets) if index != budgets.index(main))
 
 
 def _seeds(flags: CompareFlags) -> tuple[int, ...] | None:

@@ -15,13 +15,27 @@ from typer.main import get_command
 import discreet
 from discreet.cli.account import account, calibrate, methods
 from discreet.cli.audit import audit
+from discreet.cli.bench import bench
 from discreet.cli.compare import compare
 from discreet.cli.output import BAD_INPUT, INTERNAL
+from discreet.cli.plan import plan
+from discreet.cli.reproduce import reproduce
 from discreet.cli.signature import Command, expanded
 from discreet.cli.train import resume, train
 from discreet.core.check import Refused
 
-COMMANDS: tuple[Command, ...] = (account, calibrate, train, resume, compare, audit, methods)
+COMMANDS: tuple[Command, ...] = (
+    account,
+    calibrate,
+    plan,
+    train,
+    resume,
+    compare,
+    audit,
+    reproduce,
+    bench,
+    methods,
+)
 
 
 def _root(

@@ -21,10 +21,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 BLOCK_BYTES: Final = 16
 WORD_BYTES: Final = 8
-CHUNK: Final = 1 << 17  # normals in one task: large enough to hide call overhead, small enough for the cache
+CHUNK: Final = 1 << 17  # normals in one task: enough to hide what it costs to hand one over
+BLOCK: Final = (
+    1 << 16
+)  # normals made at a time: enough to hide what the calls cost, and half a chunk's buffers
 WORDS, NORMALS = 0, 1  # the lanes of a key: disjoint ranges of 2^64 blocks each
 
-_ZEROS: Final = memoryview(bytes(WORD_BYTES * CHUNK))
+_ZEROS: Final = memoryview(bytes(WORD_BYTES * BLOCK))
 Floats = npt.NDArray[np.float64]
 Put = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -73,22 +76,24 @@ class _Workspace(threading.local):
     """Buffers of one thread; they carry nothing from one task to the next."""
 
     def __init__(self) -> None:
-        self.words = np.empty(CHUNK + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
+        self.words = np.empty(BLOCK + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
         self.bytes = self.words.data.cast("B")
-        self.work = torch.empty(3, CHUNK // 2, dtype=torch.float64, device="cpu")
-        self.out = torch.empty(CHUNK, dtype=torch.float64, device="cpu")
+        self.work = torch.empty(3, BLOCK // 2, dtype=torch.float64, device="cpu")
+        self.out = torch.empty(BLOCK, dtype=torch.float64, device="cpu")
 
 
 _WORKSPACE: Final = _Workspace()
 
 
 def _task(key: bytes, block: int, target: torch.Tensor, put: Put, inference: bool) -> None:
-    size, space = target.numel(), _WORKSPACE
+    source, space = cipher(key, NORMALS, block), _WORKSPACE
     with torch.inference_mode(inference):  # a thread-local mode: take it over from the caller
-        key_stream(cipher(key, NORMALS, block), space.bytes, size * WORD_BYTES)
-        noise = space.out[:size]
-        box_muller(space.words[:size], noise.numpy(), space.work)
-        put(target, noise)
+        for part in target.split(BLOCK):
+            size = part.numel()
+            key_stream(source, space.bytes, size * WORD_BYTES)
+            noise = space.out[:size]
+            box_muller(space.words[:size], noise.numpy(), space.work)
+            put(part, noise)
 
 
 def spread(

@@ -138,7 +138,7 @@ class Stream:
         bare, alpha = value.detach(), float(std)
         flat = bare.reshape(-1)  # a view if it can be one, else a copy that goes back below
         with self._lock:
-            self._apply(flat, lambda part, noise: part.add_(noise.to(part.device), alpha=alpha))
+            self._apply(flat, lambda part, noise: _add(part, noise, alpha))
         if not bare.is_contiguous():
             bare.copy_(flat.view(bare.shape))
         return value
@@ -301,6 +301,17 @@ class Stream:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         _refuse_copy()
+
+
+def _add(part: torch.Tensor, noise: torch.Tensor, alpha: float) -> None:
+    """part += alpha * noise in float64, rounded once; the noise is used up."""
+    if part.device.type != "cpu":
+        part.add_(noise.to(part.device), alpha=alpha)
+        return
+    # numpy casts piece by piece, where torch makes float64 copies of both sides.
+    values, scaled = part.numpy(), noise.numpy()
+    np.multiply(scaled, alpha, out=scaled)
+    np.add(values, scaled, out=values, casting="same_kind")
 
 
 def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:

@@ -8,8 +8,12 @@ from types import MappingProxyType
 from typing import final
 
 from discreet.methods.d2p2_sgd import d2p2_sgd, d2p_sgd, dp2_sgd
+from discreet.methods.dicesgd import dicesgd, dicesgd_automatic, two_level
 from discreet.methods.dp_sgd import adaptive_quantile, automatic, dp_adam, dp_sgd, per_layer, psac
+from discreet.methods.dpsgd_dc import dpsgd_dc, dpsgd_gc
+from discreet.methods.geodp import geodp, geodp_sound, polar
 from discreet.methods.random_freeze import random_freeze, ranked_freeze
+from discreet.methods.selective import sur
 from discreet.plan import Plan
 
 __all__ = [
@@ -19,13 +23,22 @@ __all__ = [
     "automatic",
     "d2p2_sgd",
     "d2p_sgd",
+    "dicesgd",
+    "dicesgd_automatic",
     "dp2_sgd",
     "dp_adam",
     "dp_sgd",
+    "dpsgd_dc",
+    "dpsgd_gc",
+    "geodp",
+    "geodp_sound",
     "per_layer",
+    "polar",
     "psac",
     "random_freeze",
     "ranked_freeze",
+    "sur",
+    "two_level",
 ]
 
 
@@ -50,6 +63,12 @@ _SUBSAMPLED = "certified: subsampled Gaussian, composition"
 
 _PROJECTED = "certified: subsampled Gaussian, composition; dense projections: chi-square mixture"
 
+_TESTED = "certified: subsampled Gaussian, composition with the test of every update"
+
+_TWO_QUERIES = "certified: subsampled Gaussian of two queries on one sample, composition"
+
+_FEEDBACK = "certified: the whole run, its hidden error included; far above the paper's claim"
+
 METHODS: MappingProxyType[str, Method] = MappingProxyType(
     {
         method.name: method
@@ -69,6 +88,19 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
             Method(name="d2p2-sgd", recipe=d2p2_sgd, guarantee=_PROJECTED),
             Method(name="d2p-sgd", recipe=d2p_sgd, guarantee=_SUBSAMPLED),
             Method(name="dp2-sgd", recipe=dp2_sgd, guarantee=_PROJECTED),
+            Method(
+                name="dpsgd-dc",
+                recipe=dpsgd_dc,
+                guarantee="certified: composition; the last iterate alone with link or smoothness",
+            ),
+            Method(name="dpsgd-gc", recipe=dpsgd_gc, guarantee=_SUBSAMPLED),
+            Method(name="sur", recipe=sur, guarantee=_TESTED),
+            Method(name="geodp", recipe=geodp, guarantee="no proven guarantee", certified=False),
+            Method(name="geodp-sound", recipe=geodp_sound, guarantee=_TWO_QUERIES),
+            Method(name="polar", recipe=polar, guarantee=_TWO_QUERIES),
+            Method(name="dicesgd", recipe=dicesgd, guarantee=_FEEDBACK),
+            Method(name="dicesgd-automatic", recipe=dicesgd_automatic, guarantee=_FEEDBACK),
+            Method(name="two-level", recipe=two_level, guarantee=_SUBSAMPLED),
         )
     }
 )

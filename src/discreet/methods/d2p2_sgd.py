@@ -15,24 +15,50 @@ from discreet.stages.mechanisms.projected_gaussian import (
     DenseBlocks,
     DenseLayers,
     Orthonormal,
+    OrthonormalLayers,
     PaperLift,
     ProjectedGaussian,
     UnbiasedLift,
 )
-from discreet.stages.schedules import InverseFourthRoot, InverseRoot, Period, Schedule
+from discreet.stages.schedules import (
+    Constant,
+    Exponential,
+    InverseFourthRoot,
+    InverseRoot,
+    Linear,
+    Period,
+    Schedule,
+)
 
 
 class Decay(enum.StrEnum):
-    """How the noise falls with k = 1, 2, ...: as in the paper's Table 3, or as in its Theorem 1."""
+    """How the noise falls with k = 1, 2, ...
+
+    inverse-fourth-root  as in the paper's Table 3;  inverse-root  as in its Theorem 1
+    exponential          as in Dynamic DPSGD (Du et al. 2021);  linear  a straight line
+    constant             not at all
+    """
 
     INVERSE_FOURTH_ROOT = "inverse-fourth-root"
     INVERSE_ROOT = "inverse-root"
+    EXPONENTIAL = "exponential"
+    LINEAR = "linear"
+    CONSTANT = "constant"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it ends at a factor of choice, after a number of periods that must be said."""
+        return self in (Decay.EXPONENTIAL, Decay.LINEAR)
 
 
 class Projection(enum.StrEnum):
-    """Which projections: ours, at no price, or Gaussian matrices as published, which cost epsilon."""
+    """Which projections: ours, at no price, or Gaussian matrices as published, which cost epsilon.
+
+    orthonormal-layers projects parameter by parameter, as the paper does.
+    """
 
     ORTHONORMAL = "orthonormal"
+    ORTHONORMAL_LAYERS = "orthonormal-layers"
     DENSE = "dense"
 
 
@@ -48,6 +74,8 @@ def d2p2_sgd(
     gamma: float = 0.01,
     decay: Decay = Decay.INVERSE_FOURTH_ROOT,
     decay_per: Period = Period.EPOCH,
+    decay_to: float | None = None,
+    decay_over: int | None = None,
     projection: Projection = Projection.ORTHONORMAL,
     lift: Scale = Scale.UNBIASED,
     block: int | None = None,
@@ -55,6 +83,7 @@ def d2p2_sgd(
 ) -> Plan:
     """D2P2-SGD: automatic clipping, noise that decays, on a random projection of the gradient.
 
+    decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and in which period
     block, widths  for dense projections: coordinates in a block (None: one matrix per layer), and the width of
                    each part's projection, from `layer_widths` or `block_widths`: the price depends on them
     """
@@ -62,19 +91,26 @@ def d2p2_sgd(
         method="d2p2-sgd",
         bounder=AutoS(clip=1.0, gamma=gamma),
         mechanism=_projected(reduction, projection, lift, block, widths),
-        schedule=_decaying(decay, decay_per),
+        schedule=decaying(decay, decay_per, decay_to, decay_over),
         claims=_claim,
     )
 
 
 def d2p_sgd(
-    gamma: float = 0.01, decay: Decay = Decay.INVERSE_FOURTH_ROOT, decay_per: Period = Period.EPOCH
+    gamma: float = 0.01,
+    decay: Decay = Decay.INVERSE_FOURTH_ROOT,
+    decay_per: Period = Period.EPOCH,
+    decay_to: float | None = None,
+    decay_over: int | None = None,
 ) -> Plan:
-    """D2P-SGD: automatic clipping and noise that decays."""
+    """D2P-SGD: automatic clipping and noise that decays.
+
+    decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and in which period
+    """
     return Plan(
         method="d2p-sgd",
         bounder=AutoS(clip=1.0, gamma=gamma),
-        schedule=_decaying(decay, decay_per),
+        schedule=decaying(decay, decay_per, decay_to, decay_over),
         claims=_claim,
     )
 
@@ -96,26 +132,44 @@ def dp2_sgd(
     )
 
 
-def _decaying(decay: Decay, per: Period) -> Schedule:
-    kinds: dict[Decay, type[InverseFourthRoot] | type[InverseRoot]] = {
-        Decay.INVERSE_FOURTH_ROOT: InverseFourthRoot,
-        Decay.INVERSE_ROOT: InverseRoot,
-    }
-    return kinds[Decay(decay)](Period(per))
+def decaying(decay: Decay, per: Period, to: float | None = None, over: int | None = None) -> Schedule:
+    """The schedule of a kind; `to` and `over` belong to those that end at a factor of choice.
+
+    >>> decaying(Decay.LINEAR, Period.EPOCH, 0.5, 3)
+    Linear(last=0.5, periods=3, period=<Period.EPOCH: 'epoch'>)
+    """
+    decay, per = Decay(decay), Period(per)
+    check.require(
+        decay.is_timed == (to is not None) == (over is not None),
+        "decay_to and decay_over with exponential or linear decay, and only there",
+        f"decay={decay}, decay_to={to!r}, decay_over={over!r}",
+        f"e.g. decay_to=0.5, decay_over=the number of {per}s" if decay.is_timed else "drop them",
+    )
+    if decay is Decay.CONSTANT:
+        return Constant()
+    if to is None or over is None:
+        return InverseRoot(per) if decay is Decay.INVERSE_ROOT else InverseFourthRoot(per)
+    check.positive("the last factor on the noise, below 1, e.g. 0.5", decay_to=to)
+    check.require(to < 1, "decay_to < 1", f"decay_to={to!r}", "noise decays to a part of its start")
+    if decay is Decay.LINEAR:
+        return Linear(last=to, periods=over, period=per)
+    return Exponential(rho=1 / to, periods=over, period=per)
 
 
 def _projected(
     reduction: float, projection: Projection, lift: Scale, block: int | None, widths: tuple[int, ...] | None
 ) -> ProjectedGaussian:
     scale = UnbiasedLift() if Scale(lift) is Scale.UNBIASED else PaperLift()
-    if Projection(projection) is Projection.ORTHONORMAL:
+    if Projection(projection) is not Projection.DENSE:
         check.require(
             block is None and widths is None,
             "block and widths with dense projections only",
             f"block={block!r}, widths={widths!r}",
             "drop them, or choose the dense projection",
         )
-        return ProjectedGaussian(reduction=reduction, projection=Orthonormal(), lift=scale)
+        whole = Projection(projection) is Projection.ORTHONORMAL
+        kind = Orthonormal() if whole else OrthonormalLayers()
+        return ProjectedGaussian(reduction=reduction, projection=kind, lift=scale)
     if widths is None:
         check.refuse(
             "widths for dense projections",

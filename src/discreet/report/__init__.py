@@ -8,13 +8,30 @@ Nothing here imports torch before a run starts.
 
 from discreet.report.compare import CompareSettings, Phase, Progress, compare, default_seeds
 from discreet.report.defaults import Candidate, candidates
+from discreet.report.estimates import Estimate
 from discreet.report.page import Written, read, render, write
-from discreet.report.values import Comparison, Entry, Estimate, Excluded, Failure, Point, Provenance, Run
+from discreet.report.stored import truth_table
+from discreet.report.values import (
+    Choice,
+    Comparison,
+    Course,
+    Entry,
+    Excluded,
+    Failure,
+    Point,
+    Provenance,
+    Run,
+    Stage,
+    Truth,
+    Tuned,
+)
 
 __all__ = [
     "Candidate",
+    "Choice",
     "CompareSettings",
     "Comparison",
+    "Course",
     "Entry",
     "Estimate",
     "Excluded",
@@ -24,11 +41,15 @@ __all__ = [
     "Progress",
     "Provenance",
     "Run",
+    "Stage",
+    "Truth",
+    "Tuned",
     "Written",
     "candidates",
     "compare",
     "default_seeds",
     "read",
     "render",
+    "truth_table",
     "write",
 ]

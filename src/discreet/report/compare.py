@@ -1,7 +1,8 @@
-"""Certified methods side by side: one dataset, one model, one certified budget, several seeds."""
+"""Certified methods side by side: one dataset, one model, one certified budget or several, several seeds."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,11 @@ from typing import final
 
 from discreet.core import check
 from discreet.report.defaults import Candidate, candidates
-from discreet.report.values import Comparison
+from discreet.report.stored import truth_table
+from discreet.report.values import Comparison, Stage, Truth
+
+SHIPPED = "truth-table.json"
+"""The audit's table, where it lies in the report's directory itself."""
 
 
 @final
@@ -20,10 +25,15 @@ class CompareSettings:
 
     out                  the report's directory; each run is in out/<row>/<seed>
     epsilon, delta       the certified budget of every single run
+    others               further budgets for the frontier: every row is calibrated and trained anew for each
+    other_repeats        runs of each row at those; None: as many as at `epsilon`
     data, data_dir, download, classes, records, public_data   as in a run
     rows                 methods with their settings; None: every certified method
     seeds                repeatable experiments, whose results say "seeded: not private";
                          None: `repeats` runs of each row, keyed by the operating system
+    tune_on              public stand-in data on which learning rate and clip are searched first
+    eval_every           steps between evaluations; None: about twenty in a run
+    truth                an audit's table for the page; None: truth-table.json in `out`, if it is there
     workers              how many runs are trained at once; None: one for each core, four at most
     command              what the user typed, for the page
     """
@@ -31,6 +41,8 @@ class CompareSettings:
     out: Path
     epsilon: float
     delta: float
+    others: tuple[float, ...] = ()
+    other_repeats: int | None = None
     data: str = "digits"
     data_dir: str | None = None
     download: bool = False
@@ -42,14 +54,22 @@ class CompareSettings:
     epochs: int | None = None
     steps: int | None = None
     micro_batch: int = 512
+    eval_every: int | None = None
     rows: tuple[Candidate, ...] | None = None
     seeds: tuple[int, ...] | None = None
     repeats: int = 3
+    tune_on: str | None = None
+    truth: Path | None = None
     workers: int | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
-        check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=self.epsilon)
+        for epsilon in (self.epsilon, *self.others):
+            check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=epsilon)
+        budgets = (self.epsilon, *self.others)
+        check.require(len(budgets) == len(set(budgets)), "different budgets", f"{budgets}", "drop one")
+        if self.other_repeats is not None:
+            check.count("how many runs each method gets at further budgets", other_repeats=self.other_repeats)
         check.inside_unit("delta is far below 1/records, e.g. 1e-5; there is no default", delta=self.delta)
         check.count("how many runs each method gets", repeats=self.repeats)
         if self.workers is not None:
@@ -83,6 +103,20 @@ class CompareSettings:
             return tuple((str(seed), seed) for seed in self.seeds)
         return tuple((f"os-{index + 1}", None) for index in range(self.repeats))
 
+    def at(self, epsilon: float) -> CompareSettings:
+        """The settings of one budget alone; where there are several, each has a directory of its own."""
+        if not self.others:
+            return self
+        count = None if epsilon == self.epsilon else self.other_repeats
+        return dataclasses.replace(
+            self,
+            out=self.out / f"epsilon-{epsilon:g}",
+            epsilon=epsilon,
+            others=(),
+            seeds=None if self.seeds is None else self.seeds[:count],
+            repeats=self.repeats if count is None else count,
+        )
+
 
 def default_seeds(data: str, repeats: int) -> tuple[int, ...] | None:
     """Repeatable seeds for a published benchmark; for a file of one's own the operating system's randomness.
@@ -108,6 +142,7 @@ class Phase(enum.Enum):
 class Progress:
     """What the comparison does: run `index` of `runs`, from 0. Accuracy and epsilon come with evaluations.
 
+    stage what these runs are for: a budget, or the search for settings
     note  why a run failed, or where the run is that had other settings
     """
 
@@ -121,20 +156,49 @@ class Progress:
     epsilon: float | None = None
     accuracy: float | None = None
     note: str = ""
+    stage: str = ""
 
 
 Listener = Callable[[Progress], None]
 
 
 def compare(settings: CompareSettings, on_progress: Listener | None = None) -> Comparison:
-    """Train every row with every seed and rank the rows by mean test accuracy.
+    """Train every row with every seed and rank the rows by mean test accuracy; then the further budgets.
 
     A finished run with the same settings is read, not repeated, and one that was cut short goes on: the same
     call again continues. A run that fails is a row with its reason. Ctrl-C passes through, after the run has
     saved itself.
 
-    Guarantee: every finished run of a row has a certified epsilon of at most `settings.epsilon`.
+    Guarantee: every finished run of a row has a certified epsilon of at most its budget.
     """
-    from discreet.report.rounds import Rounds  # imports torch
+    from discreet.report.rounds import Rounds, together  # imports torch
+    from discreet.report.searching import search
 
-    return Rounds(settings, on_progress or (lambda progress: None)).comparison()
+    listener = on_progress or (lambda progress: None)
+    truth, source = _truth(settings)  # refused before anything is trained
+    tuned = None
+    if settings.tune_on is not None:
+        settings, tuned = search(settings, _staged(listener, f"tuning on {settings.tune_on}"))
+    ledgers: list[Path] = []
+    found: list[Comparison] = []
+    for epsilon in (settings.epsilon, *settings.others):
+        told = _staged(listener, f"epsilon {epsilon:g}") if settings.others else listener
+        rounds = Rounds(settings.at(epsilon), told, root=settings.out)
+        found.append(rounds.comparison())
+        ledgers += rounds.ledgers
+    main, *others = found
+    if others:
+        main = dataclasses.replace(main, together=together(ledgers, main.delta, main.relation))
+    stages = tuple(Stage(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
+    return dataclasses.replace(main, others=stages, truth=truth, truth_source=source, tuned=tuned)
+
+
+def _truth(settings: CompareSettings) -> tuple[tuple[Truth, ...], str]:
+    """The audit's rows and the name of their file."""
+    shipped = settings.out / SHIPPED
+    path = settings.truth or (shipped if shipped.is_file() else None)
+    return ((), "") if path is None else (truth_table(path), path.name)
+
+
+def _staged(listener: Listener, stage: str) -> Listener:
+    return lambda progress: listener(dataclasses.replace(progress, stage=stage))

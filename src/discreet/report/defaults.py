@@ -74,14 +74,26 @@ def _digits() -> Iterable[Candidate]:
     )
 
 
+def _fashion() -> Iterable[Candidate]:
+    """Not searched: a freeze that cools for 40 epochs would not begin in a short run."""
+    cooling = (("final_rate", 0.5), ("cooling_epochs", 4))
+    for method in ("random-freeze", "ranked-freeze"):
+        yield Candidate(method=method, parameters=cooling)
+
+
 TUNED: Mapping[str, Mapping[str, Candidate]] = MappingProxyType(
-    {"digits": MappingProxyType({candidate.method: candidate for candidate in _digits()})}
+    {
+        name: MappingProxyType({candidate.method: candidate for candidate in rows})
+        for name, rows in (("digits", tuple(_digits())), ("fashion-mnist", tuple(_fashion())))
+    }
 )
-"""Tuned settings by dataset and method."""
+"""Settings by dataset and method."""
 
 
 def candidates(data: str, names: Iterable[str] | None = None) -> tuple[Candidate, ...]:
     """The chosen methods with their settings for `data`; by default every method that has a certificate.
+
+    Chosen methods without a certificate are left out: a comparison lists them as not comparable.
 
     >>> [row.name for row in candidates("digits", ["psac", "dp-sgd"])]
     ['psac', 'dp-sgd']
@@ -89,4 +101,11 @@ def candidates(data: str, names: Iterable[str] | None = None) -> tuple[Candidate
     certified = (method.name for method in METHODS.values() if method.certified)
     chosen = dict.fromkeys(certified if names is None else names)
     tuned = TUNED.get(data, {})
-    return tuple(tuned[name] if name in tuned else Candidate(method=name) for name in chosen)
+    rows = [name for name in chosen if name not in METHODS or METHODS[name].certified]
+    check.require(
+        bool(rows),
+        "at least one method with a certificate",
+        ", ".join(chosen) or "none",
+        "without a certificate there is no budget to compare at",
+    )
+    return tuple(tuned[name] if name in tuned else Candidate(method=name) for name in rows)

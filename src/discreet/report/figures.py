@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,11 @@ MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus", "
 _MATPLOTLIB_MARKERS = ("o", "s", "^", "D", "v", "X", "P", "|")
 
 SHOWN_BELOW_WORST = 0.12
+FAR = 50.0
+"""The ratio of the largest to the smallest value above which an axis is logarithmic."""
+
+Changes = tuple[tuple[int, float], ...]
+"""(first step, value) wherever a value changes."""
 
 
 @final
@@ -39,27 +45,65 @@ class Series:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Lines of accuracy over one public quantity."""
+    """Lines over one public quantity; `percent`: values are shares of one. A log axis starts above zero."""
 
     key: str
     title: str
     x_label: str
     x_short: str
     series: tuple[Series, ...]
+    y_range: tuple[float, float]
+    y_label: str = "test accuracy"
+    percent: bool = True
     x_least: float = 0.0
+    log_x: bool = False
+    log_y: bool = False
+
+    @property
+    def x_range(self) -> tuple[float, float]:
+        """Where the axis begins and ends."""
+        xs = [x for line in self.series for x, *_ in line.points]
+        if self.log_x:
+            return (min(xs), max(xs) * (1 + 1e-9)) if xs and min(xs) < max(xs) else (1.0, 10.0)
+        return 0.0, self.x_max
 
     @property
     def x_max(self) -> float:
         return max((self.x_least, *(x for line in self.series for x, *_ in line.points))) or 1.0
 
-    @property
-    def y_range(self) -> tuple[float, float]:
-        """The part of [0, 1] where lines end and differ, in steps of 5 %; what starts below is cut off."""
-        last = [line.points[-1][1] for line in self.series if line.points]
-        if not last:
-            return 0.0, 1.0
-        low = math.floor((min(last) - SHOWN_BELOW_WORST) * 20) / 20
-        return max(low, 0.0), min(1.0, math.ceil((max(last) + 0.01) * 20) / 20)
+
+def _in_steps(low: float, high: float) -> tuple[float, float]:
+    """A range of accuracies in steps of 5 %."""
+    first, last = math.floor(low * 20 + 1e-9) / 20, math.ceil(high * 20 - 1e-9) / 20
+    return max(first, 0.0), min(1.0, max(last, first + 0.05))
+
+
+def _where_lines_end(series: Sequence[Series]) -> tuple[float, float]:
+    """The part of [0, 1] where lines end and differ; what starts below is cut off."""
+    last = _in_the_race([line.points[-1][1] for line in series if line.points])
+    return _in_steps(min(last) - SHOWN_BELOW_WORST, max(last) + 0.01) if last else (0.0, 1.0)
+
+
+def _where_points_are(series: Sequence[Series]) -> tuple[float, float]:
+    """The part of [0, 1] that holds the means."""
+    means = _in_the_race([mean for line in series for _, mean, *_ in line.points])
+    return _in_steps(min(means) - 0.02, max(means) + 0.01) if means else (0.0, 1.0)
+
+
+def above_zero(series: Sequence[Series]) -> tuple[float, float]:
+    """A little more than the positive values, for a log axis."""
+    values = [mean for line in series for _, mean, *_ in line.points if mean > 0] or [1.0]
+    return min(values) * 0.9, max(values) * 1.1
+
+
+def _in_the_race(values: list[float]) -> list[float]:
+    """Without what is not half as good as the best: one that failed to learn would press all others together."""
+    return [value for value in values if value >= max(values) / 2]
+
+
+def from_zero(series: Sequence[Series]) -> tuple[float, float]:
+    """From zero to a little above the largest value."""
+    return 0.0, max((mean for line in series for _, mean, *_ in line.points), default=1.0) * 1.08 or 1.0
 
 
 def styles(entries: Iterable[Entry]) -> dict[str, int]:
@@ -102,6 +146,7 @@ def charts(comparison: Comparison) -> tuple[Chart, ...]:
             x_label="steps taken",
             x_short="step",
             series=tuple(by_step),
+            y_range=_where_lines_end(by_step),
         ),
         Chart(
             key="accuracy-by-epsilon",
@@ -109,9 +154,83 @@ def charts(comparison: Comparison) -> tuple[Chart, ...]:
             x_label="certified epsilon spent so far",
             x_short="ε",
             series=tuple(by_epsilon),
+            y_range=_where_lines_end(by_epsilon),
             x_least=comparison.epsilon,  # the budget itself has a place on the axis
         ),
     )
+
+
+def frontier(comparison: Comparison) -> Chart | None:
+    """Final accuracy against the budget, each method calibrated anew; None where there is one budget."""
+    if not comparison.others:
+        return None
+    numbers = styles(comparison.entries)
+    points: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in numbers}
+    for stage in comparison.stages:
+        for entry in stage.entries:
+            if (a := entry.accuracy) is not None and entry.name in points:
+                points[entry.name].append((stage.epsilon, a.mean, a.low, a.high))
+    series = tuple(
+        Series(name=name, style=numbers[name], points=tuple(found)) for name, found in points.items() if found
+    )
+    return Chart(
+        key="frontier",
+        title="Accuracy at each budget",
+        x_label="certified epsilon of the whole run",
+        x_short="budget ε",
+        series=series,
+        y_range=_where_points_are(series),
+    )
+
+
+def courses(comparison: Comparison) -> tuple[Chart, ...]:
+    """Noise, mask density and domain over the run, for the rows that have them."""
+    numbers, end = styles(comparison.entries), comparison.steps
+
+    def lines(values: Callable[[Entry], Changes]) -> tuple[Series, ...]:
+        held = ((entry, _stairs(values(entry), end)) for entry in comparison.entries)
+        return tuple(Series(name=e.name, style=numbers[e.name], points=steps) for e, steps in held if steps)
+
+    masked = any(value < 1 for entry in comparison.entries for _, value in entry.course.density)
+    noise = lines(lambda entry: entry.course.noise)
+    density = lines(lambda entry: entry.course.density) if masked else ()
+    domain = lines(lambda entry: () if entry.course.diameter is None else ((0, entry.course.diameter),))
+    made = (
+        ("noise", "Noise multiplier", "noise multiplier", False, noise),
+        ("density", "Mask density", "share of active coordinates", True, density),
+        ("domain", "Diameter of the domain", "diameter of the domain", False, domain),
+    )
+    return tuple(
+        Chart(
+            key=key,
+            title=title,
+            x_label="step",
+            x_short="step",
+            series=series,
+            y_range=above_zero(series) if _spreads(series) and not percent else from_zero(series),
+            y_label=label,
+            percent=percent,
+            x_least=end,
+            log_y=_spreads(series) and not percent,
+        )
+        for key, title, label, percent, series in made
+        if series
+    )
+
+
+def _spreads(series: Sequence[Series]) -> bool:
+    """Whether one line would press the others to the foot of the chart."""
+    values = [mean for line in series for _, mean, *_ in line.points if mean > 0]
+    return bool(values) and max(values) > FAR * min(values)
+
+
+def _stairs(changes: Changes, end: int) -> tuple[tuple[float, float, float, float], ...]:
+    """The line that holds each value until the next change."""
+    held = [*changes, (end, changes[-1][1])] if changes else []
+    corners = [(float(step), value) for step, value in held[:1]]
+    for (_, before), (step, value) in itertools.pairwise(held):
+        corners += [(float(step), before)] + ([(float(step), value)] if value != before else [])
+    return tuple((x, y, y, y) for x, y in corners)
 
 
 def ticks(low: float, high: float, most: int) -> tuple[float, ...]:
@@ -129,16 +248,37 @@ def ticks(low: float, high: float, most: int) -> tuple[float, ...]:
     return tuple(round(index * step, 10) for index in range(first, last + 1))
 
 
+def powers(low: float, high: float) -> tuple[float, ...]:
+    """Ticks of a log axis: powers of ten, with 2 and 5 between where there are few.
+
+    >>> powers(0.5, 20), powers(64, 60000)
+    ((0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (100.0, 1000.0, 10000.0))
+    """
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+    every = (factor * 10.0**exponent for exponent in exponents for factor in factors)
+    return tuple(value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9))
+
+
 def save(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
     """Each chart and the ranking as SVG and PNG files, for papers and slides (light background)."""
+    over_budgets = frontier(comparison)
+    shown = [*charts(comparison), *courses(comparison), *([] if over_budgets is None else [over_budgets])]
+    return draw(shown, directory, [("ranking", partial(_draw_ranking, comparison))])
+
+
+def draw(
+    shown: Iterable[Chart], directory: Path, further: Iterable[tuple[str, Callable[[Axes], None]]] = ()
+) -> tuple[Path, ...]:
+    """Charts, and what else can be drawn, as SVG and PNG files; figures of earlier calls are left alone."""
     import matplotlib
     from matplotlib.figure import Figure
 
     directory.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     drawings: list[tuple[str, Callable[[Axes], None]]] = [
-        *((chart.key, partial(_draw_lines, chart)) for chart in charts(comparison)),
-        ("ranking", partial(_draw_ranking, comparison)),
+        *((chart.key, partial(_draw_lines, chart)) for chart in shown),
+        *further,
     ]
     # A fixed salt: the same comparison gives the same file. No mathematics: a name with a $ is a name.
     with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "discreet", "text.parse_math": False}):
@@ -165,16 +305,21 @@ def _draw_lines(chart: Chart, axes: Axes) -> None:
             markersize=4,
             markevery=max(1, len(xs) // 8),
             linewidth=1.5,
+            linestyle="-" if line.style < len(LIGHT) else "--",
             label=line.name,
         )
-    axes.set_xlim(0, chart.x_max * 1.02)
+    axes.set(xscale="log" if chart.log_x else "linear", yscale="log" if chart.log_y else "linear")
+    if not chart.log_x:
+        axes.set_xlim(0, chart.x_max * 1.02)
     axes.set_ylim(*chart.y_range)
     axes.set_xlabel(chart.x_label)
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel(chart.y_label)
     _restrained(axes, "y")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f}%")
+    if chart.percent:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f}%")
     if chart.series:
-        axes.legend(frameon=False, fontsize=9)
+        many = len(chart.series) > len(LIGHT)
+        axes.legend(frameon=False, fontsize=7 if many else 9, ncols=2 if many else 1)
 
 
 def _draw_ranking(comparison: Comparison, axes: Axes) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet.core import check
-from discreet.report import figures, svg, wording
+from discreet.report import figures, sections, svg, tables, wording
 from discreet.report.figures import DARK, LIGHT, Chart
 from discreet.report.values import Comparison, Entry
 
@@ -36,8 +36,8 @@ def write(comparison: Comparison, directory: Path) -> Written:
     """report.html, report.json and figures/ in `directory`; each file is whole or not there."""
     directory.mkdir(parents=True, exist_ok=True)
     page, data = directory / PAGE, directory / DATA
-    _replace(data, json.dumps(comparison.to_json(), indent=1, allow_nan=False) + "\n")
-    _replace(page, render(comparison))
+    replace(data, json.dumps(comparison.to_json(), indent=1, allow_nan=False) + "\n")
+    replace(page, render(comparison))
     return Written(page=page, data=data, figures=figures.save(comparison, directory / FIGURES))
 
 
@@ -55,7 +55,7 @@ def read(path: Path) -> Comparison:
     return Comparison.from_json(held)
 
 
-def _replace(path: Path, text: str) -> None:
+def replace(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(text.encode("utf-8", "replace"))
     partial.replace(path)
@@ -63,6 +63,26 @@ def _replace(path: Path, text: str) -> None:
 
 def render(comparison: Comparison) -> str:
     """The page as one string."""
+    charts, courses = figures.charts(comparison), figures.courses(comparison)
+    frontier = figures.frontier(comparison)
+    shown = [*charts, *courses, *([] if frontier is None else [frontier])]
+    return filled(
+        "page.html",
+        words=wording.Words(comparison),
+        said=sections.Sections(comparison),
+        rows=_rows(comparison),
+        legend=_legend(comparison),
+        charts=[drawn(chart) for chart in charts],
+        courses=[drawn(chart) for chart in courses],
+        frontier=None if frontier is None else {"chart": drawn(frontier), **tables.frontier(comparison)},
+        truth=tables.truth(comparison),
+        data={chart.key: coordinates(chart) for chart in shown},
+        comparison=comparison,
+    )
+
+
+def filled(template: str, **values: Any) -> str:
+    """A template of this package with its style, its script and the policy that allows only these."""
     import jinja2
     from markupsafe import Markup
 
@@ -73,20 +93,17 @@ def render(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = _asset("page.css") + _colours()
-    script = _asset("page.js")
-    charts = figures.charts(comparison)
-    return environment.get_template("page.html").render(
-        policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
-        words=wording.Words(comparison),
-        rows=_rows(comparison),
-        legend=_legend(comparison),
-        charts=[{"key": c.key, "title": c.title, "svg": Markup(svg.chart(c))} for c in charts],
-        data={chart.key: _coordinates(chart) for chart in charts},
-        comparison=comparison,
-    )
+    style, script = _asset("page.css") + _colours(), _asset("page.js")
+    head = {"policy": _policy(style, script), "style": Markup(style), "script": Markup(script)}
+    return environment.get_template(template).render(**head, **values)
+
+
+def drawn(chart: Chart, *, named: bool = False) -> dict[str, Any]:
+    """A chart as the templates take it; `named`: with a legend of its own."""
+    from markupsafe import Markup
+
+    legend = [{"name": s.name, "marker": Markup(svg.marker(s.style))} for s in chart.series if named]
+    return {"key": chart.key, "title": chart.title, "svg": Markup(svg.chart(chart)), "legend": legend}
 
 
 def _asset(name: str) -> str:
@@ -153,7 +170,7 @@ def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[s
         "error": wording.error(accuracy),
         "epsilon": cell(epsilon, wording.epsilon(epsilon)),
         "claimed": cell(claimed, wording.epsilon(claimed), "none" if entry.runs else "–"),
-        "noise": cell(noise, f"{noise:.3f}" if noise is not None else ""),
+        "noise": cell(noise, wording.multiplier(noise) if noise is not None else ""),
         "steps": cell(entry.steps, f"{entry.steps}"),
         "seconds": cell(entry.seconds, f"{entry.seconds:.1f}" if entry.seconds is not None else ""),
         "failures": wording.failures(entry),
@@ -170,11 +187,12 @@ def _legend(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _coordinates(chart: Chart) -> dict[str, Any]:
+def coordinates(chart: Chart) -> dict[str, Any]:
     """What the read-out needs: for each line its points as (x in the drawing, x, mean, half width) ."""
     plane = svg.Plane(chart)
     return {
         "label": chart.x_short,
+        "percent": chart.percent,
         "left": svg.LEFT,
         "right": svg.WIDTH - svg.RIGHT,
         "width": svg.WIDTH,

@@ -20,11 +20,12 @@ from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.plan import Plan
 from discreet.report.compare import CompareSettings, Listener, Phase, Progress
+from discreet.report.courses import course_of
 from discreet.report.crew import Order, carry_out
-from discreet.report.defaults import SET_ASIDE, Candidate
-from discreet.report.values import Comparison, Entry, Excluded, Failure, Point, Provenance, Run
+from discreet.report.defaults import Candidate
+from discreet.report.earlier import compared, same, set_aside
+from discreet.report.values import Comparison, Course, Entry, Excluded, Failure, Point, Provenance, Run
 from discreet.report.worker import reason
-from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import learning_rate_of, records_of
 from discreet.stages.sampling import Horizon
 
@@ -34,12 +35,17 @@ _PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """A candidate with its completed settings and its plan, or why it has none."""
+    """A candidate with its completed settings and its plan, or why it has none.
+
+    reason  why its settings are no plan at all
+    unfit   why its plan, which is sound in itself, cannot be run on this task
+    """
 
     candidate: Candidate
     config: runs.RunConfig
     plan: Plan | None
     reason: str = ""
+    unfit: str = ""
 
 
 @final
@@ -59,23 +65,25 @@ class _Job:
 
 @final
 class Rounds:
-    """Calibrates every row once, then trains them all seed by seed."""
+    """Calibrates every row once, then trains them all seed by seed.
 
-    def __init__(self, settings: CompareSettings, listener: Listener) -> None:
-        self._settings, self._listener = settings, listener
-        self._task = _task(settings)
+    root                   where the page will be
+    task, horizon, shared  the data, the public numbers and the settings that all rows have in common
+    """
+
+    def __init__(self, settings: CompareSettings, listener: Listener, *, root: Path) -> None:
+        self._settings, self._listener, self._root = settings, listener, root
+        self.task = _task(settings)
         # Shared settings that do not fit are refused here, before anything is trained.
         shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
-        self._shared = shared
-        self._horizon = Horizon.of(
-            records=records_of(shared, self._task),
+        self.shared = shared
+        self.horizon = Horizon.of(
+            records=records_of(shared, self.task),
             batch=shared.batch or 0,
             epochs=shared.epochs,
             steps=shared.steps,
         )
-        self._model = tasks.build(
-            str(shared.model), shape=self._task.shape, classes=self._task.classes, seed=0
-        )
+        self._model = tasks.build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
         self._count = len(settings.chosen) * len(settings.keys)
         self._jobs: list[_Job] = []
         self._finished: dict[int, Run] = {}
@@ -85,7 +93,7 @@ class Rounds:
     def comparison(self) -> Comparison:
         """Run everything and gather it."""
         rows = [self._calibrated(place, row) for place, row in enumerate(self._settings.chosen)]
-        pairs = itertools.product(self._settings.keys, rows)
+        pairs = itertools.product(self._settings.keys, [row for row in rows if not row.unfit])
         self._jobs = [
             _Job(index=index, row=row, seed=seed, directory=self._settings.out / row.candidate.name / key)
             for index, ((key, seed), row) in enumerate(pairs)
@@ -103,12 +111,19 @@ class Rounds:
         config = self._config(candidate)
         try:
             config = runs.complete(config)
-            plan = runs.plan_of(config, self._task)
-            rate = learning_rate_of(config, plan)
-            config = dataclasses.replace(config, learning_rate=rate)
-            return _Row(candidate=candidate, config=config, plan=plan)
+            METHODS[config.method].recipe(**dict(config.parameters))
         except Exception as error:
             return _Row(candidate=candidate, config=config, plan=None, reason=reason(error))
+        try:
+            plan = runs.plan_of(config, self.task)
+            rate = learning_rate_of(config, plan)
+        except (
+            check.Refused
+        ) as error:  # the recipe is sound: it is this task, or this budget, that it refuses
+            return _Row(candidate=candidate, config=config, plan=None, unfit=reason(error))
+        except Exception as error:
+            return _Row(candidate=candidate, config=config, plan=None, reason=reason(error))
+        return _Row(candidate=candidate, config=dataclasses.replace(config, learning_rate=rate), plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
         of = self._settings
@@ -132,6 +147,7 @@ class Rounds:
             momentum=candidate.momentum,
             average=candidate.average,
             micro_batch=of.micro_batch,
+            eval_every=of.eval_every,
         )
 
     def _order(self, job: _Job) -> Order | None:
@@ -142,9 +158,9 @@ class Rounds:
             return None
         config = job.config
         begun = folder.run.exists() or folder.ledger.exists()
-        if begun and not _same(config, plan, folder):
+        if begun and not same(config, plan, folder):
             self._notes[job.index] = (
-                f"another run was here; it is in {_set_aside(job.directory, self._settings.out)}"
+                f"another run was here; it is in {set_aside(job.directory, self._settings.out)}"
             )
             begun = False
         if begun and folder.result.exists():
@@ -155,7 +171,7 @@ class Rounds:
     def started(self, order: Order) -> None:
         """A run is being trained."""
         job = self._jobs[order.index]
-        self._tell(Phase.TRAINING, job, steps=self._horizon.steps, note=self._notes.get(order.index, ""))
+        self._tell(Phase.TRAINING, job, steps=self.horizon.steps, note=self._notes.get(order.index, ""))
 
     def news(self, order: Order, news: runs.Progress) -> None:
         """A step was taken."""
@@ -207,9 +223,9 @@ class Rounds:
                 Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve
             ),
             randomness=result.spent.statement,
-            directory=folder.directory.relative_to(self._settings.out).as_posix(),
+            directory=folder.directory.relative_to(self._root).as_posix(),
             ledger=read(folder.ledger).digest,
-            config=digest(_compared(job.config)),
+            config=digest(compared(job.config)),
         )
 
     def _tell(self, phase: Phase, job: _Job, **news: object) -> None:
@@ -220,7 +236,7 @@ class Rounds:
     # -- the whole -------------------------------------------------------------------------------------
 
     def _gathered(self, rows: list[_Row]) -> Comparison:
-        of, task, shared, horizon = self._settings, self._task, self._shared, self._horizon
+        of, task, shared, horizon = self._settings, self.task, self.shared, self.horizon
         return Comparison(
             data=of.data if of.data in tasks.DATASETS else task.name,
             model=str(shared.model),
@@ -236,13 +252,9 @@ class Rounds:
             seeds=of.seeds,
             repeats=len(of.keys),
             public=task.public,
-            entries=Comparison.ranked(self._entry(row) for row in rows),
-            excluded=tuple(
-                Excluded(method=method.name, guarantee=method.guarantee)
-                for method in METHODS.values()
-                if not method.certified
-            ),
-            together=self._together(),
+            entries=Comparison.ranked(self._entry(row) for row in rows if not row.unfit),
+            excluded=_excluded(rows),
+            together=together(self.ledgers, of.delta, str(shared.relation)),
             provenance=Provenance(
                 command=of.command,
                 created=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -268,48 +280,41 @@ class Rounds:
             learning_rate=config.learning_rate,
             average=config.average or None,
             given=row.candidate.given,
+            course=Course() if row.plan is None else course_of(row.plan),
             runs=tuple(self._finished[index] for index in places if index in self._finished),
             failures=tuple(self._failed[index] for index in places if index in self._failed),
         )
 
-    def _together(self) -> float | None:
-        """What all runs cost who would show them all; None where a ledger cannot be read."""
-        ledgers = (runs.RunFolder(job.directory).ledger for job in self._jobs)
-        held = [
-            ledger for ledger in ledgers if ledger.exists()
-        ]  # of failed runs too: what they charged is spent
-        with contextlib.suppress(check.Refused):
-            relation = Neighbouring(self._shared.relation)
-            return certify(merge(held), delta=self._settings.delta, relation=relation).epsilon
-        return None
+    @property
+    def ledgers(self) -> list[Path]:
+        """Of all runs that began; of failed ones too: what they charged is spent."""
+        every = (runs.RunFolder(job.directory).ledger for job in self._jobs)
+        return [ledger for ledger in every if ledger.exists()]
+
+
+def together(ledgers: list[Path], delta: float, relation: str) -> float | None:
+    """What all runs cost who would show them all; None where a ledger cannot be read."""
+    with contextlib.suppress(check.Refused):
+        return certify(merge(ledgers), delta=delta, relation=Neighbouring(relation)).epsilon
+    return None
+
+
+def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
+    """Rows that do not fit the task, and every method without a certificate."""
+    unfit = [
+        Excluded(
+            method=row.candidate.name,
+            guarantee=METHODS[row.candidate.method].guarantee,
+            reason=row.unfit,
+        )
+        for row in rows
+        if row.unfit
+    ]
+    uncertified = [method for method in METHODS.values() if not method.certified]
+    return (*unfit, *(Excluded(method=m.name, guarantee=m.guarantee) for m in uncertified))
 
 
 def _task(of: CompareSettings) -> tasks.Task:
     if of.data.endswith(".npz"):
         return tasks.load(of.data, classes=of.classes, records=of.records, public=of.public_data)
     return tasks.load(of.data, data_dir=of.data_dir, download=of.download, classes=of.classes)
-
-
-def _compared(config: runs.RunConfig) -> dict[str, object]:
-    """The settings that make a run what it is."""
-    return {name: value for name, value in config.to_json().items() if name not in FREE_TO_CHANGE}
-
-
-def _same(config: runs.RunConfig, plan: Plan, folder: runs.RunFolder) -> bool:
-    """Whether the run that is there has these settings and this plan."""
-    try:
-        begun = runs.load_config(config.out)
-        planned = runs.folder.read_json(folder.plan)["digest"]
-    except (check.Refused, KeyError):
-        return False
-    return digest(_compared(begun)) == digest(_compared(config)) and planned == plan.digest
-
-
-def _set_aside(directory: Path, out: Path) -> Path:
-    """Move a run out of the way; its ledger says what was spent, so it is never deleted."""
-    name = "-".join(directory.relative_to(out).parts)
-    places = (out / SET_ASIDE / f"{name}-{number}" for number in itertools.count(1))
-    place = next(place for place in places if not place.exists())
-    place.parent.mkdir(parents=True, exist_ok=True)
-    directory.rename(place)
-    return place

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree as Tree
 
-from discreet.report.figures import LIGHT, MARKERS, Chart, Series, shape, ticks
-from discreet.report.values import Estimate
+from discreet.report.estimates import Estimate
+from discreet.report.figures import LIGHT, MARKERS, Chart, Series, powers, shape, ticks
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46
@@ -50,14 +52,22 @@ class Plane:
     """From data to the coordinates of a chart."""
 
     def __init__(self, chart: Chart) -> None:
-        self.x_max = chart.x_max
-        self.low, self.high = chart.y_range
+        self._x = _scale(chart.x_range, chart.log_x)
+        self._y = _scale(chart.y_range, chart.log_y)
 
     def x(self, value: float) -> float:
-        return LEFT + value / self.x_max * (WIDTH - LEFT - RIGHT)
+        return LEFT + self._x(value) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        return TOP + (self.high - value) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
+        return TOP + (1 - self._y(value)) * (HEIGHT - TOP - BOTTOM)
+
+
+def _scale(ends: tuple[float, float], log: bool) -> Callable[[float], float]:
+    """From [low, high] to [0, 1]; what is not positive lies at the foot of a log axis."""
+    low, high = ends
+    if log:
+        return lambda value: math.log(max(value, low) / low) / math.log(high / low)
+    return lambda value: (value - low) / (high - low)
 
 
 def chart(chart: Chart) -> str:
@@ -78,17 +88,33 @@ def chart(chart: Chart) -> str:
 
 def _axes(root: Tree.Element, chart: Chart, plane: Plane) -> None:
     bottom = HEIGHT - BOTTOM
-    for value in ticks(plane.low, plane.high, 6):
+    low, high = chart.y_range
+    for value in powers(low, high) if chart.log_y else ticks(low, high, 6):
         y = plane.y(value)
+        text = f"{value * 100:g}%" if chart.percent else _short(value)
         _add(root, "line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
-        _add(root, "text", f"{value * 100:g}%", class_="tick", x=LEFT - 8, y=y + 4, text_anchor="end")
-    for value in ticks(0.0, plane.x_max, 7):
+        _add(root, "text", text, class_="tick", x=LEFT - 8, y=y + 4, text_anchor="end")
+    low, high = chart.x_range
+    for value in powers(low, high) if chart.log_x else ticks(low, high, 7):
         x = plane.x(value)
         _add(root, "line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
-        _add(root, "text", f"{value:g}", class_="tick", x=x, y=bottom + 18, text_anchor="middle")
+        _add(root, "text", _short(value), class_="tick", x=x, y=bottom + 18, text_anchor="middle")
     _add(root, "line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom)
     middle = (LEFT + WIDTH - RIGHT) / 2
     _add(root, "text", chart.x_label, class_="label", x=middle, y=HEIGHT - 6, text_anchor="middle")
+
+
+def _short(value: float) -> str:
+    """A tick of at most five characters.
+
+    >>> _short(20000.0), _short(0.00025), _short(2.5)
+    ('20k', '2.5e-4', '2.5')
+    """
+    if 1000 <= abs(value) < 1e6:
+        return f"{value / 1000:g}k"
+    if value == 0 or abs(value) >= 1e-3:
+        return f"{value:.3g}"
+    return f"{value:.1e}".replace("e-0", "e-").replace(".0e", "e")
 
 
 def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:

@@ -22,7 +22,8 @@ from discreet.spending import words
 if TYPE_CHECKING:
     from discreet.auditing.truth import Row
     from discreet.report.compare import Progress as ComparisonProgress
-    from discreet.report.values import Comparison, Estimate
+    from discreet.report.estimates import Estimate
+    from discreet.report.values import Comparison
     from discreet.runs import Progress, RunResult
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -124,13 +125,28 @@ def comparison_table(found: Comparison) -> RenderableType:
             "-" if entry.seconds is None else f"{entry.seconds:.1f}",
         )
     notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
-    notes += [f"not comparable: {other.method} ({other.guarantee})" for other in found.excluded]
+    notes += [f"not comparable: {o.method} ({o.reason or o.guarantee})" for o in found.excluded]
     if found.not_told_apart:
         names = ", ".join(entry.name for entry in found.not_told_apart)
         notes.append(f"not told apart from the best by {wording.counted(found.repeats, 'run')}: {names}")
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
-    return Group(table, *(Text(note) for note in notes))
+    notes.append(wording.Words(found).tuning)
+    further = [_frontier_table(found)] if found.others else []
+    return Group(table, *further, *(Text(note) for note in notes))
+
+
+def _frontier_table(found: Comparison) -> RenderableType:
+    """Each method at each budget."""
+    stages = found.stages
+    table = _table("each budget", ("method", *(f"epsilon {stage.epsilon:g}" for stage in stages)))
+    held = [{entry.name: entry.accuracy for entry in stage.entries} for stage in stages]
+    for entry in found.entries:
+        accuracies = (by_name.get(entry.name) for by_name in held)
+        table.add_row(
+            Text(entry.name, style="bold"), *("-" if a is None else _accuracy(a) for a in accuracies)
+        )
+    return table
 
 
 def truth_table(rows: Sequence[Row]) -> RenderableType:
@@ -169,6 +185,13 @@ def audit_bar(rows: int, *, visible: bool) -> Iterator[Callable[[str, int, int],
 
 
 @contextlib.contextmanager
+def pricing_bar(*, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error that follows the planner."""
+    with _bar(visible) as follow:
+        yield lambda label, done, total: follow(f"pricing {label}", done, total, "")
+
+
+@contextlib.contextmanager
 def training_bar(*, visible: bool) -> Iterator[Callable[[Progress], None]]:
     """A bar on standard error that follows a run: step, epsilon spent, accuracy on the public test data."""
     with _bar(visible) as follow:
@@ -181,7 +204,8 @@ def comparison_bar(*, visible: bool) -> Iterator[Callable[[ComparisonProgress], 
     with _bar(visible) as follow:
 
         def listen(news: ComparisonProgress) -> None:
-            label = f"run {news.index + 1}/{news.runs}: {news.name}, {news.phase.value}"
+            stage = f"{news.stage}, " if news.stage else ""
+            label = f"{stage}run {news.index + 1}/{news.runs}: {news.name}, {news.phase.value}"
             follow(label, news.step, news.steps, news.note or _news(news.epsilon, news.accuracy))
 
         yield listen
@@ -225,6 +249,15 @@ def _between(points: Sequence[tuple[int, float]], step: float) -> float:
             return left[1] + (right[1] - left[1]) * (step - left[0]) / (right[0] - left[0])
         left = right
     return left[1]
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """A table of words."""
+    table = _table(title, columns)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:

@@ -2,70 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from discreet.core import check
 from discreet.core.plain import plain
+from discreet.report.estimates import Estimate
 
-FORMAT = "discreet.comparison/1"
-CONFIDENCE = 0.95
+FORMAT = "discreet.comparison/2"
 
 Setting = str | int | float | bool | None
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean with its standard error and the half width of its t confidence interval.
-
-    error = s / sqrt(n), half = t(0.975, n - 1) * error, with s the sample deviation; both None for one value.
-
-    >>> estimate = Estimate.of([0.91, 0.92, 0.93])
-    >>> round(estimate.mean, 4), round(estimate.error, 5), round(estimate.half, 5)
-    (0.92, 0.00577, 0.02484)
-    """
-
-    mean: float
-    error: float | None
-    half: float | None
-    count: int
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Estimate:
-        """From one value for each run."""
-        from scipy.special import stdtrit
-
-        check.require(
-            len(values) > 0 and all(math.isfinite(value) for value in values),
-            "finite values, at least one",
-            f"{list(values)}",
-            "average finished runs only",
-        )
-        count, mean = len(values), statistics.fmean(values)
-        if count == 1:
-            return Estimate(mean=mean, error=None, half=None, count=1)
-        error = statistics.stdev(values) / math.sqrt(count)
-        quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-        return Estimate(mean=mean, error=error, half=quantile * error, count=count)
-
-    @property
-    def low(self) -> float:
-        return self.mean - (self.half or 0.0)
-
-    @property
-    def high(self) -> float:
-        return self.mean + (self.half or 0.0)
-
-    def overlaps(self, other: Estimate) -> bool:
-        """Whether the two intervals share a point; one run has no interval and is told apart from nothing."""
-        if self.half is None or other.half is None:
-            return True
-        return self.low <= other.high and other.low <= self.high
 
 
 @final
@@ -114,6 +62,26 @@ class Failure:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Course:
+    """What a plan does over its steps: (first step, value) wherever the value changes.
+
+    noise     the multiplier on the sum, in units of the clip
+    density   the share of coordinates that take part
+    diameter  of the domain that parameters are kept in; None: unbounded
+    visible   whether iterates may be seen before the end; if not, there is no accuracy on the way
+    """
+
+    noise: tuple[tuple[int, float], ...] = ()
+    density: tuple[tuple[int, float], ...] = ()
+    diameter: float | None = None
+    visible: bool = True
+
+
+_NOTHING = Course()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """One method with its settings and its runs: a row of the table."""
 
@@ -126,6 +94,7 @@ class Entry:
     learning_rate: float | None
     average: float | None = None
     given: bool = False
+    course: Course = _NOTHING
     runs: tuple[Run, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -177,10 +146,65 @@ class Entry:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Excluded:
-    """A method that has no certificate: listed, not ranked."""
+    """A method that is listed, not ranked: it has no certificate, or this task is not one that it can do.
+
+    reason  why it cannot be run here; empty where the guarantee itself is the reason
+    """
 
     method: str
     guarantee: str
+    reason: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The same rows at another budget, for the frontier."""
+
+    epsilon: float
+    repeats: int
+    entries: tuple[Entry, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a search on stand-in data chose for a row, and its score there."""
+
+    name: str
+    settings: str
+    score: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """A search for settings on public stand-in data.
+
+    records, held_out  how many records trained the trials, and how many others scored them
+    """
+
+    data: str
+    model: str
+    trials: int
+    records: int
+    held_out: int
+    choices: tuple[Choice, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """A row of an audit: certified, claimed and audited epsilon of one setting."""
+
+    method: str
+    parameters: tuple[tuple[str, Setting], ...]
+    certified: float | None
+    claimed: float | None
+    analytic: float | None
+    audited: float | None
+    confidence: float | None
+    verdict: str
 
 
 @final
@@ -200,6 +224,9 @@ class Provenance:
 class Comparison:
     """Methods on one dataset and model at one certified budget, best first.
 
+    others    the same rows at further budgets
+    truth     the rows of an audit that is shown beside, with the name of its file
+    tuned     the search that chose the settings, if there was one
     together  the epsilon of releasing all runs of the page, composed at `delta` each; None where unknown
     public    whether the training records are public, so that repeating and choosing cost nothing
     """
@@ -222,6 +249,10 @@ class Comparison:
     excluded: tuple[Excluded, ...]
     together: float | None
     provenance: Provenance
+    others: tuple[Stage, ...] = ()
+    truth: tuple[Truth, ...] = ()
+    truth_source: str = ""
+    tuned: Tuned | None = None
 
     @staticmethod
     def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -249,6 +280,12 @@ class Comparison:
         )
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All budgets, the smallest first."""
+        own = Stage(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
+        return tuple(sorted((own, *self.others), key=lambda stage: stage.epsilon))
+
+    @property
     def not_told_apart(self) -> tuple[Entry, ...]:
         """The entries whose intervals overlap the best one's."""
         best = self.best
@@ -260,13 +297,20 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values, with the derived accuracies beside the runs for readers of the file."""
         held = plain(self)
-        for entry, written in zip(self.entries, held["entries"], strict=True):
-            written["accuracy"] = None if entry.accuracy is None else plain(entry.accuracy)
+        stages = [(self.entries, held["entries"])]
+        stages += [
+            (stage.entries, told["entries"]) for stage, told in zip(self.others, held["others"], strict=True)
+        ]
+        for entries, written in stages:
+            for entry, row in zip(entries, written, strict=True):
+                row["accuracy"] = None if entry.accuracy is None else plain(entry.accuracy)
         return {"format": FORMAT, **held}
 
     @staticmethod
     def from_json(held: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_json` wrote; anything else is refused."""
+        from discreet.report.stored import comparison
+
         check.require(
             held.get("format") == FORMAT,
             f"a file of format {FORMAT}",
@@ -274,56 +318,8 @@ class Comparison:
             "give the report.json that discreet compare wrote with this version",
         )
         try:
-            return _comparison(held)
+            return comparison(held)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             check.refuse(
                 "a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again"
             )
-
-
-def _comparison(held: Mapping[str, Any]) -> Comparison:
-    seeds = held["seeds"]
-    return Comparison(
-        **_plain_fields(
-            Comparison, held, "seeds", "epsilon", "entries", "excluded", "together", "provenance"
-        ),
-        seeds=None if seeds is None else tuple(seeds),
-        epsilon=float(held["epsilon"]),
-        entries=tuple(_entry(entry) for entry in held["entries"]),
-        excluded=tuple(Excluded(**_plain_fields(Excluded, entry)) for entry in held["excluded"]),
-        together=_number(held["together"]),
-        provenance=Provenance(
-            **_plain_fields(Provenance, held["provenance"], "versions"),
-            versions=tuple((str(name), str(version)) for name, version in held["provenance"]["versions"]),
-        ),
-    )
-
-
-def _entry(held: Mapping[str, Any]) -> Entry:
-    return Entry(
-        **_plain_fields(Entry, held, "parameters", "runs", "failures"),
-        parameters=tuple((str(name), value) for name, value in held["parameters"]),
-        runs=tuple(_run(run) for run in held["runs"]),
-        failures=tuple(Failure(**_plain_fields(Failure, failure)) for failure in held["failures"]),
-    )
-
-
-def _run(held: Mapping[str, Any]) -> Run:
-    return Run(
-        **_plain_fields(Run, held, "curve", "epsilon", "claimed", "assumptions"),
-        epsilon=float(held["epsilon"]),
-        claimed=_number(held["claimed"]),
-        assumptions=tuple(str(assumption) for assumption in held["assumptions"]),
-        curve=tuple(
-            Point(step=point["step"], accuracy=point["accuracy"], epsilon=float(point["epsilon"]))
-            for point in held["curve"]
-        ),
-    )
-
-
-def _number(value: float | str | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _plain_fields(kind: type, held: Mapping[str, Any], *special: str) -> dict[str, Any]:
-    return {field.name: held[field.name] for field in dataclasses.fields(kind) if field.name not in special}

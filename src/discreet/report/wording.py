@@ -6,7 +6,8 @@ import math
 from typing import final
 
 from discreet import spending
-from discreet.report.values import CONFIDENCE, Comparison, Entry, Estimate, Setting
+from discreet.report.estimates import CONFIDENCE, Estimate
+from discreet.report.values import Comparison, Entry, Setting
 
 _SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -41,6 +42,14 @@ def error(accuracy: Estimate | None) -> str:
 def epsilon(value: float | None, missing: str = "–") -> str:
     """Rounded up, so that the page never shows less than was proven."""
     return missing if value is None else spending.words(value)
+
+
+def multiplier(noise: float) -> str:
+    """
+    >>> multiplier(1.09562), multiplier(14622.9)
+    ('1.096', '14,623')
+    """
+    return f"{noise:.3f}" if noise < 1000 else f"{noise:,.0f}"
 
 
 def power(value: float) -> str:
@@ -115,7 +124,7 @@ class Words:
 
     @property
     def title(self) -> str:
-        return f"Private training on {self._of.data}, at one budget"
+        return f"Private training on {self._of.data}, at {counted(len(self._of.stages), 'budget')}"
 
     @property
     def budget(self) -> str:
@@ -132,8 +141,14 @@ class Words:
         return (
             f"{many.capitalize()} trained {of.model} ({of.parameters:,} parameters) on {of.records:,} "
             f"records of {of.data}, {each}, and every run was held to the same certified privacy budget: "
-            f"{self.budget} ({of.relation})."
+            f"{self.budget} ({of.relation}).{self._further}"
         )
+
+    @property
+    def _further(self) -> str:
+        """The budgets beside the ranking's."""
+        others = [f"{stage.epsilon:g}" for stage in self._of.others]
+        return f" The frontier below adds runs at ε\u00a0≤\u00a0{listed(others)}." if others else ""
 
     @property
     def best(self) -> str:
@@ -222,8 +237,13 @@ class Words:
     def guarantee(self) -> str:
         """What every run has, or would have without its seed."""
         of = self._of
+        each = (
+            "each run"
+            if not of.others
+            else "each run of the ranking, and the budget of its column for others"
+        )
         text = (
-            f"({of.epsilon:g}, {power(of.delta)})-differential privacy for each run; accountant: "
+            f"({of.epsilon:g}, {power(of.delta)})-differential privacy for {each}; accountant: "
             f"{self.accountants}; sampling: {of.sampling.capitalize()}."
         )
         return f"{text} It holds for the same run without a seed; see Randomness." if of.seeded else text
@@ -239,7 +259,7 @@ class Words:
     def together(self) -> str:
         """What releasing everything on the page costs."""
         of = self._of
-        count = sum(len(entry.runs) for entry in of.entries)
+        count = sum(len(entry.runs) for stage in of.stages for entry in stage.entries)
         at = f"at δ\u00a0=\u00a0{power(of.delta)}"
         each = f"Each run on its own has the certified ε of its row {at}."
         if of.together is None or count < 2:
@@ -257,13 +277,27 @@ class Words:
     def tuning(self) -> str:
         """Who chose the hyper-parameters, and on what."""
         given = [entry.name for entry in self._of.entries if entry.given]
-        chosen = "Hyper-parameters were chosen on public data: not charged."
+        chosen = (
+            self._searched if self._of.tuned else "Hyper-parameters were chosen on public data: not charged."
+        )
         if not given:
             return chosen
-        rest = "" if len(given) == len(self._of.entries) else f" For all other rows: {chosen.lower()}"
+        rest = "" if len(given) == len(self._of.entries) else f" For all other rows: {chosen}"
         return (
             f"The settings of {listed(given)} were given by whoever ran this. If they were found by trying "
             f"them on these training records, those trials cost privacy that is not counted here.{rest}"
+        )
+
+    @property
+    def _searched(self) -> str:
+        """The search on stand-in data, in numbers."""
+        tuned = self._of.tuned
+        assert tuned is not None
+        return (
+            f"Learning rate and clip were searched on {tuned.data}, declared public: {tuned.trials} trials of "
+            f"{tuned.model} on {tuned.records:,} records, scored on {tuned.held_out:,} others. Not charged: "
+            f"{'these' if tuned.data == self._of.data else 'those'} records are public"
+            + ("." if tuned.data == self._of.data else f", and no trial saw those of {self._of.data}.")
         )
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, final
 
+from discreet.analyses.last_iterate import LastIterate
 from discreet.core import check
 from discreet.methods import METHODS
 from discreet.plan import Plan
@@ -80,6 +81,12 @@ def complete(config: RunConfig) -> RunConfig:
     )
     if "clip" in taken and "clip" not in parameters:
         parameters["clip"] = usual.clip
+    # A certificate that depends on the optimizer's settings is about those that the run gives it.
+    stated = {"learning_rate": config.learning_rate, "weight_decay": config.weight_decay or None}
+    for name, value in stated.items():
+        if name in taken and name not in parameters and value is not None:
+            parameters[name] = value
+    seen = METHODS[config.method].recipe(**parameters).analysis.visible
     sampler = config.sampler()
     adam = METHODS[config.method].adam
     return dataclasses.replace(
@@ -91,8 +98,9 @@ def complete(config: RunConfig) -> RunConfig:
         steps=steps,
         relation=config.relation or str(sampler.relations[0]),
         optimizer=config.optimizer or ("adam" if adam else "sgd"),
-        momentum=usual.momentum if config.momentum is None else config.momentum,
-        average=usual.average if config.average is None else config.average,
+        momentum=(usual.momentum if seen else 0.0) if config.momentum is None else config.momentum,
+        weight_decay=config.weight_decay or (0.0 if seen else parameters.get("weight_decay", 0.0)),
+        average=(usual.average if seen else 0.0) if config.average is None else config.average,
     )
 
 
@@ -125,9 +133,11 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
 
 
 def learning_rate_of(config: RunConfig, plan: Plan) -> float:
-    """The user's learning rate, or the data's reach over the plan's bound."""
+    """The user's learning rate, or the one that the certificate states, or the data's reach over the plan's bound."""
     if config.learning_rate is not None:
         return config.learning_rate
+    if isinstance(plan.analysis, LastIterate):
+        return plan.analysis.learning_rate
     usual = defaults_for(config.data)
     if config.optimizer == "adam":
         return usual.adam_rate

@@ -45,11 +45,15 @@ def _headline(spent: Spent, private: bool) -> str:
         )
     if not private:
         return "**This run is NOT private:** no bound on epsilon is proven for it."
-    return (
-        f"The released model is differentially private: **epsilon {words(proven.epsilon)}** at delta "
+    guarantee = (
+        f"the released model is differentially private: **epsilon {words(proven.epsilon)}** at delta "
         f"{proven.delta:g}, for every single training record. Whatever is computed from the model later "
         "changes nothing about that."
     )
+    if conditions := proven.conditions:
+        said = " and ".join(conditions)
+        return f"**{said[:1].upper()}{said[1:]}**, which nothing has checked, {guarantee}"
+    return guarantee[:1].upper() + guarantee[1:]
 
 
 def _table(config: RunConfig, plan: Plan, task: Task, spent: Spent) -> str:
@@ -69,6 +73,7 @@ def _table(config: RunConfig, plan: Plan, task: Task, spent: Spent) -> str:
         ("sampling", _sampling(plan.sampling, horizon.rate)),
         ("noise", _noise(plan)),
         ("steps", f"{spent.steps} charged of {horizon.steps} planned"),
+        ("covers", _covers(plan)),
         ("randomness", spent.statement),
     ]
     lines = [f"| {name} | {value} |" for name, value in rows]
@@ -89,6 +94,12 @@ def _sampling(sampling: Sampling, rate: float) -> str:
             return "all records in every step"
         case _:
             return "batches from a loader of the user's own; no credit for sampling"
+
+
+def _covers(plan: Plan) -> str:
+    if plan.analysis.visible:
+        return "every iterate of the run, the last one included"
+    return "the last iterate alone: an earlier one, in a checkpoint say, must never be shown"
 
 
 def _noise(plan: Plan) -> str:

@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 from discreet import tasks
 from discreet.checkpoint import keys_of
 from discreet.core.streams import Streams
+from discreet.hidden import fitting
 from discreet.plan import Plan
 from discreet.private import Private
 from discreet.runs.config import RunConfig
@@ -62,7 +63,8 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
         run.loop()
         return run.finish(time.perf_counter() - started)
     except KeyboardInterrupt:
-        run.private.save(folder.checkpoint)
+        if run.private.settled:  # else the last checkpoint stands, and the ledger knows what came after
+            run.private.save(folder.checkpoint)
         raise
     finally:
         run.private.close()
@@ -103,10 +105,11 @@ class _Run:
             shape=self._task.shape,
             classes=self._task.classes,
             seed=int(streams.init.uniform64(1)[0] >> 1),
-        ).to(config.device)
+        )
+        model = fitting(model, self._plan).to(config.device)
         self.private = Private(
             model,
-            _optimizer(config, model),
+            make_optimizer(config, model),
             self._plan,
             self._task.train,
             micro_batch=config.micro_batch,
@@ -157,9 +160,10 @@ class _Run:
     def _tick(self) -> None:
         """After each step: tell, evaluate and save where that is due."""
         step, steps = self.private.progress.step, self._plan.known_horizon.steps
-        if step == self._seen:
+        if step == self._seen or not self.private.settled:
             return
-        due = step // self._eval_every > self._seen // self._eval_every or step == steps
+        due = step // self._eval_every > self._seen // self._eval_every and self._plan.analysis.visible
+        due = due or step == steps  # where iterates stay hidden, the last one alone is looked at
         save = step // self._save_every > self._seen // self._save_every
         self._seen = step
         news = self._evaluate() if due else Progress(step=step, steps=steps)
@@ -171,11 +175,11 @@ class _Run:
     def _evaluate(self) -> Progress:
         private, test = self.private, self._task.test
         step, steps = private.progress.step, self._plan.known_horizon.steps
-        accuracy = accuracy_of(private.model, test, self._config.device)
+        accuracy, loss = measure(private.model, test, self._config.device)
         averaged = None
         if private.average is not None:
             with private.averaged():
-                averaged = accuracy_of(private.model, test, self._config.device)
+                averaged, loss = measure(private.model, test, self._config.device)
         epsilon = private.spent().certified.epsilon
         values: dict[str, Any] = {
             "step": step,
@@ -185,7 +189,8 @@ class _Run:
             "delta": self._plan.known_delta,
         }
         if self._config.public_data:
-            values["train_accuracy"] = accuracy_of(private.model, self._task.train, self._config.device)
+            right, train_loss = measure(private.model, self._task.train, self._config.device)
+            values |= {"train_accuracy": right, "train_loss": _finite(train_loss), "test_loss": _finite(loss)}
         self._folder.add_metrics(**values)
         self._last = Progress(
             step=step, steps=steps, accuracy=accuracy, averaged_accuracy=averaged, epsilon=epsilon
@@ -230,15 +235,27 @@ class _Run:
 
 
 @torch.no_grad()
-def accuracy_of(model: nn.Module, data: TensorDataset, device: str = "cpu") -> float:
-    """The share of records whose largest score is their label's."""
-    was_training, right = model.training, 0
+def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
+    """The share of records whose largest score is their label's, and the mean cross-entropy."""
+    was_training, right, total = model.training, 0, 0.0
     model.eval()
     x, y = data.tensors
     for some, labels in zip(x.split(_EVALUATED_AT_ONCE), y.split(_EVALUATED_AT_ONCE), strict=True):
-        right += int((model(some.to(device)).argmax(1).cpu() == labels).sum())
+        scores = model(some.to(device)).cpu()
+        right += int((scores.argmax(1) == labels).sum())
+        total -= scores.double().log_softmax(1).gather(1, labels[:, None]).sum().item()
     model.train(was_training)
-    return right / max(len(y), 1)
+    return right / max(len(y), 1), total / max(len(y), 1)
+
+
+def _finite(loss: float) -> float | None:
+    """A loss as JSON takes it: a model that diverged has none."""
+    return loss if math.isfinite(loss) else None
+
+
+def accuracy_of(model: nn.Module, data: TensorDataset, device: str = "cpu") -> float:
+    """The share of records whose largest score is their label's."""
+    return measure(model, data, device)[0]
 
 
 def _curve(metrics: list[dict[str, Any]]) -> tuple[Point, ...]:
@@ -259,7 +276,8 @@ def _task(config: RunConfig) -> tasks.Task:
     return tasks.load(config.data, data_dir=config.data_dir, download=config.download, classes=config.classes)
 
 
-def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that a config with a learning rate names."""
     assert config.learning_rate is not None
     assert config.momentum is not None
     if config.optimizer == "adam":

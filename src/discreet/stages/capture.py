@@ -77,6 +77,7 @@ class Script:
     calls    the calls that involve parameters, in order
     path     the other calls that make something of the records, in order
     outputs  the record axis of each differentiable output
+    saved_bytes, kept_bytes  what autograd saves, and what the engine keeps, for each record
     """
 
     batched: tuple[bool, ...]
@@ -84,6 +85,8 @@ class Script:
     path: list[Callable[..., Any]]
     outputs: list[RecordAxis | None]
     loss_checked: bool = False
+    saved_bytes: float = 0.0
+    kept_bytes: float = 0.0
 
     def records_in(self, inputs: Any) -> list[Tensor]:
         """The input tensors that carry records."""

@@ -1,4 +1,4 @@
-"""Per-sample weight gradients of a convolution, by the cheaper of two routes.
+"""Per-sample weight gradients of a convolution, by the cheaper of two routes, some records at a time.
 
 Index legend: N records, F images folded into one record (frames), C input and O output channels, K taps.
 Convolutions of one, two and three dimensions share the code; a transposed one swaps its input and the
@@ -18,11 +18,16 @@ from torch import Tensor
 from discreet.stages import factors
 from discreet.stages.factors import norms_by_chunks, row_norms, share, widen
 
-# Where patches beat one grouped convolution (measured): one input channel, few positions, or many channel pairs
-# on not too many positions.
-FEW_POSITIONS = 16
-GROUPED_CHANNEL_PAIRS = 6144
-PATCH_POSITIONS = 256
+# Where one grouped convolution beats patches (measured, 3x3 kernels): few channel pairs, but more than a stem's,
+# on many positions. A rule and no stopwatch: the route decides the last bits, and a seeded run repeats them.
+STEM_CHANNELS = 3
+GROUPED_CHANNEL_PAIRS = 1024
+FEW_POSITIONS = 127
+# Records in one grouped convolution. Always as many, because oneDNN compiles a kernel for every new shape, and
+# batches of random size would make one of nearly every step.
+GROUPED_RECORDS = 32
+# Elements of patches at a time: they stay in the cache until they are multiplied.
+PATCH_ELEMENTS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ class Convolution:
         return self.images.dtype
 
     @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Norms of a record's images and of its output gradients, [N] each."""
         if self._lengths is None:
@@ -76,15 +85,27 @@ class Convolution:
             total += _weight_gradient(images, outputs, self.shape, self.geometry)
 
     def instantiate(self, start: int, stop: int) -> Tensor:
-        rows = slice(start * self._frames, stop * self._frames)
-        images, outputs = self.images[rows], self.outputs[rows]
-        if not self._patches_are_cheaper:
-            return _by_groups(images, outputs, self.shape, self.geometry, stop - start)
-        patches = math.prod(self.shape[1:]) * math.prod(outputs.shape[2:]) * self._frames
-        some = max(1, factors.KEEP_ELEMENTS // patches) * self._frames
-        pieces = zip(images.split(some), outputs.split(some), strict=True)
-        grads = [_by_patches(i, o, self.shape, self.geometry, len(i) // self._frames) for i, o in pieces]
-        return grads[0] if len(grads) == 1 else torch.cat(grads)
+        grads = self.images.new_empty(stop - start, *self.shape)
+        self.write(start, stop, grads)
+        return grads
+
+    def write(self, start: int, stop: int, out: Tensor) -> None:
+        """`instantiate` into memory that is there."""
+        patches = self._patches_are_cheaper
+        if patches:
+            each = math.prod(self.shape[1:]) * math.prod(self.outputs.shape[2:]) * self._frames
+            some = max(1, min(PATCH_ELEMENTS, factors.KEEP_ELEMENTS) // max(1, each))
+        else:
+            some = GROUPED_RECORDS
+        for at in range(start, stop, some):
+            end = min(at + some, stop)
+            rows = slice(at * self._frames, end * self._frames)
+            images, outputs, grads = self.images[rows], self.outputs[rows], out[at - start : end - start]
+            odd = self.geometry.groups == 1 and start < at and end - at < some  # what is left over
+            if patches or odd:
+                _by_patches(images, outputs, grads, self.geometry)
+            else:
+                grads.copy_(_by_groups(images, outputs, self.shape, self.geometry, end - at))
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Convolution:
         images, outputs = (
@@ -95,9 +116,10 @@ class Convolution:
 
     @property
     def _patches_are_cheaper(self) -> bool:
-        positions = math.prod(self.outputs.shape[2:])
-        many = self.shape[0] * self.shape[1] > GROUPED_CHANNEL_PAIRS and positions <= PATCH_POSITIONS
-        return self.geometry.groups == 1 and (self.shape[1] == 1 or positions <= FEW_POSITIONS or many)
+        outside, inside = self.shape[:2]
+        positions = math.prod(self.outputs.shape[2:]) * self._frames
+        few = inside > STEM_CHANNELS and outside * inside <= GROUPED_CHANNEL_PAIRS
+        return self.geometry.groups == 1 and not (few and positions > FEW_POSITIONS)
 
     @property
     def _frames(self) -> int:
@@ -142,19 +164,19 @@ def _by_groups(
     return by_record
 
 
-def _by_patches(
-    images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
-) -> Tensor:
+def _by_patches(images: Tensor, outputs: Tensor, grads: Tensor, geometry: Geometry) -> None:
     """One matrix product a record, of the output gradients and the patches that the kernel saw."""
+    records, rows, *shape = grads.shape
     pads = [amount for amount in reversed(geometry.padding) for _ in range(2)]
-    padded = F.pad(images, pads).contiguous()
-    rows, channels, *steps = padded.stride()
+    padded = F.pad(images, pads).contiguous() if any(pads) else images.contiguous()
+    rows_step, channels, *steps = padded.stride()
     taps = [step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)]
     moves = [step * stride for step, stride in zip(steps, geometry.stride, strict=True)]
-    sizes = (*images.shape[:2], *shape[2:], *outputs.shape[2:])
-    patches = padded.as_strided(sizes, (rows, channels, *taps, *moves))
-    patches_NKL = _by_position(patches.reshape(images.shape[0], -1, math.prod(outputs.shape[2:])), records)
-    return torch.bmm(_by_position(outputs, records), patches_NKL.transpose(1, 2)).view(-1, *shape)
+    sizes = (*images.shape[:2], *shape[1:], *outputs.shape[2:])
+    strides, first = (rows_step, channels, *taps, *moves), padded.storage_offset()
+    patches = padded.as_strided(sizes, strides, first).reshape(images.shape[0], math.prod(shape), -1)
+    patches_NKL, outputs_NOL = _by_position(patches, records), _by_position(outputs, records)
+    torch.bmm(outputs_NOL, patches_NKL.transpose(1, 2), out=grads.view(records, rows, -1))
 
 
 def _by_position(values: Tensor, records: int) -> Tensor:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from discreet.core.check import count, refuse, require
 from discreet.stages.capture import Script, Tracked, Watch, tensors_in
 from discreet.stages.decompose import DECOMPOSITIONS
-from discreet.stages.factors import Factors
+from discreet.stages.factors import Factors, Room
 from discreet.stages.forbidden import FORBIDDEN
 from discreet.stages.losses import check_losses
-from discreet.stages.recorder import Recorder, collect
+from discreet.stages.recorder import Collector, Recorder
 from discreet.stages.restrict import restrict
 from discreet.stages.scripts import Scripts
 from discreet.stages.selfcheck import UNSEEN, untouched
@@ -89,6 +89,7 @@ class Engine:
         self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
         self._passes: list[_Pass] = []
         self._factors: list[Factors | None] | None = None
+        self._room = Room()
         self._restricted: tuple[Mask, list[Factors | None]] | None = None
         self._hooks = [
             model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
@@ -147,9 +148,11 @@ class Engine:
             uses = [use for one in passes for use in one.recorder.uses]
             for use in uses:
                 use.gradient = None  # a backward pass of the caller's own may have left one
+            collector = Collector(uses, self.layout, self._room)
+            collector.watch()
             losses.sum().backward()
         with torch.no_grad():
-            self._factors = collect(uses, self.layout)
+            self._factors = collector.finish()
 
     @torch.no_grad()
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:

@@ -26,6 +26,8 @@ CANCELLATION = 2.0**-9
 # Per-sample gradients are kept while those of one parameter, and those of all, fit in so many elements.
 KEEP_ELEMENTS = 1 << 25
 KEEP_IN_ALL = 1 << 28
+# Per-sample gradients that are made, measured and kept or forgotten, so many elements at a time: in the cache.
+CACHED_ELEMENTS = 1 << 20
 # Squares are added up in blocks of this many and the blocks in float64: no small square is ever lost.
 _BLOCK = 128
 
@@ -80,8 +82,18 @@ def in_range(weights: Tensor, dtype: torch.dtype) -> Tensor:
     A subnormal number may be rounded up by half of itself: it becomes zero. What is not finite becomes zero.
     """
     weights, limits = weights.double(), torch.finfo(dtype)
-    kept = torch.where(weights.isfinite() & (weights.abs() >= limits.tiny), weights, 0.0)
+    if _within(sizes := weights.abs(), limits.tiny, limits.max):
+        return weights.to(dtype)
+    kept = torch.where(weights.isfinite() & (sizes >= limits.tiny), weights, 0.0)
     return kept.clamp(-limits.max, limits.max).to(dtype)
+
+
+def _within(values: Tensor, least: float, most: float) -> bool:
+    """Whether all values lie in [least, most]; a NaN lies nowhere."""
+    if not values.numel():
+        return True
+    low, high = values.aminmax()
+    return float(low) >= least and float(high) <= most
 
 
 def row_norms(tensor: Tensor) -> Tensor:
@@ -90,15 +102,18 @@ def row_norms(tensor: Tensor) -> Tensor:
     flat = widen(tensor).reshape(rows, math.prod(tensor.shape[1:]))
     columns = flat.shape[1]
     whole = columns - columns % _BLOCK
-    square: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    square: Tensor | None = None
     if whole:
         blocks = flat[:, :whole].unflatten(1, (-1, _BLOCK))
-        square += torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+        square = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    if whole < columns or square is None:
+        rest = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+        square = rest if square is None else square.add_(rest)
+    norms: Tensor = square.sqrt()
     # Where squares overflow or lose digits, measure again, scaled by the largest entry.
     floor = columns * torch.finfo(flat.dtype).tiny * 2.0**26
-    odd = ~((square > floor) & square.isfinite())
-    norms = square.sqrt()
-    if columns and bool(odd.any()):
+    if columns and not _within(square, floor, torch.finfo(torch.float64).max):
+        odd = ~((square >= floor) & square.isfinite())
         wide = flat[odd].double()
         scale = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         norms[odd] = torch.linalg.vector_norm(wide / scale, dim=1) * scale.squeeze(1)
@@ -114,8 +129,12 @@ def share(
     leave it above. Where one factor is tiny, weights below 1 go to the longer one and others to the shorter.
     """
     shorter = torch.minimum(left_N, right_N)
-    weights = in_range(weights_N, dtype).where(shorter > 0, 0.0)  # 0 * inf: a zero factor takes no weight
-    if not bool(((shorter < 2.0**-60) & (shorter > 0)).any()):
+    weights = in_range(weights_N, dtype)
+    ordinary = _within(shorter, 2.0**-60, math.inf)
+    if not ordinary:
+        weights = weights.where(shorter > 0, 0.0)  # 0 * inf: a zero factor takes no weight
+        ordinary = not bool(((shorter < 2.0**-60) & (shorter > 0)).any())
+    if ordinary:
         return (weights, None) if prefer_left else (None, weights)
     on_left = (left_N >= right_N) == (weights.abs() < 1)
     return torch.where(on_left, weights, 1.0), torch.where(on_left, 1.0, weights)
@@ -123,17 +142,57 @@ def share(
 
 def norms_by_chunks(part: Part) -> Tensor:
     """Norms of gradients that are too large to keep: instantiate some records, measure, forget."""
-    step = max(1, KEEP_ELEMENTS // max(1, math.prod(part.shape)))
-    starts = range(0, part.records, step)
+    starts = range(0, part.records, step := records_at_a_time(part))
     return torch.cat([row_norms(part.instantiate(at, min(at + step, part.records))) for at in starts])
+
+
+def records_at_a_time(part: Part) -> int:
+    """How many records' gradients fit in the cache, at least one."""
+    return max(1, min(CACHED_ELEMENTS, KEEP_ELEMENTS) // max(1, math.prod(part.shape)))
+
+
+class Written(Part, Protocol):
+    """A part that can write its gradients into memory that is there."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+
+    def write(self, start: int, stop: int, out: Tensor) -> None:
+        """`instantiate` into `out`."""
+
+
+class Room:
+    """Memory for the per-sample gradients of each parameter, kept from step to step.
+
+    The operating system clears every page that it hands out, which can take longer than the products that fill
+    it. What lies here is overwritten by the next micro-batch: nothing may keep it beyond.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def fill(self, name: str, part: Written) -> Dense:
+        """All gradients of a part: made and measured some at a time, while they are in the cache."""
+        size, step = part.records * math.prod(part.shape), records_at_a_time(part)
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < size or kept.dtype != part.dtype:
+            self._kept[name] = kept = torch.empty(size, dtype=part.dtype, device=part.device)
+        grads_N = kept[:size].view(part.records, *part.shape)
+        norms = []
+        for at in range(0, part.records, step):
+            some = grads_N[at : at + step]
+            part.write(at, at + len(some), some)
+            norms.append(row_norms(some))
+        return Dense(grads_N, torch.cat(norms))
 
 
 class Dense:
     """Per-sample gradients that are already there: biases, norm layers, scales, any op by `vmap`."""
 
-    def __init__(self, grads_N: Tensor) -> None:
+    def __init__(self, grads_N: Tensor, norms: Tensor | None = None) -> None:
         self.grads_N = widen(grads_N)
-        self._norms: Tensor | None = None
+        self._norms = norms
 
     @property
     def records(self) -> int:
@@ -173,6 +232,11 @@ class Settled:
     def __init__(self, part: Part) -> None:
         self.part = part
         root, absolute = part.measure()
+        if absolute is root and CANCELLATION <= 1:  # one product a coordinate: nothing can cancel
+            eps = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps
+            self.norms = root * (1 + ROUNDING_ULPS * eps)
+            self._apart = root.new_empty(0, dtype=torch.int64)
+            return
         rounding = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps * (absolute / root)
         self.norms = torch.where(absolute > 0, root + ROUNDING_ULPS * rounding * absolute, root)
         self._apart = (root < CANCELLATION * absolute).nonzero().flatten()
@@ -203,6 +267,9 @@ class Settled:
         return self.norms, self.part.measure()[1]
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        if not self._apart.numel():
+            self.part.add_weighted(weights_QN, total_Q)
+            return
         self.part.add_weighted(weights_QN.index_fill(1, self._apart, 0), total_Q)
         for index, exact in self._exact():
             exact.add_weighted(weights_QN[:, index], total_Q)

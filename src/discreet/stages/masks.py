@@ -52,7 +52,11 @@ def rank(moment: Moment, count: int) -> Mask:
         memory[EPOCH] = torch.tensor(moment.epoch)
         for name in (TOTAL, VARIANCE):
             memory.pop(name, None)
-    return from_indices(memory[ACTIVE].to(moment.device), moment.layout)
+    return _ranked(memory[ACTIVE].to(moment.device), moment.layout)
+
+
+# One mask object for an epoch: the indices are the same tensor at every step of it.
+_ranked = functools.lru_cache(maxsize=1)(from_indices)
 
 
 def _scores(moment: Moment) -> Tensor:

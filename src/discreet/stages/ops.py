@@ -7,6 +7,7 @@ Index legend: N records, P positions, A rows, B columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -190,7 +191,36 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Parts:
-    return _affine(use, F.group_norm(input, num_groups, eps=eps), weight, bias, 1)
+    gradient = use.gradient
+    fits = use.output_axis == RecordAxis(0) == use.axes.get(id(input)) and input.is_contiguous()
+    full = input.dtype in (torch.float32, torch.float64)
+    if gradient is None or use.statistics is None or not fits or not full or gradient.dtype != input.dtype:
+        yield from _affine(use, F.group_norm(input, num_groups, eps=eps), weight, bias, 1)
+        return
+    yield from _group_norm_in_one_pass(use, input, gradient, weight, bias)
+
+
+def _group_norm_in_one_pass(
+    use: Use, input: Tensor, gradient: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Parts:
+    """All channels of all records as the channels of one record: torch's own gradient is then per sample."""
+    mean, deviation = use.statistics or (gradient, gradient)
+    rows, channels = input.shape[:2]
+    _, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
+        gradient.contiguous().view(1, rows * channels, -1),
+        input.view(1, rows * channels, -1),
+        mean.view(1, -1),
+        deviation.view(1, -1),
+        input.new_ones(rows * channels),
+        1,
+        rows * channels,
+        math.prod(input.shape[2:]),
+        mean.numel(),
+        [False, True, True],
+    )
+    for argument, grads in ((weight, by_weight), (bias, by_bias)):
+        if argument is not None and use.wants(argument):
+            yield argument, Dense(grads.view(use.records, -1, channels).sum(1))
 
 
 def _instance_norm(
@@ -302,17 +332,29 @@ def _one_at_a_time(use: Use) -> Tensor:
     return whole
 
 
-def parts_of(use: Use) -> list[tuple[Tracked, Part]]:
-    """The part of every parameter in a recorded call."""
+def simple_parts(use: Use) -> list[tuple[Tracked, Part]] | None:
+    """The part of every parameter in a recorded call, by the rule of its op; None if no rule covers it."""
     use.unchanged()
-    rule: Rule = RULES.get(use.func, _general)
+    rule = RULES.get(use.func)
+    if rule is None:
+        return None
     try:
         found = list(rule(use, *use.args, **use.kwargs))
-        if {id(argument) for argument, _ in found} != set(use.targets):
-            raise UnfitError  # the parameter stands where the rule does not look for one
     except UnfitError:
-        found = list(_general(use, *use.args, **use.kwargs))
+        return None
+    if {id(argument) for argument, _ in found} != set(use.targets):
+        return None  # the parameter stands where the rule does not look for one
     return [(use.targets[id(argument)], part) for argument, part in found]
+
+
+def parts_of(use: Use) -> list[tuple[Tracked, Part]]:
+    """The part of every parameter in a recorded call."""
+    found = simple_parts(use)
+    if found is None:
+        found = [
+            (use.targets[id(argument)], part) for argument, part in _general(use, *use.args, **use.kwargs)
+        ]
+    return found
 
 
 RULES: dict[Callable[..., Any], Rule] = {

@@ -6,17 +6,19 @@ Index legend: N records, P positions (time, pixels), A rows and B columns of a p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from discreet.stages import factors
+from discreet.stages.convolution import Convolution
 from discreet.stages.factors import (
     Dense,
     Factors,
     Part,
     Settled,
+    Written,
     in_range,
     norms_by_chunks,
     row_norms,
@@ -75,9 +77,19 @@ class Outer:
             scaled_right = right if on_right is None else right * on_right.view(-1, 1, 1)
             total.view(A, B).addmm_(scaled_left.reshape(-1, A).T, scaled_right.reshape(-1, B))
 
+    @property
+    def device(self) -> torch.device:
+        return self.right_NPB.device
+
     def instantiate(self, start: int, stop: int) -> Tensor:
+        grads = torch.empty(stop - start, *self.shape, dtype=self.dtype, device=self.device)
+        self.write(start, stop, grads)
+        return grads
+
+    def write(self, start: int, stop: int, out: Tensor) -> None:
+        """`instantiate` into memory that is there."""
         left, right = self.left_NPA[start:stop].to(self.dtype), self.right_NPB[start:stop].to(self.dtype)
-        return torch.bmm(left.transpose(1, 2), right).view(-1, *self.shape)
+        torch.bmm(left.transpose(1, 2), right, out=out.view(-1, left.shape[2], right.shape[2]))
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Outer:
         dtype = dtype or self.dtype
@@ -162,32 +174,45 @@ class Sum:
         return Sum([part.take(index_K, dtype) for part in self.parts])
 
 
-def merge(parts: Sequence[Part], shape: Sequence[int], room: int) -> Factors:
+def merge(
+    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[Written], Dense] | None = None
+) -> Factors:
     """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
     outers = [part for part in parts if isinstance(part, Outer)]
     hots = [part for part in parts if isinstance(part, OneHot)]
     joined: list[Part] = [part for part in parts if not isinstance(part, (Outer, OneHot))]
     if outers:
-        left, right = _joined([p.left_NPA for p in outers]), _joined([p.right_NPB for p in outers])
-        joined.append(Outer(left, right, shape))
+        joined.append(outers[0] if len(outers) == 1 else _joined_outer(outers, shape))
     if hots:
-        index, right = _joined([p.index_NP for p in hots]), _joined([p.right_NPB for p in hots])
-        joined.append(OneHot(index, right, shape))
+        joined.append(hots[0] if len(hots) == 1 else _joined_hot(hots, shape))
     whole = joined[0] if len(joined) == 1 else Sum(joined)
-    return whole if isinstance(whole, Dense) else settle(whole, room)
+    return whole if isinstance(whole, Dense) else settle(whole, room, keep)
 
 
-def settle(part: Part, room: int) -> Factors:
-    """Instantiate now, once, if that is cheap: norm and weighted sum then read the same gradients."""
+def settle(part: Part, room: int, keep: Callable[[Written], Dense] | None = None) -> Factors:
+    """Instantiate now, once, if that is cheap: norm and weighted sum then read the same gradients.
+
+    `keep` makes the gradients, in memory of its choice.
+    """
     small = part.records * math.prod(part.shape) <= min(room, factors.KEEP_ELEMENTS)
     stays = isinstance(part, OneHot) or (isinstance(part, Outer) and part.gram_is_cheaper)
     if isinstance(part, Sum):
         stays = all(isinstance(own, (Outer, OneHot)) for own in part.parts)
-    return Dense(part.instantiate(0, part.records)) if small and not stays else Settled(part)
+    if not small or stays:
+        return Settled(part)
+    if keep is not None and isinstance(part, (Outer, Convolution)):
+        return keep(part)
+    return Dense(part.instantiate(0, part.records))
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), 1)
+def _joined_outer(parts: Sequence[Outer], shape: Sequence[int]) -> Outer:
+    left, right = [part.left_NPA for part in parts], [part.right_NPB for part in parts]
+    return Outer(torch.cat(left, 1), torch.cat(right, 1), shape)
+
+
+def _joined_hot(parts: Sequence[OneHot], shape: Sequence[int]) -> OneHot:
+    index, right = [part.index_NP for part in parts], [part.right_NPB for part in parts]
+    return OneHot(torch.cat(index, 1), torch.cat(right, 1), shape)
 
 
 def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, final
 
 import numpy as np
@@ -144,6 +144,28 @@ class Hadamard:
         scale = math.sqrt(self._padded) / (self.widths[0] * ROUND_DOWN)
         spread = hadamard(full, transposed=True)[: self.size]
         return spread.mul_(self._signs.to(image.device)).mul_(scale)
+
+
+@final
+class Blocks:
+    """One projection for each part of the vector, side by side.
+
+    Guarantee: if no part is lengthened, the whole is not.
+    """
+
+    def __init__(self, parts: Iterable[Hadamard]) -> None:
+        self._parts = tuple(parts)
+        self.widths: tuple[int, ...] = tuple(part.widths[0] for part in self._parts)
+
+    def project(self, value: Tensor) -> Tensor:
+        """The images of all parts, one after the other."""
+        pieces = value.split([part.size for part in self._parts])
+        return torch.cat([part.project(piece) for part, piece in zip(self._parts, pieces, strict=True)])
+
+    def lift(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """Every part lifted by its own projection."""
+        pieces = image.split(self.widths)
+        return torch.cat([part.lift(piece, dtype) for part, piece in zip(self._parts, pieces, strict=True)])
 
 
 def _subset(of: int, count: int, stream: Stream) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor
 from discreet.core.check import refuse
 from discreet.stages import factors as limits
 from discreet.stages.capture import Call, Marks, Script, Tracked, name_of, replace, tensors_in, track_derived
-from discreet.stages.factors import Dense, Factors, Part
-from discreet.stages.ops import parts_of
+from discreet.stages.factors import Dense, Factors, Part, Room
+from discreet.stages.ops import parts_of, simple_parts
 from discreet.stages.outer import OneHot, Outer, merge
 from discreet.stages.use import Use
 from discreet.stages.values import Layout
@@ -107,27 +109,79 @@ class Recorder:
         if any(tensor.requires_grad for tensor in swapped):
             result: Tensor = call.func(*args, **kwargs)
             if result.requires_grad:
+                if type(result.grad_fn).__name__ == "NativeGroupNormBackward0":
+                    use.statistics = result.grad_fn._saved_result1, result.grad_fn._saved_result2  # type: ignore[union-attr]
                 result.register_hook(use.keep_gradient)
                 return result
         return _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
 
 
+class Collector:
+    """Turns uses into factors: simple ones as the backward pass reaches them, the rest at its end.
+
+    What a use held is let go of as soon as its parts are made, and a parameter's factors are settled when its last
+    use is there: per-sample gradients take the place of activations, instead of standing beside them.
+    """
+
+    def __init__(self, uses: Iterable[Use], layout: Layout, room: Room | None = None) -> None:
+        self._uses, self._layout, self._room = list(uses), layout, room or Room()
+        self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        self._parts: dict[str, list[Part]] = {name: [] for name in layout.names}
+        self._awaited = Counter(root for use in self._uses for root in _roots_of(use))
+        self._found: dict[str, Factors] = {}
+        self._left = limits.KEEP_IN_ALL
+
+    def watch(self) -> None:
+        """Take each use at the moment when its gradient comes."""
+        for use in self._uses:
+            use.receiver = self._take
+
+    def finish(self) -> list[Factors | None]:
+        """The factors of every parameter; None where no gradient came."""
+        for use in self._uses:
+            use.receiver = None
+            if use.gradient is not None:
+                for target, part in parts_of(use):
+                    for root, pulled in pull_back(target, part):
+                        self._parts[root.name].append(pulled)
+                use.forget()
+        for name, parts in self._parts.items():
+            if parts:
+                self._settle(name)
+        return [self._found.get(name) for name in self._layout.names]
+
+    @torch.no_grad()
+    def _take(self, use: Use) -> None:
+        if any(target.parents for target in use.targets.values()):
+            return  # pulled back through autograd, which is busy now
+        parts = simple_parts(use)
+        if parts is None:
+            return
+        use.forget()
+        for target, part in parts:
+            self._parts[target.name].append(part)
+        del parts
+        for name in _roots_of(use):
+            self._awaited[name] -= 1
+            if self._awaited[name] == 0:
+                self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        parts, self._parts[name] = self._parts[name], []
+        keep = partial(self._room.fill, name)
+        found = merge(parts, self._shapes[name], self._left, keep)
+        if isinstance(found, Dense):
+            self._left -= found.grads_N.numel()
+        self._found[name] = found
+
+
+def _roots_of(use: Use) -> set[str]:
+    return {root.name for target in use.targets.values() for root in target.roots}
+
+
 def collect(uses: Iterable[Use], layout: Layout) -> list[Factors | None]:
     """The factors of every parameter, from all of its uses that a gradient reached; None where none did."""
-    parts: dict[str, list[Part]] = {name: [] for name in layout.names}
-    for use in uses:
-        if use.gradient is None:
-            continue
-        for target, part in parts_of(use):
-            for root, pulled in pull_back(target, part):
-                parts[root.name].append(pulled)
-    room, found = limits.KEEP_IN_ALL, list[Factors | None]()
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        merged = merge(parts[name], shape, room) if parts[name] else None
-        if isinstance(merged, Dense):
-            room -= merged.grads_N.numel()
-        found.append(merged)
-    return found
+    return Collector(uses, layout).finish()
 
 
 def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:

@@ -16,6 +16,7 @@ from discreet.stages.capture import Script, Tracked, Watch, tensors_in
 from discreet.stages.decompose import DECOMPOSITIONS
 from discreet.stages.factors import Factors
 from discreet.stages.forbidden import FORBIDDEN
+from discreet.stages.memory import kept_bytes, tally
 from discreet.stages.probe import PROBE_SEED, forked_generator
 from discreet.stages.recorder import Recorder, collect
 from discreet.stages.values import Layout
@@ -84,12 +85,16 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: S
 
     with torch.enable_grad(), untouched(roots, UNSEEN):
         recorder = Recorder(roots, script, SMALL, inputs)
-        with Watch(recorder, DECOMPOSITIONS, FORBIDDEN):
+        with Watch(recorder, DECOMPOSITIONS, FORBIDDEN), tally([root.tensor for root in roots]) as saved:
             output = run()
+            for use in recorder.uses:  # a plain step saves the inputs of its layers, too
+                for tensor in use.record_tensors():
+                    saved.pack(tensor)
         recorder.finish()
         _losses(script, output).sum().backward()
     with torch.no_grad():
         factors = collect(recorder.uses, layout)
+    script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
     with torch.enable_grad():
         expected = _by_autograd(roots, lambda: _losses(script, run()))
     half = torch.is_autocast_enabled(device.type) or any(

@@ -29,10 +29,22 @@ class Use:
     records: int
     versions: tuple[int, ...]
     gradient: Tensor | None = None
+    receiver: Callable[[Use], None] | None = None  # told of the gradient
+    statistics: tuple[Tensor, Tensor] | None = None  # mean and 1/deviation of each group, of group_norm
 
     def keep_gradient(self, gradient: Tensor) -> None:
         """The hook on the call's output."""
         self.gradient = gradient.detach()
+        if self.receiver is not None:
+            self.receiver(self)
+
+    def forget(self) -> None:
+        """Let go of all tensors but the parameters: the parts have what they need."""
+        self.args, self.kwargs, self.axes, self.gradient, self.statistics = (), {}, {}, None, None
+
+    def record_tensors(self) -> list[Tensor]:
+        """The arguments that carry records."""
+        return [tensor for tensor in tensors_in((self.args, self.kwargs)) if id(tensor) in self.axes]
 
     def wants(self, argument: Tensor | None) -> bool:
         return argument is not None and id(argument) in self.targets

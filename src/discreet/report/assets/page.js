@@ -31,25 +31,23 @@
   // -- the legend: one method at a time stands out in all charts ---------------------------------------------------
   const lines = [...document.querySelectorAll(".line")];
   const keys = [...document.querySelectorAll(".legend button")];
-  const area = document.querySelector(".charts");
-  const pressed = () => keys.find((key) => key.getAttribute("aria-pressed") === "true");
+  let chosen;
   const show = (name) => {
-    area.classList.toggle("chosen", name !== undefined);
+    document.body.classList.toggle("chosen", name !== undefined);
     lines.forEach((line) => line.classList.toggle("on", line.dataset.name === name));
   };
-  const settle = () => show(pressed()?.dataset.name);
   for (const key of keys) {
     key.addEventListener("click", () => {
-      const on = key.getAttribute("aria-pressed") !== "true";
-      keys.forEach((each) => each.setAttribute("aria-pressed", String(on && each === key)));
-      settle();
+      chosen = chosen === key.dataset.name ? undefined : key.dataset.name;
+      keys.forEach((each) => each.setAttribute("aria-pressed", String(each.dataset.name === chosen)));
+      show(chosen);
     });
     key.addEventListener("pointerenter", () => show(key.dataset.name));
-    key.addEventListener("pointerleave", settle);
+    key.addEventListener("pointerleave", () => show(chosen));
   }
 
   // -- the charts: a cursor with the values of all lines, by pointer or by arrow keys -------------------------------
-  const percent = (value) => (value * 100).toFixed(1) + "%";
+  const written = (value, percent) => (percent ? (value * 100).toFixed(1) + "%" : String(Number(value.toPrecision(3))));
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const chart = charts[figure.dataset.chart];
     const picture = figure.querySelector("svg");
@@ -78,7 +76,7 @@
         row.className = line.style;
         const name = document.createElement("i");
         name.textContent = line.name;
-        row.append(name, percent(line.point[2]));
+        row.append(name, written(line.point[2], chart.percent));
         readout.append(row);
       }
       cursor.setAttribute("x1", x);

@@ -70,6 +70,9 @@ class Kind(Protocol):
     def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
         """The projection of this step, from its stream."""
 
+    def check(self, layout: Layout, reduction: float) -> None:
+        """Refuse a model that the price is not for."""
+
 
 @final
 @dataclass(frozen=True)
@@ -88,6 +91,33 @@ class Orthonormal:
 
         kept = width(padded_size(layout.size), reduction)
         return Hadamard(layout.size, kept, moment.streams.projection.at(moment.step))
+
+    def check(self, layout: Layout, reduction: float) -> None:
+        """Any model: the price does not depend on it."""
+
+
+@final
+@dataclass(frozen=True)
+class OrthonormalLayers:
+    """`Orthonormal` for each parameter by itself: the paper's projection per layer, without its price.
+
+    Guarantee: orthonormal blocks side by side are an orthonormal projection: it never lengthens a vector.
+    """
+
+    def event(self, queries: Sequence[Query], noise: float) -> Release:
+        return _PLAIN.event(queries, noise)
+
+    def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
+        from discreet.stages.projections import Blocks, Hadamard, padded_size
+
+        stream = moment.streams.projection.at(moment.step)
+        return Blocks(
+            Hadamard(size, width(padded_size(size), reduction), stream.at(part))
+            for part, size in enumerate(layout.sizes)
+        )
+
+    def check(self, layout: Layout, reduction: float) -> None:
+        """Any model: the price does not depend on it."""
 
 
 @final
@@ -109,7 +139,11 @@ class DenseLayers:
         return _mixture(queries, noise, self.dims)
 
     def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
-        return _dense(layout.sizes, self.dims, reduction, moment)
+        return _dense(layout.sizes, self.dims, moment)
+
+    def check(self, layout: Layout, reduction: float) -> None:
+        """The widths that were priced are those of this model."""
+        _check_fit(layout.sizes, self.dims, reduction)
 
 
 @final
@@ -131,7 +165,11 @@ class DenseBlocks:
         return _mixture(queries, noise, self.dims)
 
     def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
-        return _dense(block_sizes(layout.size, self.block), self.dims, reduction, moment)
+        return _dense(block_sizes(layout.size, self.block), self.dims, moment)
+
+    def check(self, layout: Layout, reduction: float) -> None:
+        """The widths that were priced are those of this model."""
+        _check_fit(block_sizes(layout.size, self.block), self.dims, reduction)
 
 
 def _check_dims(dims: tuple[int, ...]) -> None:
@@ -153,11 +191,13 @@ def _mixture(queries: Sequence[Query], noise: float, dims: tuple[int, ...]) -> R
     return events.ProjectedGaussian(queries[0].share * noise, dims)
 
 
-def _dense(
-    sizes: tuple[int, ...], dims: tuple[int, ...], reduction: float, moment: Moment
-) -> projections.Projection:
+def _dense(sizes: tuple[int, ...], dims: tuple[int, ...], moment: Moment) -> projections.Projection:
     from discreet.stages.projections import Dense
 
+    return Dense(sizes, dims, lambda: moment.streams.projection.at(moment.step))
+
+
+def _check_fit(sizes: tuple[int, ...], dims: tuple[int, ...], reduction: float) -> None:
     fitting = layer_widths(sizes, reduction)
     shown = ",".join(map(str, fitting)) if len(fitting) <= 40 else f"{len(fitting)} widths"
     check.require(
@@ -166,7 +206,6 @@ def _dense(
         ",".join(map(str, dims[:40])),
         "the price depends on them: plan again with the model's widths",
     )
-    return Dense(sizes, dims, lambda: moment.streams.projection.at(moment.step))
 
 
 # -- how to lift --------------------------------------------------------------------------------------------
@@ -206,8 +245,8 @@ class ProjectedGaussian:
     """Projects each sum to fewer dimensions, adds N(0, (noise * share * sensitivity)^2) there, and lifts it back.
 
     reduction   the share of dimensions that is removed; 0 is the identity, exactly: `GaussianNoise`
-    projection  `Orthonormal` (plain price), `DenseLayers` or `DenseBlocks` (dearer); fresh at every step, from the
-                projection stream, and never stored
+    projection  `Orthonormal` or `OrthonormalLayers` (plain price), `DenseLayers` or `DenseBlocks` (dearer); fresh at
+                every step, from the projection stream, and never stored
     lift        the scale of the way back; it multiplies the noise as well as the signal
 
     Single numbers (counts) get plain noise.
@@ -227,12 +266,18 @@ class ProjectedGaussian:
         """What one release costs, before sampling."""
         return (self.projection if self.reduction > 0 else _PLAIN).event(queries, noise)
 
+    def check(self, layout: Layout) -> None:
+        """Refuse a model with other widths than those that were priced."""
+        if self.reduction > 0:
+            self.projection.check(layout, self.reduction)
+
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
     ) -> list[Tensor]:
         """The noisy sums, in the layout of the gradient; the inputs' storage is overwritten."""
         if self.reduction == 0:
             return _PLAIN.release(sums, queries, noise, moment)
+        self.check(moment.layout)
         projection = self.projection.make(moment.layout, self.reduction, moment)
         noisy = []
         for total, query in zip(sums, queries, strict=True):

@@ -1,4 +1,4 @@
-"""Rules for settings, from public numbers alone: they look at no record and cost nothing."""
+"""How a clip goes with a momentum: from public numbers alone, so that it costs nothing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,422 @@
+"""Membership inference on a run's recipe: shadow models, a classifier, likelihood ratios (arXiv 2502.17772, D.2).
+
+The records of a task, train and test together, are split once and for all into candidates of the target and a pool for
+shadows. Each target model is trained on about half of the candidates, each of which joins by a fair coin; each shadow
+model on a random part of the pool. On the shadows, a two-layer classifier learns to tell members from others by the
+model's answers; then it is asked about the target's candidates.
+
+Four numbers come of it, never to be confused:
+    estimate     Eq. 20 of the paper, from the false positive and false negative rates: NOT a bound
+    lower_bound  what the guesses prove at stated confidence (`one_run`), for one training
+    auc          of the attack's scores, and advantage, the largest difference of its rates
+    lira         the same area for likelihood ratios per example (Carlini et al. 2022, offline)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from discreet.auditing.attack import Attack, attack_features
+from discreet.auditing.bounds import Floats
+from discreet.auditing.games import CONFIDENCE
+from discreet.auditing.one_run import guess
+from discreet.auditing.trainings import OnStep, Recipe, fit, load, log_probabilities
+from discreet.core import check
+from discreet.core.plain import plain
+from discreet.core.relation import Neighbouring
+
+if TYPE_CHECKING:
+    from discreet.plan import Plan
+    from discreet.runs import RunConfig
+    from discreet.tasks import Task
+
+Flags = npt.NDArray[np.bool_]
+
+_COINS = 1000  # the theorem of the lower bound pays for each: more of them show less at a given delta
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """What membership inference found, over all target models.
+
+    estimate              ESTIMATE of epsilon by Eq. 20; `spread` its standard error over target models
+    lower_bound           a lower bound on epsilon, wrong with probability at most 1 - confidence
+    false_positive, false_negative   rates of the attack classifier
+    auc, advantage        of its scores: 0.5 and 0 are a coin
+    lira_auc              of likelihood ratios per example
+    scores, lira_scores, members     per candidate, target models one after the other
+    """
+
+    estimate: float
+    spread: float | None
+    lower_bound: float
+    confidence: float
+    delta: float
+    false_positive: float
+    false_negative: float
+    auc: float
+    advantage: float
+    lira_auc: float
+    step: int
+    shadows: int
+    targets: int
+    scores: Floats = dataclasses.field(repr=False)
+    lira_scores: Floats = dataclasses.field(repr=False)
+    members: Flags = dataclasses.field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, without the scores."""
+        left_out = ("scores", "lira_scores", "members")
+        names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
+        told: dict[str, Any] = plain({name: getattr(self, name) for name in names})
+        return told
+
+
+def membership(
+    config: RunConfig,
+    *,
+    shadows: int = 10,
+    seeds: Sequence[int | None] = (None,),
+    size: int | None = None,
+    confidence: float = CONFIDENCE,
+    on_step: OnStep | None = None,
+) -> Membership:
+    """Membership inference against the models at the end of the config's run: see `membership_course`."""
+    course = membership_course(
+        config, shadows=shadows, seeds=seeds, size=size, confidence=confidence, on_step=on_step
+    )
+    return course[-1]
+
+
+def membership_course(
+    config: RunConfig,
+    *,
+    shadows: int = 10,
+    seeds: Sequence[int | None] = (None,),
+    size: int | None = None,
+    at: Sequence[int] = (),
+    confidence: float = CONFIDENCE,
+    on_step: OnStep | None = None,
+) -> tuple[Membership, ...]:
+    """Membership inference against the iterates after the steps `at` (default: the last one), in their order.
+
+    shadows  models on which the attack learns
+    seeds    one target model each; None: keyed by the operating system
+    size     expected number of training records of a model, a quarter of all that there are by default; it is the
+             public number of records, so a budget in the config is planned for it
+
+    Iterates before the last are attacked even where the plan's certificate is for the last one alone.
+    """
+    check.count("shadow models on which the attack learns", least=2, shadows=shadows)
+    check.require(len(seeds) > 0, "at least one target model", "none", "give seeds, e.g. (0, 1, 2)")
+    split = _Split.of(load_whole(config), size)
+    recipe = _recipe(dataclasses.replace(config, records=None), split)
+    steps = tuple(sorted(at)) or (recipe.plan.known_horizon.steps,)
+    check.require(
+        steps[0] >= 1 and steps[-1] <= recipe.plan.known_horizon.steps,
+        f"steps between 1 and {recipe.plan.known_horizon.steps}",
+        steps,
+        "name steps of the run",
+    )
+    told = _Told(on_step, (shadows + len(seeds)) * recipe.plan.known_horizon.steps)
+    shadow_models = [_shadow(recipe, split, number, steps, told) for number in range(shadows)]
+    targets = [
+        _target(_seeded(recipe, seed), split, number, steps, told) for number, seed in enumerate(seeds)
+    ]
+    return tuple(
+        _attack(
+            step,
+            [trained.at(place) for trained in shadow_models],
+            [trained.at(place) for trained in targets],
+            split,
+            recipe.plan,
+            confidence,
+        )
+        for place, step in enumerate(steps)
+    )
+
+
+def _recipe(config: RunConfig, split: _Split) -> Recipe:
+    """The config on `size` records, a public number; where that is an upper bound, with room for the luck of coins."""
+    recipe = Recipe.of(config, task=split.task)
+    if recipe.plan.analysis.visible or recipe.plan.relation is Neighbouring.REPLACE_ONE:
+        return recipe
+    most = split.size + math.ceil(4 * math.sqrt(split.size))
+    return Recipe.of(config, task=dataclasses.replace(split.task, records=most))
+
+
+def estimate(*, false_positive: float, false_negative: float, delta: float, records: int) -> float:
+    """ESTIMATE of epsilon, Eq. 20 of the paper: the larger of two logarithms.
+
+    A rate of zero stands for half a record of `records`, without which the estimate would be infinite.
+
+    >>> round(estimate(false_positive=0.3, false_negative=0.4, delta=1e-5, records=1000), 4)
+    0.6931
+    """
+    least = 0.5 / records
+    rates = max(false_positive, least), max(false_negative, least)
+    found = [
+        math.log(gain / other)
+        for gain, other in ((1 - delta - rates[0], rates[1]), (1 - delta - rates[1], rates[0]))
+        if gain > 0
+    ]
+    return max(found, default=0.0)
+
+
+# -- who is trained on what -------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Split:
+    """Candidates of the targets and the pool of the shadows: they share no record."""
+
+    task: Task
+    candidates: tuple[Tensor, Tensor]
+    pool: tuple[Tensor, Tensor]
+    size: int
+
+    @staticmethod
+    def of(task: Task, size: int | None) -> _Split:
+        x, y = task.train.tensors
+        found = len(x) // 4 if size is None else size
+        check.require(
+            2 <= found <= len(x) // 4,
+            f"a size of at most a quarter of the {len(x)} records",
+            found,
+            "members and others of targets and of shadows are disjoint",
+        )
+        # Fixed for all calls: candidates must not be chosen by looking at results.
+        order = torch.from_numpy(np.random.default_rng(len(x)).permutation(len(x)))
+        first, rest = order[: 2 * found], order[2 * found :]
+        return _Split(
+            task=dataclasses.replace(task, records=found),
+            candidates=(x[first], y[first]),
+            pool=(x[rest], y[rest]),
+            size=found,
+        )
+
+
+def load_whole(config: RunConfig) -> Task:
+    """The task with its test records beside the others."""
+    task = load(config)
+    pairs = zip(task.train.tensors, task.test.tensors, strict=True)
+    joined = TensorDataset(*(torch.cat(pair) for pair in pairs))
+    return dataclasses.replace(task, train=joined, records=len(joined))
+
+
+@final
+@dataclass(frozen=True)
+class _Trained:
+    """A model's answers after each step of interest: on records it learned and on others."""
+
+    answers: tuple[Tensor, ...]  # [n, classes] log-probabilities
+    labels: Tensor
+    members: Flags
+    on_candidates: tuple[Tensor, ...]
+
+    def at(self, place: int) -> _Seen:
+        return _Seen(self.answers[place], self.labels, self.members, self.on_candidates[place])
+
+
+@final
+@dataclass(frozen=True)
+class _Seen:
+    answers: Tensor
+    labels: Tensor
+    members: Flags
+    on_candidates: Tensor
+
+
+@final
+class _Told:
+    """Progress over all trainings."""
+
+    def __init__(self, listener: OnStep | None, total: int) -> None:
+        self._listener, self._total, self._before = listener, total, 0
+
+    def tell(self, step: int) -> None:
+        if self._listener is not None:
+            self._listener(self._before + step, self._total)
+
+    def one_more(self, steps: int) -> None:
+        """A training of so many steps has ended."""
+        self._before += steps
+
+
+def _seeded(recipe: Recipe, seed: int | None) -> Recipe:
+    return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, seed=seed))
+
+
+def _shadow(recipe: Recipe, split: _Split, number: int, steps: Sequence[int], told: _Told) -> _Trained:
+    """Trained on `size` records of the pool; as many others of it are not members."""
+    x, y = split.pool
+    seed = None if recipe.config.seed is None else [recipe.config.seed, number]
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[: 2 * split.size])
+    members = np.arange(2 * split.size) < split.size
+    return _train(recipe, split, (x[order], y[order]), members, (1, number), steps, told)
+
+
+def _target(recipe: Recipe, split: _Split, number: int, steps: Sequence[int], told: _Told) -> _Trained:
+    """Trained on the candidates whose coin says so; a seeded target flips seeded coins.
+
+    Under replace-one a coin chooses one of two candidates, so that the size is what it must be.
+    """
+    seed = None if recipe.config.seed is None else [recipe.config.seed, number, 2]
+    members = np.random.default_rng(seed).random(2 * split.size) < 0.5
+    if recipe.plan.relation is Neighbouring.REPLACE_ONE:
+        members[split.size :] = ~members[: split.size]
+    return _train(recipe, split, split.candidates, members, (2, number), steps, told)
+
+
+def _train(
+    recipe: Recipe,
+    split: _Split,
+    records: tuple[Tensor, Tensor],
+    members: Flags,
+    label: tuple[int, int],
+    steps: Sequence[int],
+    told: _Told,
+) -> _Trained:
+    x, y = records
+    streams = recipe.streams(*label)
+    model, device = recipe.build(streams), recipe.config.device
+    answers: list[Tensor] = []
+    on_candidates: list[Tensor] = []
+
+    def look() -> None:
+        answers.append(log_probabilities(model, x, device))
+        on_candidates.append(log_probabilities(model, split.candidates[0], device))
+
+    def on_step(step: int, total: int) -> None:
+        told.tell(step)
+        while len(answers) < len(steps) - 1 and step >= steps[len(answers)]:
+            look()
+
+    chosen = torch.from_numpy(members)
+    fit(recipe, model, TensorDataset(x[chosen], y[chosen]), streams=streams, on_step=on_step)
+    while len(answers) < len(steps):
+        look()
+    told.one_more(recipe.plan.known_horizon.steps)
+    return _Trained(tuple(answers), y, members, tuple(on_candidates))
+
+
+# -- the attack -------------------------------------------------------------------------------------------------
+
+
+def _attack(
+    step: int,
+    shadows: Sequence[_Seen],
+    targets: Sequence[_Seen],
+    split: _Split,
+    plan: Plan,
+    confidence: float,
+) -> Membership:
+    attack, delta = Attack(), plan.known_delta
+    attack.learn(
+        torch.cat([attack_features(seen.answers, seen.labels) for seen in shadows]),
+        torch.from_numpy(np.concatenate([seen.members for seen in shadows])),
+    )
+    scores = [attack.scores(attack_features(seen.answers, seen.labels)).numpy() for seen in targets]
+    rates = [
+        (float((score[~seen.members] > 0).mean()), float((score[seen.members] <= 0).mean()))
+        for score, seen in zip(scores, targets, strict=True)
+    ]
+    estimates = [
+        estimate(false_positive=fp, false_negative=fn, delta=delta, records=split.size) for fp, fn in rates
+    ]
+    labels = split.candidates[1]
+    lira = [_lira(seen, shadows, labels) for seen in targets]
+    members = np.concatenate([seen.members for seen in targets])
+    joined, ratios = np.concatenate(scores), np.concatenate(lira)
+    spread = float(np.std(estimates, ddof=1) / math.sqrt(len(estimates))) if len(estimates) > 1 else None
+    return Membership(
+        estimate=float(np.mean(estimates)),
+        spread=spread,
+        lower_bound=_proven(
+            [_joint(*pair) for pair in zip(scores, lira, strict=True)], targets, plan, confidence
+        ),
+        confidence=confidence,
+        delta=delta,
+        false_positive=float(np.mean([fp for fp, _ in rates])),
+        false_negative=float(np.mean([fn for _, fn in rates])),
+        auc=auc(joined, members),
+        advantage=float(stats.ks_2samp(joined[members], joined[~members]).statistic),
+        lira_auc=auc(ratios, members),
+        step=step,
+        shadows=len(shadows),
+        targets=len(targets),
+        scores=joined,
+        lira_scores=ratios,
+        members=members,
+    )
+
+
+def _joint(scores: Floats, lira: Floats) -> Floats:
+    """Both attacks as one: the sum of a candidate's ranks."""
+    return np.asarray(stats.rankdata(scores) + stats.rankdata(lira))
+
+
+def _proven(scores: list[Floats], targets: Sequence[_Seen], plan: Plan, confidence: float) -> float:
+    """From the coins of some candidates, named before anything is seen; the other coins are part of the data.
+
+    Targets are trained apart, each with coins of its own: together they are one run with the coins of all.
+    """
+    coins = [seen.members for seen in targets]
+    if plan.relation is Neighbouring.REPLACE_ONE:  # a coin chose one of two candidates
+        half = len(scores[0]) // 2
+        scores = [score[:half] - score[half:] for score in scores]
+        coins = [members[:half] for members in coins]
+    joined, there = np.concatenate(scores), np.concatenate(coins)
+    chosen = np.random.default_rng(len(joined)).permutation(len(joined))[:_COINS]
+    return guess(joined[chosen], there[chosen]).epsilon(plan.known_delta, confidence)
+
+
+def _lira(target: _Seen, shadows: Sequence[_Seen], labels: Tensor) -> Floats:
+    """How far the target's confidence in a candidate lies above that of models that never saw it, in deviations.
+
+    Confidence is ln(p / (1 - p)), which is near Gaussian. No shadow saw a candidate, so all of them count; one
+    variance serves all candidates, since there are few shadows (Carlini et al. 2022, section VI).
+    """
+    outside = np.stack([_confidence(seen.on_candidates, labels) for seen in shadows])
+    spread = math.sqrt(float(outside.var(0, ddof=1).mean())) or 1.0
+    return np.asarray((_confidence(target.on_candidates, labels) - outside.mean(0)) / spread)
+
+
+def _confidence(answers: Tensor, labels: Tensor) -> Floats:
+    own = answers.gather(1, labels.unsqueeze(1)).squeeze(1)
+    others = answers.scatter(1, labels.unsqueeze(1), -math.inf).logsumexp(1)
+    return np.asarray((own - others).numpy())
+
+
+def auc(scores: Floats, members: Flags) -> float:
+    """The chance that a member scores above another, ties half.
+
+    >>> auc(np.array([1.0, 2.0, 2.0]), np.array([False, True, False]))
+    0.75
+    """
+    ranks = stats.rankdata(scores)
+    inside, outside = int(members.sum()), int((~members).sum())
+    if not inside or not outside:
+        return math.nan
+    return float((ranks[members].sum() - inside * (inside + 1) / 2) / (inside * outside))
+
+
+def true_positives_at(scores: Floats, members: Flags, *, false_positive: float) -> float:
+    """The share of members found where at most this share of the others is taken for one (Carlini et al. 2022)."""
+    check.inside_unit("a small rate of false alarms, e.g. 0.001", false_positive=false_positive)
+    others = np.sort(scores[~members])[::-1]
+    cut = others[min(int(false_positive * len(others)), len(others) - 1)]
+    return float((scores[members] > cut).mean())

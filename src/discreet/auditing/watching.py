@@ -1,0 +1,104 @@
+"""Seeing what a run releases, from inside the real run: an observer in the place of the plan's selection."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from discreet.analyses.analysis import Composition
+from discreet.plan import Plan
+from discreet.stages.selection import Frozen, Order, Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.accounting.events import NonPrivate, Release
+    from discreet.stages.bounding import Query
+    from discreet.stages.mechanisms.mechanism import Mechanism
+    from discreet.stages.moment import Moment
+    from discreet.stages.sampling import Horizon
+    from discreet.stages.values import BoundedSum, Mask, Released
+
+Listener = Callable[["Released", float, "Moment"], None]
+"""Told every release, the noise on each of its coordinates, and when; before the parameters move."""
+
+OnNoise = Callable[[list["Tensor"], list["Tensor"], list[float], "Moment"], None]
+"""Told the sums of a step, the same with noise, and the noise's deviations."""
+
+
+@final
+@dataclass(frozen=True)
+class Watched:
+    """A selection that also tells each release: stages, mechanism, noise and update are untouched."""
+
+    inner: Selection
+    listener: InitVar[Listener]
+
+    def __post_init__(self, listener: Listener) -> None:
+        object.__setattr__(self, "_listener", listener)
+
+    @property
+    def order(self) -> Order:
+        return self.inner.order
+
+    @property
+    def frozen(self) -> Frozen:
+        return self.inner.frozen
+
+    def mask(self, moment: Moment) -> Mask | None:
+        return self.inner.mask(moment)
+
+    def observe(self, released: Released, std: float, moment: Moment) -> None:
+        listener: Listener = object.__getattribute__(self, "_listener")
+        listener(released, std, moment)
+        self.inner.observe(released, std, moment)
+
+    def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
+        return self.inner.density(horizon, baseline_epochs=baseline_epochs)
+
+
+def watched(plan: Plan, listener: Listener) -> Plan:
+    """The same stages, whose releases are told to `listener`; what they cost is for the plan itself to say."""
+    return dataclasses.replace(
+        plan, selection=Watched(plan.selection, listener), analysis=Composition(), claims=None
+    )
+
+
+@final
+class Tapped:
+    """A mechanism that also tells what goes in and what comes out: an attacker who knows both worlds knows the sums."""
+
+    def __init__(self, inner: Mechanism, listener: OnNoise) -> None:
+        self._inner, self._listener = inner, listener
+
+    def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
+        return self._inner.event(queries, noise)
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+    ) -> list[Tensor]:
+        exact = [total.value.clone() for total in sums]  # a mechanism overwrites what it is given
+        noisy = self._inner.release(sums, queries, noise, moment)
+        self._listener(
+            exact, [value.clone() for value in noisy], [query.std(noise) for query in queries], moment
+        )
+        return noisy
+
+
+def tapped(plan: Plan, listener: OnNoise) -> Plan:
+    """The same stages, whose sums before and after the noise are told to `listener`."""
+    return dataclasses.replace(
+        plan, mechanism=Tapped(plan.mechanism, listener), analysis=Composition(), claims=None
+    )
+
+
+def active_in(released: Released) -> Tensor:
+    """Which coordinates take part in this release, flat."""
+    active = torch.ones(released.layout.size)
+    if released.mask is not None:
+        released.mask.apply_(released.layout.views(active))
+    return active.bool()

@@ -1,0 +1,304 @@
+"""The whole-run game: one record more or less in the data of a small model, which is trained to the end, many times.
+
+Everything is the library's own: `Private`, its sampling, bounding, noise, optimizer and domain. Where every coordinate
+has noise of its own and nothing couples records, a thousand copies of the small model are trained side by side in one
+run, each with its own data, weights and coin; they are independent trials. Otherwise each trial is a training.
+
+The attacker sees every release (`transcript`) or the last weights alone, whichever the plan's analysis is about, and
+knows the other records.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from discreet.analyses.curvature import LinearModel
+from discreet.analyses.last_iterate import LastIterate
+from discreet.auditing.bounds import Floats
+from discreet.auditing.watching import active_in, watched
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+from discreet.plan import Plan
+from discreet.private import Private
+from discreet.stages.bounding import AutoS, AutoV, FlatClip, PerLayer, Psac, UnitDirection
+from discreet.stages.features import ClippedFeatures
+from discreet.stages.sampling import BallsInBins, FullBatch, Horizon, Poisson
+from discreet.stages.selection import Everything, RandomFreeze
+
+if TYPE_CHECKING:
+    from discreet.stages.moment import Moment
+    from discreet.stages.values import Released
+
+COPIES = 1000
+_LOUD = 1e3  # the norm of a crafted gradient: beyond every clip
+_ONE_RECORD = (FlatClip, AutoS, AutoV, Psac, PerLayer, UnitDirection)  # weights that follow one record's norm
+
+
+def couples_nothing(plan: Plan) -> bool:
+    """Whether copies of a model in one run are independent: every stage that is not known to leave them so counts."""
+    usual = Plan(
+        method=plan.method,
+        bounder=plan.bounder,
+        selection=plan.selection,
+        schedule=plan.schedule,
+        sampling=plan.sampling,
+        relation=plan.relation,
+        noise=plan.noise,
+        horizon=plan.horizon,
+        delta=plan.delta,
+        claims=plan.claims,
+    )
+    return (
+        plan == usual  # Gaussian noise, one query, no domain, no test, composition
+        and type(plan.bounder) in _ONE_RECORD
+        and type(plan.selection) in (Everything, RandomFreeze)
+        and type(plan.sampling) in (Poisson, FullBatch, BallsInBins)
+    )
+
+
+# -- the record -----------------------------------------------------------------------------------------------
+
+
+class Record(Protocol):
+    """What one copy's data are, and what a record does to its weights w: the loss is l(w x)."""
+
+    @property
+    def others(self) -> Tensor:
+        """The inputs that are always there [n, d], label times features."""
+
+    @property
+    def own(self) -> Tensor:
+        """The input of the record in question [d]."""
+
+    def losses(self, products: Tensor) -> Tensor:
+        """l of each product."""
+
+    def slopes(self, products: Tensor) -> Tensor:
+        """l' of each product: the gradient is l' x."""
+
+
+@final
+@dataclass(frozen=True)
+class Crafted:
+    """A worst case: l(w x) = w x, so that the record's gradient is huge at every step; nobody else is there."""
+
+    dimension: int = 4
+
+    @property
+    def others(self) -> Tensor:
+        return torch.zeros(0, self.dimension)
+
+    @property
+    def own(self) -> Tensor:
+        return torch.full((self.dimension,), _LOUD * self.dimension**-0.5)
+
+    def losses(self, products: Tensor) -> Tensor:
+        return products
+
+    def slopes(self, products: Tensor) -> Tensor:
+        return torch.ones_like(products)
+
+
+@final
+@dataclass(frozen=True)
+class Mislabelled:
+    """A data canary in logistic regression: an extreme record with the wrong label among `ordinary` ones."""
+
+    dimension: int = 4
+    ordinary: int = 12
+
+    @property
+    def others(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.ordinary)
+        noise = torch.randn(self.ordinary, self.dimension, generator=generator) / 2
+        return noise.add_(self.dimension**-0.5)  # already times the label: both classes look alike
+
+    @property
+    def own(self) -> Tensor:
+        return torch.full((self.dimension,), -10 * self.dimension**-0.5)
+
+    def losses(self, products: Tensor) -> Tensor:
+        return F.softplus(-products)
+
+    def slopes(self, products: Tensor) -> Tensor:
+        return -torch.sigmoid(-products)
+
+
+# -- the game -------------------------------------------------------------------------------------------------
+
+
+@final
+class WholeRun:
+    """The game of `record` against `recipe`, trained for `steps` steps at `rate` with noise `noise`.
+
+    plan  what it costs
+    """
+
+    def __init__(
+        self,
+        recipe: Plan,
+        record: Record,
+        *,
+        rate: float,
+        steps: int,
+        noise: float,
+        delta: float,
+        learning_rate: float = 0.5,
+        copies: int | None = None,
+    ) -> None:
+        coupled = not couples_nothing(recipe)
+        self.copies = (1 if coupled else COPIES) if copies is None else copies
+        check.require(
+            self.copies == 1 or not coupled,
+            "one copy of the model a run",
+            f"{copies} copies, which this plan couples",
+            "leave `copies` out",
+        )
+        self.record = record
+        rate = 1.0 if isinstance(recipe.sampling, FullBatch) else rate
+        each = max(len(record.others) + 1, math.ceil(1 / rate))  # a public number: the data may hold fewer
+        horizon = Horizon.of(records=self.copies * each, batch=rate * self.copies * each, steps=steps)
+        self.plan = recipe.bind(noise=noise, horizon=horizon, delta=delta)
+        self._learning_rate = learning_rate * self.copies
+        if isinstance(recipe.analysis, LastIterate):
+            self._learning_rate = recipe.analysis.learning_rate
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        absent: list[Floats] = []
+        present: list[Floats] = []
+        while sum(map(len, absent)) < trials or sum(map(len, present)) < trials:
+            if self.copies == 1:
+                there = np.array([sum(map(len, present)) < sum(map(len, absent))])
+            else:
+                there = generator.random(self.copies) < 0.5
+            values = self._train(there)
+            present.append(values[there])
+            absent.append(values[~there])
+        return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
+
+    def _train(self, there: npt.NDArray[np.bool_]) -> Floats:
+        """One run of all copies; for each of them the attacker's statistics, as columns."""
+        model = self._model()
+        weights = next(model.parameters())  # [K, d]
+        nn.init.zeros_(weights)
+        attacker = Attacker(self.plan, self.record, weights)
+        plan = watched(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
+        optimizer = torch.optim.SGD(model.parameters(), lr=self._learning_rate)
+        data = self._data(torch.from_numpy(there))
+        private = Private(
+            model, optimizer, plan, data, micro_batch=max(len(data), 1), inputs=lambda batch: batch
+        )
+        try:
+            for batch in private:
+                private.step(self.record.losses(model(*batch).flatten()))
+        finally:
+            private.close()
+        return attacker.verdicts()
+
+    def _model(self) -> nn.Module:
+        dimension, analysis = len(self.record.own), self.plan.analysis
+        if self.copies > 1:
+            return Copies(self.copies, dimension)
+        linear = nn.Linear(dimension, 1, bias=False)
+        if isinstance(analysis, LastIterate) and isinstance(analysis.curvature, LinearModel):
+            return nn.Sequential(ClippedFeatures(analysis.curvature.features), linear)
+        return linear
+
+    def _data(self, there: Tensor) -> TensorDataset:
+        """Every copy's own records; the fixed size of replace-one is filled up with records without a gradient."""
+        copies, others, own = torch.arange(self.copies), self.record.others, self.record.own
+        index = [copies.repeat_interleave(len(others))]
+        inputs = [others.repeat(self.copies, 1)]
+        if self.plan.relation is Neighbouring.REPLACE_ONE:
+            index.append(copies)
+            inputs.append(torch.where(there.unsqueeze(1), own, -own))
+            missing = self.plan.known_horizon.known_records - sum(map(len, index))
+            index.append(copies.new_zeros(missing))
+            inputs.append(own.new_zeros(missing, len(own)))
+        else:
+            index.append(copies[there])
+            inputs.append(own.expand(len(copies[there]), -1))
+        x = torch.cat(inputs)
+        return TensorDataset(x) if self.copies == 1 else TensorDataset(torch.cat(index), x)
+
+
+@final
+class Copies(nn.Module):
+    """Copies of a linear model without bias; (copy, input) -> its product."""
+
+    def __init__(self, copies: int, dimension: int) -> None:
+        super().__init__()
+        self.weights = nn.Embedding(copies, dimension)
+
+    def forward(self, copy: Tensor, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.weights(copy) * x).sum(-1)
+
+
+@final
+class Attacker:
+    """Knows the plan and the other records, sees releases, and wonders in which copies the record is.
+
+    Statistics: the likelihood ratio of the releases, each taken for Gaussian with the moments that sampling gives it,
+    and the plain sum of what points the record's way, which follows shifts that last; or of the last weights alone, how
+    well they fit the record.
+    """
+
+    def __init__(self, plan: Plan, record: Record, weights: Tensor) -> None:
+        self._plan, self._record, self._weights = plan, record, weights
+        self._ratio, self._sum = torch.zeros(2, len(weights), dtype=torch.float64)
+
+    @torch.no_grad()
+    def see(self, released: Released, std: float, moment: Moment) -> None:
+        weights = self._weights.double()
+        active = active_in(released).view(weights.shape)
+        seen = released.value.view(weights.shape).double() * moment.batch
+        own = self._record.own.double() * active  # [K, d]
+        share, norm = self._contributions(weights, own.unsqueeze(1))
+        share, norm = share.squeeze(1), norm.squeeze(1).clamp(min=1e-12)
+        towards = share / norm.unsqueeze(1)
+        others, _ = self._contributions(weights, self._record.others.double() * active.unsqueeze(1))
+        along = torch.einsum("knd,kd->kn", others, towards)
+        rate = self._plan.known_horizon.rate
+        found = (seen * towards).sum(1) - rate * along.sum(1)
+        variance = (std * moment.batch) ** 2 + rate * (1 - rate) * along.square().sum(1)
+        exponent = (found * norm - norm.square() / 2) / variance
+        if self._plan.relation is Neighbouring.REPLACE_ONE:
+            self._ratio += found * norm / variance
+        else:
+            joins = exponent + math.log(rate)
+            stays = math.log1p(-rate) if rate < 1 else -math.inf
+            self._ratio += torch.logaddexp(joins, torch.full_like(joins, stays))
+        self._sum += found
+
+    def _contributions(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What inputs [K, n, d] of each copy add to its sum once bounded, and the norms of that."""
+        slopes = self._record.slopes(torch.einsum("kd,knd->kn", weights, inputs))
+        gradients = slopes.unsqueeze(2) * inputs
+        norms = gradients.norm(dim=2)
+        bounder = self._plan.bounder
+        if type(bounder) not in _ONE_RECORD:  # a guess is as valid as any statistic
+            bounder = FlatClip(self._plan.queries(1.0)[0].sensitivity)
+        bounds = bounder.weights(norms.reshape(1, -1), 1.0)[0, 0].view(norms.shape)
+        bounds = bounds.nan_to_num(0.0)
+        return gradients * bounds.unsqueeze(2), norms * bounds
+
+    @torch.no_grad()
+    def verdicts(self) -> Floats:
+        """A row for each copy."""
+        if not self._plan.analysis.visible:
+            last = self._weights.double() @ self._record.own.double()
+            return (last * self._sign()).unsqueeze(1).numpy()
+        return torch.stack([self._ratio, self._sum], dim=1).numpy()
+
+    def _sign(self) -> float:
+        """The way the record pushes its own product: down its loss."""
+        return -float(self._record.slopes(torch.zeros(1)).sign())

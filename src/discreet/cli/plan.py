@@ -1,0 +1,153 @@
+"""`discreet plan`: what a budget buys, before anything is trained."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, final
+
+from discreet.cli import recipes
+from discreet.cli.flags import (
+    DeltaFlag,
+    EpochsFlag,
+    EpsilonFlag,
+    JsonFlag,
+    MicroBatchFlag,
+    WholeBatchFlag,
+    flag,
+    known_delta,
+    known_epsilon,
+)
+from discreet.cli.output import INTERRUPTED, emit
+from discreet.core import check
+
+if TYPE_CHECKING:
+    from discreet.tuning.planner import Answer, Question
+    from discreet.tuning.trial import Trial
+
+# Shapes and classes of published data, so that a trial needs no file.
+_KNOWN = {
+    "digits": ((1, 8, 8), 10),
+    "mnist": ((1, 28, 28), 10),
+    "fashion-mnist": ((1, 28, 28), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "adult": ((107,), 2),
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class QuestionFlags:
+    """The public numbers of a run, and what to try for time and memory."""
+
+    records: Annotated[int | None, flag("Public number of records.", "Run")] = None
+    batch: WholeBatchFlag = None
+    epochs: EpochsFlag = None
+    epsilon: EpsilonFlag = None
+    delta: DeltaFlag = None
+    methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: all).")] = None
+    model: Annotated[str | None, flag("A model's name: measure two steps on random data.", "Trial")] = None
+    data: Annotated[str | None, flag("Published data whose shape and classes to use.", "Trial")] = None
+    record_shape: Annotated[str | None, flag("Shape of a record, e.g. 1,28,28.", "Trial")] = None
+    classes: Annotated[int | None, flag("Number of classes.", "Trial")] = None
+    micro_batch: MicroBatchFlag = None
+    out: Annotated[Path | None, flag("Write a page here, e.g. plan.html.")] = None
+
+
+def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
+    """The noise that a budget asks for, by method, sampler and batch, with time and memory; trains nothing."""
+    question = _question(flags)
+    shape = _shape(flags)
+    micro_batch = 512 if flags.micro_batch is None else flags.micro_batch
+    check.count("the most records in memory at once", micro_batch=micro_batch)
+    if flags.out is not None:
+        check.require(flags.out.suffix == ".html", "--out to end in .html", str(flags.out), "name a page")
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    try:
+        trial = _trial(flags, shape, micro_batch)
+        found = _watched(question, as_json)
+    except KeyboardInterrupt:
+        print("Stopped. A plan leaves nothing behind: run the command again.", file=sys.stderr)
+        return INTERRUPTED
+
+    from discreet.report import planned, terminal
+
+    files = () if flags.out is None else planned.write(found, trial, micro_batch, command, flags.out)
+    if as_json:
+        measured = None if trial is None else trial.to_json()
+        costs = dict(planned.costs(found, trial, micro_batch))
+        emit({**found.to_json(), "trial": measured, **costs, "files": [str(file) for file in files]})
+    else:
+        written = () if flags.out is None else (f"The page: {flags.out}",)
+        terminal.show(planned.table(found, trial, micro_batch), *written)
+    return 0
+
+
+def _question(flags: QuestionFlags) -> Question:
+    from discreet.tuning.planner import Question
+
+    for name, example in (("records", 60000), ("batch", 1024), ("epochs", 20)):
+        if getattr(flags, name) is None:
+            check.refuse(f"--{name}", "none", f"a public number of the run, e.g. --{name} {example}")
+    assert flags.records is not None
+    assert flags.batch is not None
+    assert flags.epochs is not None
+    named = None if flags.methods is None else flags.methods.split(",")
+    names = recipes.METHODS if named is None else [recipes.method_called(n.strip()).name for n in named]
+    return Question(
+        records=flags.records,
+        batch=flags.batch,
+        epochs=flags.epochs,
+        epsilon=known_epsilon(flags.epsilon),
+        delta=known_delta(flags.delta),
+        methods=tuple(dict.fromkeys(names)),
+    )
+
+
+def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
+    """Shape and classes for a trial; None where no model is named."""
+    if flags.model is None:
+        given = [name for name in ("data", "record_shape", "classes") if getattr(flags, name) is not None]
+        check.require(
+            not given,
+            "--model with --" + " and --".join(given).replace("_", "-"),
+            "none",
+            "name a model to measure",
+        )
+        return None
+    if flags.data is not None:
+        check.require(
+            flags.data in _KNOWN,
+            f"--data to be one of {', '.join(_KNOWN)}",
+            repr(flags.data),
+            "give --record-shape and --classes for your own data",
+        )
+        return _KNOWN[flags.data]
+    if flags.record_shape is None or flags.classes is None:
+        check.refuse(
+            "--data, or --record-shape with --classes", "none", "e.g. --record-shape 1,28,28 --classes 10"
+        )
+    try:
+        return tuple(int(size) for size in flags.record_shape.split(",")), flags.classes
+    except ValueError:
+        check.refuse(
+            "--record-shape to be whole numbers", repr(flags.record_shape), "e.g. --record-shape 1,28,28"
+        )
+
+
+def _trial(flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int) -> Trial | None:
+    if flags.model is None or shape is None:
+        return None
+    from discreet.tuning.trial import measure
+
+    return measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)
+
+
+def _watched(question: Question, as_json: bool) -> Answer:
+    from discreet.report import terminal
+    from discreet.tuning.planner import answer
+
+    with terminal.pricing_bar(visible=not as_json and terminal.is_live()) as listener:
+        return answer(question, listener)

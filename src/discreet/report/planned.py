@@ -1,0 +1,201 @@
+"""The planner's answer for people: at the terminal, and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from discreet.report import figures, wording
+from discreet.report.figures import Chart, Series
+from discreet.report.page import coordinates, drawn, filled, replace
+from discreet.report.terminal import plain_table
+from discreet.tuning.planner import Answer, MethodPrice, Price
+from discreet.tuning.trial import Trial
+
+UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) for a trial of two steps on this machine"
+
+
+def table(answer: Answer, trial: Trial | None, micro_batch: int) -> RenderableType:
+    """Noise by method and sampler, batches, time and memory."""
+    of = answer.question
+    names = [name for name, _ in _samplers(answer)]
+    title = (
+        f"noise for epsilon {of.epsilon:g} at delta {of.delta:g}: {of.records:,} records, batch {of.batch}, "
+        f"{wording.counted(of.epochs, 'epoch')}"
+    )
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in answer.methods:
+        alike.setdefault(tuple(noise(price) for _, price in _all(row, names)), []).append(row.name)
+    rows = [(", ".join(methods), *prices) for prices, methods in alike.items()]
+    batches = [
+        (str(at.batch), str(at.steps), f"{at.noise:.3f}", f"{at.effective:.2e}", f"{at.path:.2e}")
+        for at in answer.batches
+    ]
+    columns = ("batch", "steps", "noise", "noise / batch", "over the whole run")
+    notes = [*advice(answer), *(f"{name}: {value}" for name, value in costs(answer, trial, micro_batch))]
+    notes += [f"{row.name}: {row.price.why}" for row in answer.methods if row.price.noise is None]
+    return Group(
+        plain_table(title, ("method", *names), rows),
+        plain_table("batches, at the same number of epochs", columns, batches),
+        *(Text(note) for note in notes),
+    )
+
+
+def advice(answer: Answer) -> list[str]:
+    """The two batches that answer the question, in words."""
+    quiet, sensible = answer.quietest, answer.sensible
+    return [
+        f"Least noise on a step: batch {quiet.batch:,} ({quiet.effective:.2e} of the clip on the mean gradient), "
+        f"with {wording.counted(quiet.steps, 'step')}.",
+        f"Sensible: batch {sensible.batch:,}, the smallest one within a quarter of the least noise over the whole "
+        f"run; it leaves {wording.counted(sensible.steps, 'step')} to learn in.",
+    ]
+
+
+def costs(answer: Answer, trial: Trial | None, micro_batch: int) -> list[tuple[str, str]]:
+    """Time and memory, measured or unknown."""
+    of = answer.question
+    if trial is None:
+        return [("time", UNKNOWN), ("memory", UNKNOWN)]
+    seconds = trial.seconds(records=of.records, epochs=of.epochs)
+    per_step = trial.seconds_per_record * of.batch
+    return [
+        (
+            "time",
+            f"about {_duration(seconds)} for the run, {_duration(per_step)} a step: DP-SGD on {trial.model}, "
+            f"measured here over two steps on random data with {wording.counted(trial.threads, 'thread')}",
+        ),
+        (
+            "memory",
+            f"about {_megabytes(trial.memory(micro_batch=micro_batch))} besides the data and PyTorch itself: an "
+            f"estimate from {trial.parameters:,} parameters and a micro-batch of {micro_batch}",
+        ),
+    ]
+
+
+def noise(price: Price) -> str:
+    """A noise rounded up, or a dash."""
+    if price.noise is None:
+        return "-"
+    return f"{price.noise + 5e-4:.3f}" if price.noise < 1000 else f"{price.noise * 1.005:.2e}"
+
+
+def charts(answer: Answer) -> tuple[Chart, ...]:
+    """Noise against epsilon, a line for each price list; noise against the batch."""
+    lists: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for row in answer.methods:
+        if row.curve:
+            lists.setdefault(row.curve, []).append(row.name)
+    lines = tuple(
+        Series(name=_together(names), style=style, points=tuple((e, z, z, z) for e, z in curve))
+        for style, (curve, names) in enumerate(lists.items())
+    )
+    step = tuple((float(at.batch), at.effective, at.effective, at.effective) for at in answer.batches)
+    whole = tuple((float(at.batch), at.path, at.path, at.path) for at in answer.batches)
+    return (
+        _chart(
+            "noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines
+        ),
+        _chart(
+            "noise-by-batch",
+            "Noise against batch, at the same epochs",
+            "batch",
+            "batch",
+            "noise, in units of the clip",
+            (
+                Series(name="on a step's mean gradient", style=0, points=step),
+                Series(name="over the whole run", style=1, points=whole),
+            ),
+        ),
+    )
+
+
+def render(answer: Answer, trial: Trial | None, micro_batch: int, command: str) -> str:
+    """The page as one string."""
+    shown = charts(answer)
+    names = [name for name, _ in _samplers(answer)]
+    rows = [
+        {"name": row.name, "why": row.price.why, "cells": [_cell(price) for _, price in _all(row, names)]}
+        for row in answer.methods
+    ]
+    return filled(
+        "plan.html",
+        of=answer.question,
+        answer=answer,
+        first=(first := next(row for row in answer.methods if row.price.noise is not None)),
+        headline=noise(first.price),
+        delta=wording.power(answer.question.delta),
+        names=names,
+        rows=rows,
+        advice=advice(answer),
+        costs=costs(answer, trial, micro_batch),
+        charts=[drawn(chart, named=True) for chart in shown],
+        data={chart.key: coordinates(chart) for chart in shown},
+        command=command,
+    )
+
+
+def write(
+    answer: Answer, trial: Trial | None, micro_batch: int, command: str, page: Path
+) -> tuple[Path, ...]:
+    """The page, and its charts as SVG and PNG files beside it."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    replace(page, render(answer, trial, micro_batch, command))
+    return (page, *figures.draw(charts(answer), page.parent / f"{page.stem}-figures"))
+
+
+def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Series, ...]) -> Chart:
+    return Chart(
+        key=key,
+        title=title,
+        x_label=x,
+        x_short=short,
+        series=series,
+        y_range=figures.above_zero(series),
+        y_label=y,
+        percent=False,
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _samplers(answer: Answer) -> tuple[tuple[str, Price], ...]:
+    return next((row.samplers for row in answer.methods if row.samplers), ())
+
+
+def _all(row: MethodPrice, names: list[str]) -> list[tuple[str, Price]]:
+    return list(row.samplers) or [(name, row.price) for name in names]
+
+
+def _cell(price: Price) -> dict[str, Any]:
+    value = -1.0 if price.noise is None else price.noise
+    return {"value": value, "text": noise(price), "why": price.why}
+
+
+def _together(names: list[str]) -> str:
+    """One line for methods of one price.
+
+    >>> _together(["dp-sgd", "psac", "auto-s"])
+    'dp-sgd and two others'
+    """
+    rest = len(names) - 1
+    return names[0] if rest == 0 else f"{names[0]} and {wording.counted(rest, 'other')}"
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(0.25), _duration(50.0), _duration(600.0), _duration(20_000.0)
+    ('250 ms', '50 s', '10 min', '5.6 h')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"

@@ -1,0 +1,94 @@
+"""Hyperspherical coordinates of vectors, both ways in O(d).
+
+    r = |g|,  t_k = |(g_k, ..., g_d)|                      lengths of tails
+    theta_k = atan2(t_{k+1}, g_k) in [0, pi],  k <= d - 2,  theta_{d-1} = atan2(g_d, g_{d-1}) in (-pi, pi]
+    g_k = r sin(theta_1) ... sin(theta_{k-1}) cos(theta_k),  g_d = r sin(theta_1) ... sin(theta_{d-1})
+
+All in float64, the last axis holding the coordinates. Tails are suffix sums of squares, after a division by the largest
+entry; products of sines are sums of logarithms: neither overflows, and what underflows is below 1e-150 of the norm.
+Where a tail is zero its angle is 0 (pi behind a negative coordinate), so that the zero vector has r = 0 and angles 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from discreet.core import check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_REMEDY = "directions need at least two coordinates"
+
+
+def to_spherical(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms [...] and angles [..., d - 1] of vectors [..., d]; entries must be finite.
+
+    >>> import torch
+    >>> norm, angles = to_spherical(torch.tensor([1.0, 3.0**0.5]))
+    >>> round(float(norm), 6), round(float(angles) / math.pi, 6)
+    (2.0, 0.333333)
+    """
+    size = vectors.shape[-1] if vectors.dim() else 0
+    check.require(size >= 2, "vectors of at least 2 coordinates", f"{size}", _REMEDY)
+    exact = vectors.double()
+    largest = exact.abs().amax(-1, keepdim=True)
+    scaled = exact / largest.masked_fill(largest == 0, 1)
+    scaled += 0.0  # -0 is 0: it has an angle of its own
+    # Summed from the end: all terms are positive, so that every tail is right to the last digits.
+    tails = scaled.square().flip(-1).cumsum(-1).flip(-1).sqrt_()
+    norms = tails[..., 0] * largest[..., 0]
+    ends = tails[..., 1:]
+    ends[..., -1] = scaled[..., -1]  # the last angle keeps the sign
+    return norms, ends.atan2(scaled[..., :-1])
+
+
+def from_spherical(norms: Tensor, angles: Tensor) -> Tensor:
+    """Vectors [..., d] from norms [...] and angles [..., d - 1]; any real numbers will do.
+
+    >>> import torch
+    >>> from_spherical(torch.tensor(2.0), torch.tensor([math.pi / 3])).round(decimals=6)
+    tensor([1.0000, 1.7321], dtype=torch.float64)
+    """
+    check.require(angles.dim() > 0 and angles.shape[-1] >= 1, "at least 1 angle", "none", _REMEDY)
+    angles, norms = angles.double(), norms.double().unsqueeze(-1)
+    sines = angles.sin()
+    signs = sines.sign().cumprod(-1)
+    lengths = (sines.abs_().log_().cumsum(-1) + norms.abs().log()).exp_().mul_(signs).mul_(norms.sign())
+    vectors = angles.new_empty(*angles.shape[:-1], angles.shape[-1] + 1)
+    vectors[..., :1] = norms
+    vectors[..., 1:] = lengths
+    vectors[..., :-1] *= angles.cos()
+    return vectors
+
+
+def middle(size: int, like: Tensor) -> Tensor:
+    """The middle of every angle's range: pi/2 for all, 0 for the last. A public direction to begin with.
+
+    >>> import torch
+    >>> middle(4, torch.zeros(())).tolist() == [math.pi / 2, math.pi / 2, 0.0]
+    True
+    """
+    check.require(size >= 2, "vectors of at least 2 coordinates", f"{size}", _REMEDY)
+    angles = like.new_full((size - 1,), math.pi / 2).double()
+    angles.fill_(math.pi / 2)  # not the rounded value of a narrower type
+    angles[-1] = 0
+    return angles
+
+
+def canonical_(angles: Tensor) -> Tensor:
+    """Back to the ranges, in place: the last angle is wrapped, the others are clamped to [0, pi].
+
+    >>> import torch
+    >>> canonical_(torch.tensor([-0.1, 4.0, 4.0], dtype=torch.float64)).round(decimals=4).tolist()
+    [0.0, 3.1416, -2.2832]
+    """
+    angles[..., :-1].clamp_(0, math.pi)
+    angles[..., -1] = wrapped(angles[..., -1])
+    return angles
+
+
+def wrapped(angles: Tensor) -> Tensor:
+    """The same angles in [-pi, pi)."""
+    return (angles + math.pi).remainder(2 * math.pi) - math.pi

@@ -1,0 +1,171 @@
+"""The benchmark: what it times is what it says, and what is missing is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.bench import peak, peers, rows, scaling, table, timing
+from discreet.bench.methods import compare_methods
+from discreet.bench.models import MODELS, Model, Task, perceptron
+from discreet.cli import main
+from discreet.methods import METHODS
+
+
+def small() -> Task:
+    torch.manual_seed(0)
+    return perceptron(8, 6, 5, 10)
+
+
+@pytest.fixture
+def small_model(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(
+        "discreet.bench.models.MODELS", one := {"mlp": Model(about="small", kind="perceptron", make=small)}
+    )
+    monkeypatch.setattr(timing, "MODELS", one)
+    monkeypatch.setattr("discreet.bench.methods.MODELS", one)
+    return "mlp"
+
+
+def clipped_step(task: Task) -> list[Tensor]:
+    """What a private step without noise moves the parameters by, from autograd, record by record."""
+    model, totals = task.model, [torch.zeros_like(p) for p in task.model.parameters()]
+    for inputs, label in zip(task.inputs, task.labels, strict=True):
+        loss = torch.nn.functional.cross_entropy(model(inputs.unsqueeze(0)), label.unsqueeze(0))
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.stack([grad.norm() for grad in grads]).norm()
+        for total, grad in zip(totals, grads, strict=True):
+            total += grad * min(1.0, float(rows.CLIP / norm))
+    return [-rows.RATE * total / task.batch for total in totals]
+
+
+@pytest.mark.parametrize("name", ["discreet", "opacus", "opacus-ghost", "torch.func"])
+def test_private_rows_do_the_same_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise every private row takes the clipped step; the plain row does not."""
+    for module in (rows, peers):
+        monkeypatch.setattr(module, "NOISE", 0.0)
+    row = {row.name: row for row in peers.ROWS}[name]
+    task = small()
+    expected, before = clipped_step(task), [p.detach().clone() for p in task.model.parameters()]
+    with timing.quiet():
+        row.make(task)()
+    moved = [p.detach() - old for p, old in zip(task.model.parameters(), before, strict=True)]
+    for found, truth in zip(moved, expected, strict=True):
+        assert torch.allclose(found, truth, rtol=1e-3, atol=1e-7)
+
+
+def test_the_plain_row_does_not_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CLIP", 1e-3)
+    task = small()
+    expected, before = clipped_step(task), [p.detach().clone() for p in task.model.parameters()]
+    rows.plain(task)()
+    moved = [p.detach() - old for p, old in zip(task.model.parameters(), before, strict=True)]
+    assert max(float(a.norm() / b.norm()) for a, b in zip(moved, expected, strict=True)) > 10
+
+
+def test_every_model_of_the_table_is_there() -> None:
+    assert len(MODELS) == 9
+    assert {name: model.kind for name, model in MODELS.items() if name.startswith("mlp")} == {
+        "mlp": "perceptron",
+        "mlp-2048": "perceptron",
+    }
+
+
+def test_rows_take_turns_and_slow_ones_rest() -> None:
+    order: list[str] = []
+    clock = iter(range(10_000))
+    steps = {"fast": lambda: order.append("fast"), "slow": lambda: order.append("slow")}
+
+    def seconds(step: Any) -> float:
+        step()
+        return 10.0 if order[-1] == "slow" else float(next(clock) % 2 + 1)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timing, "_seconds", seconds)
+        found = timing.interleave(steps, repeats=6, patience=40.0, hurried=["slow"])
+    assert order[2 * timing.WARM_UP :][:4] == ["fast", "slow", "fast", "slow"]
+    assert found["fast"].repeats == 6  # our own rows are never cut short
+    assert found["slow"].repeats == 4
+    assert found["fast"].ratio == 1.0
+
+
+def test_a_missing_peer_says_so(small_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    measured = timing.measure(small_model, peers.ROWS, repeats=1, patience=1.0)
+    assert set(measured.timings) == {"plain", "floor", "discreet", "torch.func"}
+    assert measured.absent["opacus"] == measured.absent["fastdp"] == "not installed"
+
+
+def test_a_fault_of_our_own_is_not_hidden(small_model: str) -> None:
+    def broken(task: Task) -> Any:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        timing.measure(small_model, [rows.Row(name="x", about="x", make=broken)], repeats=1, patience=1.0)
+    peer = rows.Row(name="x", about="x", make=broken, is_peer=True)
+    found = timing.measure(small_model, [rows.OWN[0], peer], repeats=1, patience=1.0)
+    assert found.absent == {"x": "fails: RuntimeError: broken"}
+
+
+def test_verdicts_follow_the_bars() -> None:
+    def row(ms: float) -> dict[str, Any]:
+        return {"ms": ms, "over_plain": ms, "over_floor": ms / 1.5}
+
+    both = {"plain": row(1.0), "floor": row(1.5), "discreet": row(1.25)}
+    assert table.verdict("resnet20", both)["met"]
+    assert table.verdict("resnet20", {**both, "opacus": row(2.0)})["met"]
+    assert not table.verdict("resnet20", {**both, "opacus": row(1.5)})["met"]  # the bar is 1.15 now
+    assert table.verdict("mlp", {**both, "discreet": row(2.0)})["met"]
+    assert not table.verdict("mlp", {**both, "discreet": row(2.2)})["met"]
+    assert table.verdict("lstm", {**both, "opacus": row(2.5)})["peer_over_discreet"] == 2.0
+
+
+def test_methods_are_read_from_the_list(small_model: str) -> None:
+    found = compare_methods(small_model, repeats=1, patience=1.0)
+    assert set(found) == set(METHODS)
+    assert found["dp-sgd"]["over_dp_sgd"] == 1.0
+    assert "ms" in found["random-freeze"]
+
+
+def test_peaks_are_measured_in_their_own_process() -> None:
+    found = peak.measure_peak("mlp", "plain", threads=1)
+    assert isinstance(found, int)
+    assert 1e6 < found < 1e9
+    assert isinstance(peak.measure_peak("mlp", "jax-privacy", threads=1), str)
+
+
+def test_scaling_tasks_have_the_size_they_claim() -> None:
+    for count in (10_000, 1_000_000):
+        task = scaling.AXES["parameters"].task(count)
+        found = sum(parameter.numel() for parameter in task.model.parameters())
+        assert found == pytest.approx(count, rel=0.05)
+
+
+def test_the_command_writes_and_merges(
+    small_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "step-time.json"
+    out.write_text(json.dumps({"models": {"mlp": {"rows": {"plain": {"peak_mb": 3.0}}}}}))
+    words = [
+        "bench",
+        "--models",
+        "mlp",
+        "--rows",
+        "plain,floor,discreet",
+        "--repeats",
+        "2",
+        "--no-memory",
+        "--json",
+    ]
+    assert main([*words, "--out", str(out)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == json.loads(out.read_text())
+    plain = answer["models"]["mlp"]["rows"]["plain"]
+    assert plain["peak_mb"] == 3.0
+    assert plain["over_plain"] == 1.0
+    assert main(["bench", "--models", "nothing"]) == 2

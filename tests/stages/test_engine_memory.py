@@ -1,0 +1,123 @@
+"""Memory of the engine: it is used again without a trace, let go of early, and estimated before it is taken."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from discreet.core.check import Refused
+from discreet.stages import convolution, outer
+from discreet.stages.engine import Engine
+from discreet.stages.memory import LEAST, bytes_a_record, micro_batch_for
+
+
+def cnn() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(4, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.Tanh(), nn.Conv2d(6, 5, 3, stride=2)
+    return nn.Sequential(*layers, nn.Flatten(2), nn.Linear(9, 7), nn.Flatten(), nn.Linear(35, 3)).double()
+
+
+def answer(engine: Engine, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    engine.begin(len(x))
+    engine.backward(F.cross_entropy(engine.model(x), y, reduction="none"))
+    norms, totals = engine.norms(), engine.zeros()
+    engine.add_weighted(weights.view(1, 1, -1), totals)
+    engine.discard()
+    return norms[0], totals[0]
+
+
+def truth(model: nn.Module, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    rows = []
+    for one, label in zip(x, y, strict=True):
+        loss = F.cross_entropy(model(one.unsqueeze(0)), label.unsqueeze(0))
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    grads = torch.stack(rows)
+    return grads.norm(dim=1), weights @ grads
+
+
+def batch(records: int) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(records, 4, 8, 8, dtype=torch.float64)
+    return x, torch.randint(0, 3, (records,)), torch.rand(records, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_memory_that_is_used_again_leaves_no_trace(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 7, 11, 2 and 7 records through one engine, each against autograd; three records at a time."""
+    monkeypatch.setattr(convolution, "GROUPED_RECORDS", 3)
+    monkeypatch.setattr(convolution, "PATCH_ELEMENTS", 3000)
+    monkeypatch.setattr(convolution, "FEW_POSITIONS", 0)
+    monkeypatch.setattr(convolution, "GROUPED_CHANNEL_PAIRS", 1 << 30 if grouped else 0)
+    monkeypatch.setattr(outer, "GRAM_RATIO", 0.0)
+    model = cnn()
+    engine = Engine(model)
+    for records in (7, 11, 2, 7):
+        x, y, weights = batch(records)
+        expected, (norms, totals) = truth(model, x, y, weights), answer(engine, x, y, weights)
+        assert torch.allclose(norms, expected[0], rtol=1e-9)
+        assert torch.allclose(totals, expected[1], rtol=1e-9, atol=1e-12)
+
+
+def test_activations_are_let_go_of_when_their_gradients_are_there() -> None:
+    """What a convolution saw is gone after the backward pass: its per-sample gradients took its place."""
+    kept: list[weakref.ref[Tensor]] = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = cnn()
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = x * 2
+            kept.append(weakref.ref(hidden))
+            scores: Tensor = self.net(hidden)
+            return scores
+
+    model = Watched()
+    engine = Engine(model)
+    x, y, _ = batch(5)
+    engine.script((x,), {}, 5)
+    kept.clear()
+    engine.begin(5)
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    assert kept[0]() is not None
+    engine.backward(losses)
+    del losses
+    gc.collect()
+    assert kept[0]() is None
+    assert bool(engine.norms().isfinite().all())
+
+
+def test_bytes_of_a_perceptron_are_counted() -> None:
+    """Linear(6, 5): the input of 6 and the output's gradient of 5 are kept, and the bias's gradient of 5."""
+    engine = Engine(nn.Linear(6, 5))
+    script = engine.script((torch.zeros(4, 6),), {}, 4)
+    assert script.kept_bytes == 4 * (6 + 5 + 5)
+    assert script.saved_bytes == 4 * 6
+
+
+def test_micro_batches_follow_the_limit() -> None:
+    engine, x = Engine(nn.Linear(600, 500)), torch.zeros(4, 600)
+    script = engine.script((x,), {}, 4)
+    each = bytes_a_record(script.saved_bytes, script.kept_bytes)
+    assert micro_batch_for(engine, (x,), records=4, batch=1000) == 1000
+    found = micro_batch_for(engine, (x,), records=4, batch=1000, limit_bytes=int(300 * each))
+    assert found == 250  # four pieces of one size
+    assert micro_batch_for(engine, (x,), records=4, batch=1000, limit_bytes=1) == LEAST
+    assert micro_batch_for(engine, (x,), records=4, batch=3, limit_bytes=1) == 3
+    with pytest.raises(Refused):
+        micro_batch_for(engine, (x,), records=4, batch=0)
+
+
+def test_only_shapes_decide_the_micro_batch() -> None:
+    """The example's values may be private."""
+    engine = Engine(nn.Linear(600, 500))
+    sizes = {
+        micro_batch_for(engine, (torch.full((4, 600), value),), records=4, batch=500, limit_bytes=1 << 20)
+        for value in (0.0, 1e30, float("nan"))
+    }
+    assert len(sizes) == 1
