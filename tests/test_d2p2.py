@@ -243,3 +243,9 @@ def test_train_from_the_command_line(tmp_path: Path) -> None:
     assert answer
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert plan["mechanism"]["reduction"] == 0.5
+
+
+def test_the_widths_of_another_model_are_refused_before_anything_runs() -> None:
+    recipe = methods.d2p2_sgd(projection=Projection.DENSE, widths=(3, 2))
+    with pytest.raises(Refused, match="widths of this model"):
+        loop.private(which=loop.plan(recipe))

@@ -140,6 +140,8 @@ class Counting:
     def event(self, queries: Sequence[Query], noise: float) -> Any:
         return PLAIN.event(queries, noise)
 
+    def check(self, layout: Layout) -> None: ...
+
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
     ) -> list[Tensor]:

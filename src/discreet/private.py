@@ -116,6 +116,7 @@ class Private:
         self._engine = Engine(model)
         try:
             check_optimizer(optimizer, model)
+            plan.mechanism.check(self._engine.layout)
             self._average = None if average is None else Average(model, average)
             self._loader = (
                 None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)

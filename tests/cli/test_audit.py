@@ -78,7 +78,20 @@ def test_one_run_of_a_method(tmp_path: Path) -> None:
 
 def test_a_run_directory_is_audited_by_its_recipe(tmp_path: Path) -> None:
     made = tmp_path / "run"
-    trained = ("--noise", "2", "--delta", "1e-5", "--steps", "3", "--model", "softmax", "--out", made)
+    trained = (
+        "--method",
+        "dp-sgd",
+        "--noise",
+        "2",
+        "--delta",
+        "1e-5",
+        "--steps",
+        "3",
+        "--model",
+        "softmax",
+        "--out",
+        made,
+    )
     assert run("train", *trained).code == 0
     before = sorted(path.name for path in made.iterdir())
     told = run("audit", "--run", made, "--canary", "data", "--canaries", "50")

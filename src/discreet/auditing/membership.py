@@ -21,17 +21,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy import stats
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from discreet.auditing.attack import Attack, attack_features
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import guess
-from discreet.auditing.trainings import OnStep, Recipe, fit, load, log_probabilities
+from discreet.auditing.shadows import Flags, Seen, Split, Told, load_whole, recipe_on, seeded, shadow, target
+from discreet.auditing.trainings import OnStep
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
@@ -39,9 +38,6 @@ from discreet.core.relation import Neighbouring
 if TYPE_CHECKING:
     from discreet.plan import Plan
     from discreet.runs import RunConfig
-    from discreet.tasks import Task
-
-Flags = npt.NDArray[np.bool_]
 
 _COINS = 1000  # the theorem of the lower bound pays for each: more of them show less at a given delta
 
@@ -121,8 +117,8 @@ def membership_course(
     """
     check.count("shadow models on which the attack learns", least=2, shadows=shadows)
     check.require(len(seeds) > 0, "at least one target model", "none", "give seeds, e.g. (0, 1, 2)")
-    split = _Split.of(load_whole(config), size)
-    recipe = _recipe(dataclasses.replace(config, records=None), split)
+    split = Split.of(load_whole(config), size)
+    recipe = recipe_on(dataclasses.replace(config, records=None), split)
     steps = tuple(sorted(at)) or (recipe.plan.known_horizon.steps,)
     check.require(
         steps[0] >= 1 and steps[-1] <= recipe.plan.known_horizon.steps,
@@ -130,11 +126,9 @@ def membership_course(
         steps,
         "name steps of the run",
     )
-    told = _Told(on_step, (shadows + len(seeds)) * recipe.plan.known_horizon.steps)
-    shadow_models = [_shadow(recipe, split, number, steps, told) for number in range(shadows)]
-    targets = [
-        _target(_seeded(recipe, seed), split, number, steps, told) for number, seed in enumerate(seeds)
-    ]
+    told = Told(on_step, (shadows + len(seeds)) * recipe.plan.known_horizon.steps)
+    shadow_models = [shadow(recipe, split, number, steps, told) for number in range(shadows)]
+    targets = [target(seeded(recipe, seed), split, number, steps, told) for number, seed in enumerate(seeds)]
     return tuple(
         _attack(
             step,
@@ -146,15 +140,6 @@ def membership_course(
         )
         for place, step in enumerate(steps)
     )
-
-
-def _recipe(config: RunConfig, split: _Split) -> Recipe:
-    """The config on `size` records, a public number; where that is an upper bound, with room for the luck of coins."""
-    recipe = Recipe.of(config, task=split.task)
-    if recipe.plan.analysis.visible or recipe.plan.relation is Neighbouring.REPLACE_ONE:
-        return recipe
-    most = split.size + math.ceil(4 * math.sqrt(split.size))
-    return Recipe.of(config, task=dataclasses.replace(split.task, records=most))
 
 
 def estimate(*, false_positive: float, false_negative: float, delta: float, records: int) -> float:
@@ -175,152 +160,14 @@ def estimate(*, false_positive: float, false_negative: float, delta: float, reco
     return max(found, default=0.0)
 
 
-# -- who is trained on what -------------------------------------------------------------------------------------
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Split:
-    """Candidates of the targets and the pool of the shadows: they share no record."""
-
-    task: Task
-    candidates: tuple[Tensor, Tensor]
-    pool: tuple[Tensor, Tensor]
-    size: int
-
-    @staticmethod
-    def of(task: Task, size: int | None) -> _Split:
-        x, y = task.train.tensors
-        found = len(x) // 4 if size is None else size
-        check.require(
-            2 <= found <= len(x) // 4,
-            f"a size of at most a quarter of the {len(x)} records",
-            found,
-            "members and others of targets and of shadows are disjoint",
-        )
-        # Fixed for all calls: candidates must not be chosen by looking at results.
-        order = torch.from_numpy(np.random.default_rng(len(x)).permutation(len(x)))
-        first, rest = order[: 2 * found], order[2 * found :]
-        return _Split(
-            task=dataclasses.replace(task, records=found),
-            candidates=(x[first], y[first]),
-            pool=(x[rest], y[rest]),
-            size=found,
-        )
-
-
-def load_whole(config: RunConfig) -> Task:
-    """The task with its test records beside the others."""
-    task = load(config)
-    pairs = zip(task.train.tensors, task.test.tensors, strict=True)
-    joined = TensorDataset(*(torch.cat(pair) for pair in pairs))
-    return dataclasses.replace(task, train=joined, records=len(joined))
-
-
-@final
-@dataclass(frozen=True)
-class _Trained:
-    """A model's answers after each step of interest: on records it learned and on others."""
-
-    answers: tuple[Tensor, ...]  # [n, classes] log-probabilities
-    labels: Tensor
-    members: Flags
-    on_candidates: tuple[Tensor, ...]
-
-    def at(self, place: int) -> _Seen:
-        return _Seen(self.answers[place], self.labels, self.members, self.on_candidates[place])
-
-
-@final
-@dataclass(frozen=True)
-class _Seen:
-    answers: Tensor
-    labels: Tensor
-    members: Flags
-    on_candidates: Tensor
-
-
-@final
-class _Told:
-    """Progress over all trainings."""
-
-    def __init__(self, listener: OnStep | None, total: int) -> None:
-        self._listener, self._total, self._before = listener, total, 0
-
-    def tell(self, step: int) -> None:
-        if self._listener is not None:
-            self._listener(self._before + step, self._total)
-
-    def one_more(self, steps: int) -> None:
-        """A training of so many steps has ended."""
-        self._before += steps
-
-
-def _seeded(recipe: Recipe, seed: int | None) -> Recipe:
-    return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, seed=seed))
-
-
-def _shadow(recipe: Recipe, split: _Split, number: int, steps: Sequence[int], told: _Told) -> _Trained:
-    """Trained on `size` records of the pool; as many others of it are not members."""
-    x, y = split.pool
-    seed = None if recipe.config.seed is None else [recipe.config.seed, number]
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[: 2 * split.size])
-    members = np.arange(2 * split.size) < split.size
-    return _train(recipe, split, (x[order], y[order]), members, (1, number), steps, told)
-
-
-def _target(recipe: Recipe, split: _Split, number: int, steps: Sequence[int], told: _Told) -> _Trained:
-    """Trained on the candidates whose coin says so; a seeded target flips seeded coins.
-
-    Under replace-one a coin chooses one of two candidates, so that the size is what it must be.
-    """
-    seed = None if recipe.config.seed is None else [recipe.config.seed, number, 2]
-    members = np.random.default_rng(seed).random(2 * split.size) < 0.5
-    if recipe.plan.relation is Neighbouring.REPLACE_ONE:
-        members[split.size :] = ~members[: split.size]
-    return _train(recipe, split, split.candidates, members, (2, number), steps, told)
-
-
-def _train(
-    recipe: Recipe,
-    split: _Split,
-    records: tuple[Tensor, Tensor],
-    members: Flags,
-    label: tuple[int, int],
-    steps: Sequence[int],
-    told: _Told,
-) -> _Trained:
-    x, y = records
-    streams = recipe.streams(*label)
-    model, device = recipe.build(streams), recipe.config.device
-    answers: list[Tensor] = []
-    on_candidates: list[Tensor] = []
-
-    def look() -> None:
-        answers.append(log_probabilities(model, x, device))
-        on_candidates.append(log_probabilities(model, split.candidates[0], device))
-
-    def on_step(step: int, total: int) -> None:
-        told.tell(step)
-        while len(answers) < len(steps) - 1 and step >= steps[len(answers)]:
-            look()
-
-    chosen = torch.from_numpy(members)
-    fit(recipe, model, TensorDataset(x[chosen], y[chosen]), streams=streams, on_step=on_step)
-    while len(answers) < len(steps):
-        look()
-    told.one_more(recipe.plan.known_horizon.steps)
-    return _Trained(tuple(answers), y, members, tuple(on_candidates))
-
-
 # -- the attack -------------------------------------------------------------------------------------------------
 
 
 def _attack(
     step: int,
-    shadows: Sequence[_Seen],
-    targets: Sequence[_Seen],
-    split: _Split,
+    shadows: Sequence[Seen],
+    targets: Sequence[Seen],
+    split: Split,
     plan: Plan,
     confidence: float,
 ) -> Membership:
@@ -369,7 +216,7 @@ def _joint(scores: Floats, lira: Floats) -> Floats:
     return np.asarray(stats.rankdata(scores) + stats.rankdata(lira))
 
 
-def _proven(scores: list[Floats], targets: Sequence[_Seen], plan: Plan, confidence: float) -> float:
+def _proven(scores: list[Floats], targets: Sequence[Seen], plan: Plan, confidence: float) -> float:
     """From the coins of some candidates, named before anything is seen; the other coins are part of the data.
 
     Targets are trained apart, each with coins of its own: together they are one run with the coins of all.
@@ -384,7 +231,7 @@ def _proven(scores: list[Floats], targets: Sequence[_Seen], plan: Plan, confiden
     return guess(joined[chosen], there[chosen]).epsilon(plan.known_delta, confidence)
 
 
-def _lira(target: _Seen, shadows: Sequence[_Seen], labels: Tensor) -> Floats:
+def _lira(target: Seen, shadows: Sequence[Seen], labels: Tensor) -> Floats:
     """How far the target's confidence in a candidate lies above that of models that never saw it, in deviations.
 
     Confidence is ln(p / (1 - p)), which is near Gaussian. No shadow saw a candidate, so all of them count; one

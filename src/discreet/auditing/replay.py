@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.events import Event, NonPrivate, Release
+from discreet.analyses.analysis import Composition
 from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
@@ -28,7 +29,7 @@ from discreet.stages.engine import Engine
 from discreet.stages.mechanisms.error_feedback import ClippedFeedback
 from discreet.stages.mechanisms.mechanism import Mechanism
 from discreet.stages.moment import Moment
-from discreet.stages.values import BoundedSum
+from discreet.stages.values import BoundedSum, Layout
 from discreet.step import LogicalBatch, Progress
 
 _ROUNDING = 1e-5  # relative: sums are float32
@@ -57,6 +58,9 @@ class Tape:
 
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         return self._inner.event(queries, noise)
+
+    def check(self, layout: Layout) -> None:
+        self._inner.check(layout)
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
@@ -109,7 +113,8 @@ def run(
     """The plan's steps from `start` on, all records in each; releases are drawn, or those of a recording."""
     notes = Recording()
     tape = Tape(plan.mechanism, notes, released)
-    taped = dataclasses.replace(plan, mechanism=tape, analysis=_PricedAs(plan))
+    priced = plan.analysis if isinstance(plan.analysis, Composition) else _PricedAs(plan)
+    taped = dataclasses.replace(plan, mechanism=tape, analysis=priced)
     net, progress, streams = _model(), Progress(step=start), Streams.seeded(_SEED)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
     engine = Engine(net)

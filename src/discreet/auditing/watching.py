@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from discreet.stages.mechanisms.mechanism import Mechanism
     from discreet.stages.moment import Moment
     from discreet.stages.sampling import Horizon
-    from discreet.stages.values import BoundedSum, Mask, Released
+    from discreet.stages.values import BoundedSum, Layout, Mask, Released
 
 Listener = Callable[["Released", float, "Moment"], None]
 """Told every release, the noise on each of its coordinates, and when; before the parameters move."""
@@ -77,6 +77,9 @@ class Tapped:
 
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         return self._inner.event(queries, noise)
+
+    def check(self, layout: Layout) -> None:
+        self._inner.check(layout)
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment

@@ -31,7 +31,7 @@ from discreet.plan import Plan
 from discreet.private import Private
 from discreet.stages.bounding import AutoS, AutoV, FlatClip, PerLayer, Psac, UnitDirection
 from discreet.stages.features import ClippedFeatures
-from discreet.stages.sampling import BallsInBins, FullBatch, Horizon, Poisson
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, Poisson
 from discreet.stages.selection import Everything, RandomFreeze
 
 if TYPE_CHECKING:
@@ -166,7 +166,10 @@ class WholeRun:
         self.record = record
         rate = 1.0 if isinstance(recipe.sampling, FullBatch) else rate
         each = max(len(record.others) + 1, math.ceil(1 / rate))  # a public number: the data may hold fewer
-        horizon = Horizon.of(records=self.copies * each, batch=rate * self.copies * each, steps=steps)
+        batch = rate * self.copies * each
+        if isinstance(recipe.sampling, FixedSize):
+            batch = max(1, round(batch))
+        horizon = Horizon.of(records=self.copies * each, batch=batch, steps=steps)
         self.plan = recipe.bind(noise=noise, horizon=horizon, delta=delta)
         self._learning_rate = learning_rate * self.copies
         if isinstance(recipe.analysis, LastIterate):

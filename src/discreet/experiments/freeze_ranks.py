@@ -22,7 +22,7 @@ from discreet.stages.mechanisms.gaussian import GaussianNoise
 from discreet.stages.moment import Moment
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order, RandomFreeze, RankedFreeze
-from discreet.stages.values import BoundedSum, Mask, PrivateState, Released
+from discreet.stages.values import BoundedSum, Layout, Mask, PrivateState, Released
 
 EXACT: Final = "freeze-figure-3.exact"
 
@@ -35,6 +35,9 @@ class LeakyNoise:
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
         """Infinite."""
         return NonPrivate()
+
+    def check(self, layout: Layout) -> None:
+        """Any model: there is no price."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment

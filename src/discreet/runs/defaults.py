@@ -141,7 +141,11 @@ def learning_rate_of(config: RunConfig, plan: Plan) -> float:
     usual = defaults_for(config.data)
     if config.optimizer == "adam":
         return usual.adam_rate
-    return usual.reach / plan.queries(1.0)[0].sensitivity
+    first, *others = plan.bounder.vectors(1.0)
+    if not others:
+        return usual.reach / first.sensitivity
+    # Sums that are added up: what counts is the noise that reaches the model in the long run.
+    return usual.reach / math.hypot(*(query.share * query.sensitivity for query in (first, *others)))
 
 
 def every_of(config: RunConfig, plan: Plan) -> tuple[int, int]:

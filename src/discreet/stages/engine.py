@@ -224,8 +224,9 @@ class Engine:
         self._records, self._watching, self._factors, self._restricted = None, False, None, None
 
     def close(self) -> None:
-        """Detach from the model."""
+        """Detach from the model, and give its memory back."""
         self.discard()
+        self._room = Room()
         for hook in self._hooks:
             hook.remove()
 

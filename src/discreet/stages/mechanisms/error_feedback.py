@@ -10,7 +10,7 @@ from discreet.accounting.events import NonPrivate, Release
 from discreet.core import check
 from discreet.stages.bounding import ROUND_DOWN, Query
 from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.values import BoundedSum, PrivateState
+from discreet.stages.values import BoundedSum, Layout, PrivateState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,6 +85,9 @@ class ClippedFeedback:
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         """What one release costs on its own, before sampling: without bound, unless nothing is fed back."""
         return _PLAIN.event(queries, noise) if self.clip == 0 else NonPrivate()
+
+    def check(self, layout: Layout) -> None:
+        """Any model: the price does not depend on it."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 from discreet.accounting.events import CountQuery, Gaussian, Queries
 from discreet.core import check
 from discreet.stages.bounding import Query
-from discreet.stages.values import BoundedSum
+from discreet.stages.values import BoundedSum, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,9 @@ class GaussianNoise:
         """What one release costs, before sampling."""
         events = tuple(query.event(noise) for query in queries)
         return events[0] if len(events) == 1 else Queries(events)
+
+    def check(self, layout: Layout) -> None:
+        """Any model: the price does not depend on it."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment

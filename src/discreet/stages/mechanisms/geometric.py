@@ -11,7 +11,7 @@ from discreet.accounting.events import NonPrivate
 from discreet.core import check
 from discreet.stages.bounding import Query
 from discreet.stages.spherical import from_spherical, to_spherical
-from discreet.stages.values import BoundedSum
+from discreet.stages.values import BoundedSum, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,9 @@ class GeometricNoise:
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
         """What one release costs: no bound is known."""
         return NonPrivate()
+
+    def check(self, layout: Layout) -> None:
+        """Any model: there is no price."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment

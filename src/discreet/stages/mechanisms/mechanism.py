@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from discreet.accounting.events import NonPrivate, Release
 from discreet.stages.bounding import Query
-from discreet.stages.values import BoundedSum
+from discreet.stages.values import BoundedSum, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,9 @@ class Mechanism(Protocol):
 
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         """What one release costs, before sampling."""
+
+    def check(self, layout: Layout) -> None:
+        """Refuse a model that the price is not for."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
