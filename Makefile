@@ -8,7 +8,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 .PHONY: run test test-all lint bench clean
 
 run: $(VENV)/.installed
-	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --out runs/compare
+	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 200 --truth results/truth-table.json \
+		--out runs/compare
 
 test: $(VENV)/.installed-test lint
 	$(PYTEST) -m "not slow"

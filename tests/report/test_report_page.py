@@ -109,7 +109,7 @@ def test_the_page_has_everything() -> None:
         "certified ε",
         "claimed ε",
         "Seeded: not private",
-        "chosen on public data: not charged",
+        "chosen on public data, by a search or as defaults: not charged",
         "δ = 10⁻⁵",
         found.provenance.command,
         found.provenance.checksum,

@@ -277,9 +277,8 @@ class Words:
     def tuning(self) -> str:
         """Who chose the hyper-parameters, and on what."""
         given = [entry.name for entry in self._of.entries if entry.given]
-        chosen = (
-            self._searched if self._of.tuned else "Hyper-parameters were chosen on public data: not charged."
-        )
+        usual = "Hyper-parameters were chosen on public data, by a search or as defaults: not charged."
+        chosen = self._searched if self._of.tuned else usual
         if not given:
             return chosen
         rest = "" if len(given) == len(self._of.entries) else f" For all other rows: {chosen}"
