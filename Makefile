@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 .PHONY: run test test-all lint bench clean
 
 run: $(VENV)/.installed
-	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 200 --truth results/truth-table.json \
+	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 120 --truth results/truth-table.json \
 		--out runs/compare
 
 test: $(VENV)/.installed-test lint

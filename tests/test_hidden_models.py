@@ -165,3 +165,33 @@ def test_only_models_that_begin_by_flattening_get_clipped_features() -> None:
         with_clipped_features(nn.Linear(3, 1), 1.0)
     made = with_clipped_features(build("softmax", shape=(1, 8, 8), classes=10, seed=0), 1.0)
     assert set(made.state_dict()) == set(build("softmax", shape=(1, 8, 8), classes=10, seed=0).state_dict())
+
+
+def _twice() -> nn.Module:
+    layer = nn.Linear(4, 1)
+    square = nn.Linear(1, 1)
+    return nn.Sequential(ClippedFeatures(1.0), layer, square, square)
+
+
+def _tied() -> nn.Module:
+    first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    first.weight = last.weight
+    return nn.Sequential(first, ClippedFeatures(1.0), last)
+
+
+def _repeated() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(ClippedFeatures(1.0), layer, layer)
+
+
+def _hooked() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 100,))
+    return nn.Sequential(ClippedFeatures(1.0), layer)
+
+
+@pytest.mark.parametrize("build", [_twice, _tied, _repeated, _hooked])
+def test_a_model_that_is_not_linear_in_its_parameters_is_refused(build: Any) -> None:
+    curvature = LinearModel(link=Link.SOFTMAX, features=1.0, bias=True)
+    with pytest.raises(Refused, match=r"ClippedFeatures right before one nn\.Linear"):
+        linear_layer(build(), curvature)

@@ -192,8 +192,41 @@ def test_a_run_stopped_between_step_and_test_has_lost_that_step(tmp_path: Path) 
     again = start(plan, seed=2, ledger=ledger, resume=tmp_path / "checkpoint")
     assert again.progress.step == 4
     go(again)
-    assert again.ledger.length == 15  # one test was never made, and never paid
-    assert [entry.event for entry in again.ledger.entries[7:9]] == [GRADIENT, TEST]
+    assert again.ledger.length == 16  # the test that was never made is paid all the same
+    assert [entry.event for entry in again.ledger.entries] == [GRADIENT, TEST] * 8
+
+
+def test_crashes_in_every_trial_never_spend_more_than_was_planned(tmp_path: Path) -> None:
+    plan, ledger = bound(), tmp_path / "ledger"
+    run = start(plan, ledger=ledger)
+    run.save(tmp_path / "checkpoint")
+    for seed in range(2, 20):
+        for x, y in run:
+            run.step(F.cross_entropy(run.model(x), y, reduction="none"))
+            if not run.settled:
+                break  # a crash between the release and its test
+        run.close()
+        if read(ledger).length >= 15:
+            break
+        run = start(plan, seed=seed, ledger=ledger, resume=tmp_path / "checkpoint")
+    events = [entry.event for entry in read(ledger).entries]
+    assert events == ([GRADIENT, TEST] * 8)[: len(events)]
+    assert events.count(GRADIENT) == 8
+
+
+def test_a_pass_that_writes_into_the_model_is_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = Private(model, optimizer, bound(), data(), streams=Streams.seeded(1))
+
+    def train() -> None:
+        for x, y in run:
+            model.train(not run.settled)
+            run.step(F.cross_entropy(model(x), y, reduction="none"))
+
+    with pytest.raises(Refused, match="running statistics"):
+        train()
 
 
 def test_the_next_charge_of_a_torn_ledger() -> None:

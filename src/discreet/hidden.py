@@ -18,6 +18,7 @@ from discreet.plan import Plan
 from discreet.stages.features import ClippedFeatures
 from discreet.stages.sampling import FullBatch
 
+_WHOLE = (torch.float32, torch.float64)
 _CLOSE = 1e-3  # float32 losses and gradients agree to about 1e-6
 _SEE = "or price the plan for visible iterates: with_visible_iterates(plan)"
 
@@ -69,11 +70,20 @@ class Hidden:
         assert isinstance(plan.analysis, LastIterate)
         self._plan, self._analysis, self._optimizer = plan, plan.analysis, optimizer
         self._scores: Tensor | None = None
+        self._features: Tensor | None = None
+        self._calls, self._bound = 0, float("inf")
         self._handle: Any = None
         self.release()
+        for name, parameter in model.named_parameters():
+            _require(
+                parameter.dtype in _WHOLE or not parameter.requires_grad,
+                "parameters of float32 or float64",
+                f"{name} of {parameter.dtype}",
+                "in half precision rounding can take the noise of an iterate away: use model.float()",
+            )
         curvature = plan.analysis.curvature
         if isinstance(curvature, LinearModel):
-            self._link = curvature.link
+            self._link, self._bound = curvature.link, curvature.features
             self._handle = linear_layer(model, curvature).register_forward_hook(_Looking(self))
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
@@ -108,10 +118,23 @@ class Hidden:
 
         Guarantee: with the declared loss nothing here depends on a record.
         """
+        scores, features, calls = self._scores, self._features, self._calls
+        self._scores, self._features, self._calls = None, None, 0
         self.release()
+        _require(
+            losses.dtype in _WHOLE and not torch.is_autocast_enabled(losses.device.type),
+            "losses of float32 or float64 without autocast",
+            str(losses.dtype),
+            "autocast makes the gradient jump: train in float32",
+        )
         if self._handle is None:
             return
-        scores, self._scores = self._scores, None
+        _require(
+            calls == 1 and features is not None and _are_features(features, self._bound),
+            "one call of the linear layer for each batch, on the clipped features themselves",
+            f"{calls} calls" if calls != 1 else "other features",
+            "call the model once and leave its features as they are",
+        )
         gradient = None
         if scores is not None and losses.requires_grad:
             (gradient,) = torch.autograd.grad(losses.sum(), scores, retain_graph=True, allow_unused=True)
@@ -158,10 +181,12 @@ class Hidden:
         if self._handle is not None:
             self._handle.remove()
 
-    def score(self, scores: Tensor) -> None:
-        """What the linear layer gave; kept, not touched, as the engine follows every call on it."""
-        if torch.is_grad_enabled():
-            self._scores = scores
+    def score(self, features: Tensor, scores: Tensor) -> None:
+        """What the linear layer took and gave; kept, not touched, as the engine follows every call on it."""
+        if not torch.is_grad_enabled():
+            return
+        self._features, self._scores = features, scores
+        self._calls += 1
 
 
 @final
@@ -173,7 +198,7 @@ class _Looking:
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         if self._watch is not None:
-            self._watch.score(output)
+            self._watch.score(inputs[0], output)
 
     def __deepcopy__(self, memo: Any) -> _Looking:
         return _Looking(None)
@@ -191,7 +216,8 @@ def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
     """The one layer that is trained, behind clipped features; any other model is refused."""
     expected = "nn.Sequential with ClippedFeatures right before one nn.Linear, which alone is trained"
     remedy = "put it so, or state the smoothness of the losses instead (Assumed)"
-    parts = list(model.children()) if type(model) is nn.Sequential else []
+    # Not `children`, which names a module once that the model calls twice.
+    parts = list(model._modules.values()) if type(model) is nn.Sequential else []
     places = [place for place, part in enumerate(parts[:-1]) if type(part) is ClippedFeatures]
     _require(len(places) == 1, expected, type(model).__name__, remedy)
     clipped, linear = parts[places[0]], parts[places[0] + 1]
@@ -199,6 +225,14 @@ def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     if type(linear) is not nn.Linear or trained != {id(p) for p in linear.parameters()}:
         check.refuse(expected, f"{type(linear).__name__}, or more that is trained", remedy)
+    elsewhere = [part for part in model.modules() if part is not linear]
+    tied = any(id(p) in trained for part in elsewhere for p in part._parameters.values())
+    _require(
+        parts.count(linear) == 1 and not tied, expected, "a layer or a weight that is used twice", remedy
+    )
+    plain = linear._parameters.get("weight") is not None
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (linear, clipped))
+    _require(plain and not hooked, expected, "hooks or a reparametrised weight on it", remedy)
     _require(
         clipped.bound <= curvature.features,
         f"features clipped to at most {curvature.features:g}",
@@ -218,6 +252,13 @@ def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
         "use Linear(..., 1), or the softmax link",
     )
     return linear
+
+
+def _are_features(features: Tensor, bound: float) -> bool:
+    """Whether nothing trained went in, and no row is longer than the bound; what is no number is passed over."""
+    if features.requires_grad or features.dtype not in _WHOLE:
+        return False
+    return not bool((features.flatten(1).double().norm(dim=1) > bound * (1 + 1e-4)).any())
 
 
 def fitting(model: nn.Module, plan: Plan) -> nn.Module:
@@ -247,7 +288,7 @@ def with_clipped_features(model: nn.Module, bound: float) -> nn.Module:
 def is_loss(link: Link, scores: Tensor, gradient: Tensor, losses: Tensor) -> bool:
     """Whether losses and their derivatives in the scores are those of the link, whatever the labels.
 
-    A record that is not finite is passed over: it has no weight.
+    A record whose scores or gradient are not finite is passed over: it has no weight.
     """
     rows = losses.shape[0]
     if scores.shape != gradient.shape or scores.numel() == 0 or scores.shape[0] != rows:
@@ -265,7 +306,7 @@ def is_loss(link: Link, scores: Tensor, gradient: Tensor, losses: Tensor) -> boo
         fits = (labels - one_hot).abs().amax(1) <= _CLOSE
         expected = s.logsumexp(1) - (s * one_hot).sum(1)
     close = (found - expected).abs() <= _CLOSE * (1 + s.abs().amax(1) + expected.abs())
-    counts = found.isfinite() & s.isfinite().all(1) & g.isfinite().all(1)
+    counts = s.isfinite().all(1) & g.isfinite().all(1)
     return bool((fits & close | ~counts).all())
 
 

@@ -122,6 +122,12 @@ class Plan:
         stop = horizon.steps if steps is None else steps
         check.count("count steps of this run", least=0, steps=stop)
         whole = self.analysis.whole_run(self)
+        check.require(
+            whole is None or stop <= horizon.steps,
+            f"at most the {horizon.steps} steps that the run is priced for as a whole",
+            stop,
+            "bind the plan to a longer horizon",
+        )
         if whole is None:
             releases = (self._release, self._test) if self.has_tests else (self._release,)
             bills = (

@@ -38,6 +38,7 @@ from discreet.stages.capture import replace
 from discreet.stages.engine import Engine
 from discreet.stages.moment import Moment
 from discreet.stages.sampling import OwnLoader
+from discreet.stages.support import Snapshot
 from discreet.stages.update import update
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
@@ -184,6 +185,7 @@ class Private:
         )
         with self._whole(repeatable=True):  # losses are refused before anything is added
             if self._trial is not None:
+                self._untested.compare(self.model)
                 self._trial.add(losses, self._records, self._views)
             else:
                 assert self._batch is not None
@@ -216,6 +218,8 @@ class Private:
             batch = self._augment(batch)
         if self._trial is None:
             self._engine.begin(records, self._views)
+        else:
+            self._untested = Snapshot(self.model)
         self._records = records
         self._awaits_step, self._is_last = True, is_last
         return batch

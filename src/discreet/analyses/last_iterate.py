@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 
 from discreet.accounting.events import Event, Gaussian, LastIterateRun, TruncatedPoisson, WithoutReplacement
 from discreet.analyses.analysis import Composition
-from discreet.analyses.curvature import Curvature
+from discreet.analyses.curvature import Curvature, LinearModel
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.stages.bounding import FlatClip
@@ -123,6 +123,8 @@ class LastIterate:
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         said = [] if self.curvature.condition is None else [self.curvature.condition]
+        if isinstance(self.curvature, LinearModel):
+            said.append("each label is part of its record and does not depend on the model")
         if isinstance(plan.sampling, FullBatch) and plan.relation is Neighbouring.ADD_REMOVE:
             said.append("the data never holds more records than the stated public bound")
         return tuple(said)

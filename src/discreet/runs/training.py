@@ -166,9 +166,9 @@ class _Run:
         due = due or step == steps  # where iterates stay hidden, the last one alone is looked at
         save = step // self._save_every > self._seen // self._save_every
         self._seen = step
-        news = self._evaluate() if due else Progress(step=step, steps=steps)
-        if save:
+        if save or step == steps:  # before it is looked at: after a crash no older iterate is shown beside it
             self.private.save(self._folder.checkpoint)
+        news = self._evaluate() if due else Progress(step=step, steps=steps)
         if self._listener is not None:
             self._listener(news)
 

@@ -87,7 +87,9 @@ class Aggregation:
         """The sums of all processes, each with its sensitivity."""
         world.sum_(self._vectors)
         world.sum_(self._scalars)
-        bounded, hidden = self._vectors[: self._bounded], self._vectors[self._bounded :]
+        bounded, hidden = self._vectors[: self._bounded], self._vectors[self._bounded :].clone()
+        # On storage of their own: whoever saves a released view must not write hidden sums along with it.
+        self._vectors[self._bounded :].zero_()
         vectors = zip(bounded, self._bounder.vectors(self._scale), strict=True)
         scalars = zip(self._scalars.unsqueeze(1), self._bounder.scalars(), strict=True)
         return Sums(

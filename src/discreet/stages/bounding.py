@@ -272,6 +272,12 @@ class TwoLevel(Still, OneGroup):
     def __post_init__(self) -> None:
         check.positive("both bounds are norms, e.g. 1.0 and 9.0", clip=self.clip, residual=self.residual)
         check.require(
+            self.residual >= 1e-9 * self.clip,
+            "a residual of at least 1e-9 clips",
+            f"residual={self.residual!r} for clip={self.clip!r}",
+            "far below the clip, what is cut off drowns in rounding",
+        )
+        check.require(
             1 < self.share < math.inf,
             "share > 1",
             f"share={self.share!r}",

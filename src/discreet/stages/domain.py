@@ -106,9 +106,10 @@ class Ball(_Centred):
         centres = self._from(initial, parameters)
         moved = [(p - c).double() for p, c in zip(parameters, centres, strict=True)]
         distance = math.sqrt(sum(float(part.square().sum()) for part in moved))
-        if distance <= self.radius:
+        limit = self.radius * _INSIDE  # one radius for all points: two would tear neighbours apart
+        if distance <= limit:
             return
-        factor = self.radius * _INSIDE / distance if math.isfinite(distance) else 0.0
+        factor = limit / distance if math.isfinite(distance) else 0.0
         for parameter, part, centre in zip(parameters, moved, centres, strict=True):
             near = part.nan_to_num(0.0, 0.0, 0.0) * factor + centre
             parameter.copy_(near.to(parameter.dtype))

@@ -38,7 +38,8 @@ class LossTest:
 
     Guarantee: a record moves the sum by at most `loss_clip`, whatever its losses (what is no number counts as
     +c); every test is charged on its own sample, whether the update is kept or not. What is kept, and when, is
-    then post-processing.
+    then post-processing. The loss must be the same function of a record in all three passes of a step: the engine
+    proves in the first that no record's loss depends on another's.
 
     share  the test's noise multiplier is share * noise of the mechanism: a test needs little precision
     """

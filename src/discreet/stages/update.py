@@ -35,7 +35,12 @@ def update(optimizer: Optimizer, parameters: Sequence[Tensor], released: Release
 
     Coordinate-wise optimizers see the active coordinates only: they cost, and touch the state of, nothing else.
     Others step as they like, and frozen parameters are put back.
+
+    Guarantee: the optimizer sees the release and nothing else; a gradient that somebody left on a parameter, exact
+    and unbounded, is gone before it steps.
     """
+    for parameter in parameters:
+        parameter.grad = None
     try:
         if released.mask is None or frozen is Frozen.COASTING:
             unpack(optimizer)
