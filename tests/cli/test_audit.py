@@ -99,3 +99,15 @@ def test_a_run_directory_is_audited_by_its_recipe(tmp_path: Path) -> None:
     assert "50 data canaries in one run of 3 steps" in told.out
     assert "tightness" in told.out
     assert sorted(path.name for path in made.iterdir()) == before
+
+
+def test_a_run_on_private_records_is_not_trained_again(tmp_path: Path) -> None:
+    import numpy as np
+
+    x = np.zeros((40, 4), dtype=np.float32)
+    y = np.arange(40) % 2
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    words = ("--model", "softmax", "--method", "dp-sgd", "--noise", "1", "--delta", "1e-5", "--batch", "10")
+    own = ("--data", tmp_path / "own.npz", "--classes", "2", "--records", "40", "--steps", "2")
+    assert run("train", *words, *own, "--out", tmp_path / "run", "--json").code == 0
+    refused(run("audit", "--run", tmp_path / "run"), "public records", "no ledger pays")

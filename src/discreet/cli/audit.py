@@ -125,6 +125,12 @@ def _canaries(
     from discreet.runs import load_config
 
     config = _usual(str(method), quick) if run is None else load_config(run)
+    check.require(
+        config.public_data or not config.data.endswith(".npz"),
+        "a run on public records",
+        f"one on {config.data}, which is not declared public",
+        "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark",
+    )
     label = f"{config.method}, canaries"
     with terminal.audit_bar(1, visible=not as_json and terminal.is_live()) as listener:
         found = planted.audit_recipe(
