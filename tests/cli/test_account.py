@@ -268,6 +268,11 @@ sys.exit(code)
 
 @pytest.mark.parametrize("more", [["--json"], []], ids=["json", "table"])
 def test_account_is_quick_and_starts_without_torch(more: list[str]) -> None:
+    # Processor time, the least of four: a neighbour on the same core makes even that longer.
+    assert min(_processor_time(more) for _ in range(4)) < 2.5
+
+
+def _processor_time(more: list[str]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, "account", *GOLDEN, *more],
@@ -279,8 +284,7 @@ def test_account_is_quick_and_starts_without_torch(more: list[str]) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "[]\n"
-    # Processor time, so that a busy machine does not matter.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.5
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_a_fault_of_ours_is_not_called_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
