@@ -195,3 +195,11 @@ def test_a_model_that_is_not_linear_in_its_parameters_is_refused(build: Any) -> 
     curvature = LinearModel(link=Link.SOFTMAX, features=1.0, bias=True)
     with pytest.raises(Refused, match=r"ClippedFeatures right before one nn\.Linear"):
         linear_layer(build(), curvature)
+
+
+def test_half_precision_is_refused() -> None:
+    """Rounding would take the noise of an iterate away."""
+    half = data()
+    half.tensors = (half.tensors[0].bfloat16(), half.tensors[1])
+    with pytest.raises(Refused, match="float32 or float64"):
+        private(model().bfloat16(), dataset=half)

@@ -84,6 +84,8 @@ def test_a_whole_run_is_charged_before_its_first_release_and_the_ledger_still_co
     assert "this is a test" in run.spent().certified.assumptions
     assert plan.charge(steps=0) == Charge(assumptions=("this is a test",))
     assert plan.certificate(steps=2) == plan.certificate()  # it was paid at once
+    with pytest.raises(Refused, match="priced for as a whole"):
+        plan.certificate(steps=7)  # and for no more steps than it has
 
 
 def test_a_resumed_run_goes_on_after_the_steps_that_were_counted(tmp_path: Path) -> None:
@@ -147,6 +149,9 @@ class Counting:
     ) -> list[Tensor]:
         assert moment.raw is not None
         (raw,) = moment.raw.reveal_to_mechanism()
+        # Saving a released view writes its whole storage, which must hold no hidden sum.
+        assert raw.untyped_storage().data_ptr() != sums[0].value.untyped_storage().data_ptr()
+        assert not bool(sums[0].value.new_empty(0).set_(sums[0].value.untyped_storage())[len(raw) :].any())
         self.seen.append((sums[0].value.clone(), raw.clone()))
         before = moment.secrets.get("total")
         total = raw if before is None else before.reveal_to_mechanism() + raw

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.core.check import Refused
 from discreet.stages.bounding import ROUND_DOWN, FlatClip, TwoLevel
 from discreet.stages.feedback_bounding import FeedbackClip
 
@@ -50,3 +51,8 @@ def test_what_is_cut_off_is_the_rest_up_to_its_own_bound(residual: float) -> Non
     torch.testing.assert_close((first + second)[whole], NORMS[whole], rtol=1e-14, atol=0)
     assert float(second.max()) <= residual
     assert torn(second) <= 1
+
+
+def test_a_residual_that_drowns_in_rounding_is_refused() -> None:
+    with pytest.raises(Refused, match="at least 1e-9 clips"):
+        TwoLevel(1.0, 1e-11)

@@ -104,12 +104,16 @@ def speed(held: dict[str, Any]) -> str:
             [str(held["models"][name].get("about", name)), *(_ratio(rows.get(c, {})) for c in columns)]
             for name, rows in timed.items()
         ]
+        what = "A private step takes"
     else:
         columns = ["discreet"]
         rows = [[name, f"{ratio:.2f}"] for name, ratio in held["step over plain SGD"].items()]
+        what = (
+            "Norms, clipping, sum and update, without the noise, take"  # that is what this older file holds
+        )
     return "\n\n".join(
         [
-            "A private step takes this many times as long as one of plain SGD on the same batch:",
+            f"{what} this many times as long as a step of plain SGD on the same batch:",
             _table(["model", *columns], rows),
             f"    {held['command']}",
         ]

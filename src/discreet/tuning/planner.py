@@ -198,7 +198,7 @@ class _Desk:
             return _row(method, price, *nothing)
         try:
             recipe = method.recipe()
-        except Exception as error:  # a recipe without defaults for everything
+        except (check.Refused, TypeError) as error:  # a recipe without defaults for everything
             return _row(method, Price(why=str(error)), *nothing)
         own = self._price(recipe, self._of.batch)
         curve = self._curve(recipe) if own.noise is not None else ()
