@@ -67,3 +67,17 @@ def test_run_settings_that_the_certificate_does_not_cover(tmp_path: Path) -> Non
     stated = (("link", "softmax"), ("learning_rate", 1.0))
     with pytest.raises(Refused, match=r"the learning rate 1\.0 that the certificate states.*got lr=1\.5"):
         train_run(config(tmp_path, parameters=stated, out=str(tmp_path / "fourth"), weight_decay=0.0))
+
+
+def test_a_crash_after_the_last_evaluation_shows_no_second_iterate(tmp_path: Path) -> None:
+    def broken_pipe(news: Any) -> None:
+        if news.accuracy is not None:
+            raise BrokenPipeError
+
+    asked = config(tmp_path, steps=7, checkpoint_every=4, noise=0.5)
+    with pytest.raises(BrokenPipeError):
+        train_run(asked, on_progress=broken_pipe)
+    result = train_run(asked, resume=True)
+    shown = {line["test_accuracy"] for line in RunFolder(result.directory).read_metrics()}
+    assert shown == {result.accuracy}
+    assert result.lost == 0
