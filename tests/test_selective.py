@@ -19,6 +19,7 @@ from discreet.analyses.analysis import Unproven
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
+from discreet.methods.clipping import Clipping
 from discreet.plan import Plan
 from discreet.stages.aggregation import sum_of_numbers
 from discreet.stages.sampling import BallsInBins, FullBatch, Horizon
@@ -239,8 +240,8 @@ def test_the_next_charge_of_a_torn_ledger() -> None:
 def test_what_is_not_proven_is_refused() -> None:
     with pytest.raises(Refused, match="fresh sample"):
         bound(sampling=BallsInBins())
-    with pytest.raises(Refused, match="composition"):
-        bound(analysis=Unproven("no reason"))
+    with pytest.raises(Refused, match="charges every release"):
+        dataclasses.replace(methods.dicesgd(), acceptance=LossTest())
     with pytest.raises(Refused, match="threshold"):
         LossTest(loss_clip=0.01, threshold=0.02)
     with pytest.raises(Refused, match="share"):
@@ -248,3 +249,21 @@ def test_what_is_not_proven_is_refused() -> None:
     full = dataclasses.replace(methods.dp_sgd(), acceptance=LossTest(), sampling=FullBatch())
     horizon = Horizon.of(records=60, batch=60, steps=2)
     full.bind(noise=1.0, horizon=horizon, delta=1e-5).charge()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [methods.sur(clipping=Clipping.PSAC), methods.sur(clipping=Clipping.AUTO_S), methods.geodp_sound()],
+)
+def test_companions_cost_what_their_releases_and_tests_cost(recipe: Plan) -> None:
+    plan = dataclasses.replace(recipe, acceptance=LossTest()).bind(noise=1.0, horizon=HORIZON, delta=1e-5)
+    assert plan.certificate().epsilon == bound().certificate().epsilon
+    private = start(plan)
+    assert len(go(private)) == 3 * HORIZON.steps
+    assert private.ledger.charge() == plan.charge()
+
+
+def test_an_unproven_release_stays_unproven_beside_its_tests() -> None:
+    plan = bound(analysis=Unproven("no reason"))
+    assert plan.certificate().epsilon == math.inf
+    assert any("no reason" in line for line in plan.certificate().assumptions)

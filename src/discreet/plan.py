@@ -196,8 +196,8 @@ class Plan:
             "change the sampling: the price of a second draw is proven for these",
         )
         check.require(
-            not self.has_tests or isinstance(self.analysis, Composition),
-            "composition for updates that are tested",
+            not self.has_tests or self.analysis.composes,
+            "an analysis that charges every release, for updates that are tested",
             type(self.analysis).__name__,
             "drop the test or the analysis: what is kept tells more than the last iterate",
         )

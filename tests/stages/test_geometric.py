@@ -19,7 +19,7 @@ from discreet.auditing.broken import GeoDp
 from discreet.auditing.games import play
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.methods.geodp import Clipping
+from discreet.methods.clipping import Clipping
 from discreet.stages import bounding
 from discreet.stages.bounding import Query
 from discreet.stages.mechanisms.geometric import GeometricNoise

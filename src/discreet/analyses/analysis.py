@@ -18,6 +18,10 @@ class Analysis(Protocol):
     def visible(self) -> bool:
         """Whether the iterates may be seen before the run ends."""
 
+    @property
+    def composes(self) -> bool:
+        """Whether the argument holds beside further charged queries, such as tests of updates."""
+
     def check(self, plan: Plan) -> None:
         """Refuse a plan that the argument does not cover."""
 
@@ -38,6 +42,10 @@ class Composition:
 
     @property
     def visible(self) -> bool:
+        return True
+
+    @property
+    def composes(self) -> bool:
         return True
 
     def check(self, plan: Plan) -> None:
@@ -63,6 +71,10 @@ class Unproven:
     @property
     def visible(self) -> bool:
         return True
+
+    @property
+    def composes(self) -> bool:
+        return True  # infinity plus anything
 
     def check(self, plan: Plan) -> None:
         """Nothing is promised, so nothing is refused."""

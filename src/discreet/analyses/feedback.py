@@ -34,6 +34,10 @@ class FeedbackRun:
     def visible(self) -> bool:
         return True
 
+    @property
+    def composes(self) -> bool:
+        return False
+
     def check(self, plan: Plan) -> None:
         """Only what the proof covers: Poisson sampling, add/remove, one noise for all steps, every coordinate."""
         mechanism = plan.mechanism

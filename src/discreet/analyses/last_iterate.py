@@ -54,6 +54,10 @@ class LastIterate:
     def visible(self) -> bool:
         return False
 
+    @property
+    def composes(self) -> bool:
+        return False
+
     def check(self, plan: Plan) -> None:
         """Refuse every stage that the proof does not know."""
         _only(

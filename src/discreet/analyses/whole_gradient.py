@@ -27,6 +27,10 @@ class WholeGradient:
     def visible(self) -> bool:
         return True
 
+    @property
+    def composes(self) -> bool:
+        return True
+
     def check(self, plan: Plan) -> None:
         """Refuse masks, and windows whose sums another combination would read."""
         check.require(

@@ -97,6 +97,10 @@ class _PricedAs:
     def visible(self) -> bool:
         return self.plan.analysis.visible
 
+    @property
+    def composes(self) -> bool:
+        return self.plan.analysis.composes
+
     def check(self, plan: Plan) -> None:
         """It was checked with its own mechanism."""
 

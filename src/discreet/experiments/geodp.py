@@ -43,7 +43,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         artefact="Table II",
         what="test accuracy of the CNN with and without geometry, AUTO-S, PSAC and SUR",
         minutes_quick=3.0,
-        minutes_full=200.0,
+        minutes_full=75.0,
         run=table_2,
     ),
     Experiment(
@@ -61,7 +61,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         artefact="beyond the paper",
         what="DP-SGD, polar, geodp-sound and SUR at equal certified epsilon",
         minutes_quick=4.0,
-        minutes_full=150.0,
+        minutes_full=40.0,
         run=equal_epsilon,
     ),
 )

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import enum
 import math
 
 from discreet.accounting.claims import GeoDpOneStepClaim
-from discreet.analyses.analysis import Composition, Unproven
+from discreet.analyses.analysis import Unproven
 from discreet.analyses.whole_gradient import WholeGradient
 from discreet.core import check
+from discreet.methods.clipping import Clipping, bounder
 from discreet.plan import Plan
-from discreet.stages.bounding import AutoS, Bounder, FlatClip, Psac
 from discreet.stages.geometric_bounding import DEFAULT_SPLIT, AngleWindow, Polar, Window
 from discreet.stages.mechanisms.geometric import GeometricNoise
 from discreet.stages.polar import FromAngles, FromPolar, Tails
 from discreet.stages.selective import AcceptAll, LossTest
 
 REASON = "one record can turn the angle of an average of gradients that is near zero"
-
-
-class Clipping(enum.StrEnum):
-    """How the records of GeoDP are bounded (its Tables II and III)."""
-
-    FLAT = "flat"
-    AUTO_S = "auto-s"
-    PSAC = "psac"
 
 
 def geodp(
@@ -41,18 +32,12 @@ def geodp(
     clipping   flat, auto-s (with gamma) or psac (with r), all to the bound `clip`
     loss_clip  with selective update (`sur`), a record's bound in its test; None: without
     """
-    bounders: dict[Clipping, Bounder] = {
-        Clipping.FLAT: FlatClip(clip),
-        Clipping.AUTO_S: AutoS(clip=clip, gamma=gamma),
-        Clipping.PSAC: Psac(clip=clip, r=r),
-    }
     return Plan(
         method="geodp",
-        bounder=bounders[Clipping(clipping)],
+        bounder=bounder(Clipping(clipping), clip=clip, gamma=gamma, r=r),
         mechanism=GeometricNoise(beta),
         acceptance=AcceptAll() if loss_clip is None else LossTest(loss_clip=loss_clip),
-        # Tests are charged step by step; the mechanism charges each step as non-private either way.
-        analysis=Unproven(REASON) if loss_clip is None else Composition(),
+        analysis=Unproven(REASON),
         claims=_claim,
     )
 

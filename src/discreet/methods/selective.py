@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from discreet.methods.clipping import Clipping, bounder
 from discreet.plan import Plan
-from discreet.stages.bounding import FlatClip
 from discreet.stages.selective import LossTest
 
 
-def sur(clip: float = 1.0, loss_clip: float = 0.01, test_share: float = 4.0, threshold: float = 0.0) -> Plan:
+def sur(
+    clip: float = 1.0,
+    loss_clip: float = 0.01,
+    test_share: float = 4.0,
+    threshold: float = 0.0,
+    clipping: Clipping = Clipping.FLAT,
+    gamma: float = 0.01,
+    r: float = 0.1,
+) -> Plan:
     """DP-SGD that keeps an update only if the loss of a fresh sample falls, by a noisy test.
 
     loss_clip   bounds each record's change of loss; small makes the test a vote of records
     test_share  the test's noise multiplier over the gradient's
     threshold   the mean change of loss below which an update is kept
+    clipping    flat, auto-s (with gamma) or psac (with r), all to the bound `clip`
     """
-    test = LossTest(loss_clip=loss_clip, share=test_share, threshold=threshold)
-    return Plan(method="sur", bounder=FlatClip(clip), acceptance=test)
+    return Plan(
+        method="sur",
+        bounder=bounder(Clipping(clipping), clip=clip, gamma=gamma, r=r),
+        acceptance=LossTest(loss_clip=loss_clip, share=test_share, threshold=threshold),
+    )
