@@ -112,7 +112,11 @@ class Ledger:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except FileExistsError:
-            check.refuse("a new file", f"{path}, which exists", "take another path, or resume this ledger")
+            check.refuse(
+                "a new file",
+                f"{path}, which exists",
+                "go on from the run's checkpoint (resume=), or take another path: the charges in both files count",
+            )
         _lock(path, descriptor)
         body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
         digest, line = seal(GENESIS, body)

@@ -30,7 +30,7 @@ class Resolution:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """Bounds for a run that is one event: (epsilon, its name) at a delta, and delta at an epsilon."""
+    """Bounds for a run that is one event, composition of its steps among them: (epsilon, its name), and delta."""
 
     epsilon: Callable[[Any, Neighbouring, float], tuple[float, str]]
     delta: Callable[[Any, Neighbouring, float], float]
