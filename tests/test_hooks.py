@@ -21,10 +21,11 @@ from discreet.analyses.analysis import Unproven
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.plan import Plan
-from discreet.stages.bounding import FlatClip, Query, Still
+from discreet.stages.bounding import Bounder, FlatClip, Query, Still
 from discreet.stages.mechanisms.gaussian import GaussianNoise
 from discreet.stages.moment import Moment
 from discreet.stages.sampling import Horizon
+from discreet.stages.selection import Selection
 from discreet.stages.values import BoundedSum, Layout, PrivateState
 
 HORIZON = Horizon.of(records=40, batch=10, steps=6)
@@ -213,6 +214,9 @@ def test_a_domain_holds_after_every_update_and_around_the_first_parameters(tmp_p
 @dataclass(frozen=True)
 class Mean:
     """The mean of the noisy sum with all before it, from public memory."""
+
+    def check(self, bounder: Bounder, selection: Selection) -> None:
+        """Fits all."""
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
         before = moment.memory.get("mean")

@@ -73,6 +73,7 @@ class Plan:
             )
         if self.delta is not None:
             check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+        self.combination.check(self.bounder, self.selection)
         self._check_tests()
         self.analysis.check(self)
 

@@ -184,6 +184,9 @@ def test_stages_that_the_theorem_does_not_cover(changes: dict[str, Any], message
 def test_a_combination_is_refused() -> None:
     @dataclasses.dataclass(frozen=True)
     class Remembers:
+        def check(self, bounder: Any, selection: Any) -> None:
+            """Fits all."""
+
         def gradient(self, vectors: Any, numbers: Any, moment: Any) -> Any:
             return vectors[0]
 

@@ -22,7 +22,6 @@ from discreet.methods.geodp import best_split
 from discreet.plan import Plan
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import ROUND_DOWN
-from discreet.stages.combining import TakeFirst
 from discreet.stages.engine import Engine
 from discreet.stages.geometric_bounding import ANGLES, AngleWindow, Polar, Window
 from discreet.stages.mechanisms.gaussian import GaussianNoise
@@ -323,10 +322,10 @@ def test_polar_takes_masks() -> None:
 def test_angles_refuse_masks_at_construction() -> None:
     with pytest.raises(Refused, match="all coordinates active"):
         dataclasses.replace(methods.geodp_sound(), selection=RandomFreeze(final_rate=0.5))
-    with pytest.raises(Refused, match="FromAngles of the same window"):
-        dataclasses.replace(methods.geodp_sound(), combination=TakeFirst())
-    with pytest.raises(Refused, match="FromAngles of the same window"):
+    with pytest.raises(Refused, match="whose angles are read here"):
         dataclasses.replace(methods.geodp_sound(), bounder=AngleWindow(clip=3.0))
+    with pytest.raises(Refused, match="directions and magnitudes"):
+        dataclasses.replace(methods.polar(), bounder=AngleWindow(clip=3.0))
 
 
 def test_a_resumed_run_goes_on_from_the_last_released_angles(tmp_path: Path) -> None:

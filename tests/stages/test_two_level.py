@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -15,16 +16,17 @@ from discreet.accounting.events import Queries
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.experiments.dice_bias import Huber, settled
-from discreet.stages.bounding import TwoLevel
+from discreet.stages.bounding import FlatClip, TwoLevel
 from discreet.stages.combining import HELD, SmoothedResidual
 from discreet.stages.moment import Moment
 from discreet.stages.sampling import Horizon
-from discreet.stages.values import Layout, Mask
+from discreet.stages.selection import RandomFreeze
+from discreet.stages.values import Layout
 
 ALPHA = 1e-6  # false-alarm rate of the statistical tests
 
 
-def moment(size: int, memory: dict[str, Tensor], *, batch: float = 10.0, mask: Mask | None = None) -> Moment:
+def moment(size: int, memory: dict[str, Tensor], *, batch: float = 10.0) -> Moment:
     return Moment(
         step=0,
         steps_per_epoch=1,
@@ -32,7 +34,6 @@ def moment(size: int, memory: dict[str, Tensor], *, batch: float = 10.0, mask: M
         layout=Layout(("w",), ((size,),)),
         streams=Streams.seeded(0),
         memory=memory,
-        mask=mask,
     )
 
 
@@ -127,12 +128,11 @@ def test_the_memory_is_public() -> None:
     assert not run.progress.secrets
 
 
-def test_one_sum_or_a_mask_is_refused() -> None:
-    with pytest.raises(Refused, match="two noisy sums"):
-        SmoothedResidual(0.1).gradient([torch.zeros(3)], [], moment(3, {}))
-    mask = Mask((False,))
-    with pytest.raises(Refused, match="two noisy sums"):
-        SmoothedResidual(0.1).gradient([torch.zeros(3), torch.zeros(3)], [], moment(3, {}, mask=mask))
+def test_other_bounders_and_masks_are_refused_when_the_plan_is_built() -> None:
+    with pytest.raises(Refused, match="TwoLevel"):
+        dataclasses.replace(methods.two_level(), bounder=FlatClip(1.0))
+    with pytest.raises(Refused, match="all coordinates active"):
+        dataclasses.replace(methods.two_level(), selection=RandomFreeze(final_rate=0.5))
 
 
 @pytest.mark.parametrize("kappa", [0.0, 1.5, math.nan])

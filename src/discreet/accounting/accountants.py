@@ -94,12 +94,15 @@ def _tightest(run: Run, delta: float) -> tuple[float, str]:
         return math.inf, "none"
     if not run.others:
         return gdp.epsilon(run.mu, delta), "exact Gaussian"
+    bounds: list[tuple[float, str]] = []
     alone = _alone(run)
-    if alone is not None:  # composition is among the bounds of a whole run
+    if alone is not None:
         event, whole = alone
-        return whole.epsilon(event, run.relation, delta)
-    by_pld, by_rdp = _refined(run, delta), rdp.epsilon(_rdp(run), delta)
-    return (by_pld, "PLD") if by_pld <= by_rdp else (by_rdp, "RDP")
+        bounds.append(whole.epsilon(event, run.relation, delta))
+    if alone is None or not alone[1].composed:
+        bounds.append((_refined(run, delta), "PLD"))
+        bounds.append((rdp.epsilon(_rdp(run), delta), "RDP"))
+    return min(bounds, key=lambda bound: bound[0])
 
 
 def delta_at(charge: Charge, *, epsilon: float, relation: Neighbouring) -> float:

@@ -30,10 +30,14 @@ class Resolution:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """Bounds for a run that is one event, composition of its steps among them: (epsilon, its name), and delta."""
+    """Bounds for a run that is one event: (epsilon, its name) at a delta, and delta at an epsilon.
+
+    composed  whether composition of its steps is among them: then it is not done again
+    """
 
     epsilon: Callable[[Any, Neighbouring, float], tuple[float, str]]
     delta: Callable[[Any, Neighbouring, float], float]
+    composed: bool = False
 
 
 @final

@@ -114,7 +114,7 @@ RULES: dict[type[Event], Rule] = {
         relations=_ADD_REMOVE,
         mu=feedback_mu,
         pld=feedback_pld,
-        whole=Whole(epsilon=feedback_epsilon, delta=feedback_delta),
+        whole=Whole(epsilon=feedback_epsilon, delta=feedback_delta, composed=True),
         assumes=(
             _POISSON,
             "the accumulated error starts at zero and is never released",

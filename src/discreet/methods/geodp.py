@@ -6,7 +6,6 @@ import math
 
 from discreet.accounting.claims import GeoDpOneStepClaim
 from discreet.analyses.analysis import Unproven
-from discreet.analyses.whole_gradient import WholeGradient
 from discreet.core import check
 from discreet.methods.clipping import Clipping, bounder
 from discreet.plan import Plan
@@ -57,12 +56,7 @@ def geodp_sound(
     tails   how mean angles become a gradient: even, or product (the paper's)
     """
     angles = AngleWindow(clip=clip, split=split, beta=beta, window=Window(window))
-    return Plan(
-        method="geodp-sound",
-        bounder=angles,
-        combination=FromAngles(angles, Tails(tails)),
-        analysis=WholeGradient(),
-    )
+    return Plan(method="geodp-sound", bounder=angles, combination=FromAngles(angles, Tails(tails)))
 
 
 def polar(clip: float = 1.0, split: float = DEFAULT_SPLIT) -> Plan:

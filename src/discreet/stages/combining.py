@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from discreet.core import check
+from discreet.stages.bounding import Bounder, TwoLevel
+from discreet.stages.selection import Everything, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +22,9 @@ HELD = "two-level.held"
 class Combination(Protocol):
     """Sees releases alone: what it keeps in `moment.memory` is public, like what it gives."""
 
+    def check(self, bounder: Bounder, selection: Selection) -> None:
+        """Refuse sums that it cannot read, when the plan is built."""
+
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
         """One vector on the scale of a sum, from the noisy vector and scalar sums in the order of the queries."""
 
@@ -28,6 +33,9 @@ class Combination(Protocol):
 @dataclass(frozen=True)
 class TakeFirst:
     """The first noisy sum is the gradient; other queries serve the bounder."""
+
+    def check(self, bounder: Bounder, selection: Selection) -> None:
+        """Every bounder has a first sum, and any coordinates may be active."""
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
         return vectors[0]
@@ -55,13 +63,16 @@ class SmoothedResidual:
         if self.limit is not None:
             check.positive("the longest residual to use in one step", limit=self.limit)
 
-    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
+    def check(self, bounder: Bounder, selection: Selection) -> None:
         check.require(
-            len(vectors) == 2 and moment.mask is None,
-            "two noisy sums of all coordinates",
-            f"{len(vectors)} sums" if moment.mask is None else "a mask",
-            "combine with the bounder TwoLevel and no selection",
+            isinstance(bounder, TwoLevel),
+            "the bounder TwoLevel, whose second sum is the residual",
+            repr(bounder),
+            "take both from methods.two_level(...)",
         )
+        whole_gradient(selection, "what is held of a residual belongs to coordinates that a mask may drop")
+
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
         first, second = vectors
         before = moment.memory.get(HELD)
         held = second if before is None else second + before.to(second)
@@ -70,3 +81,13 @@ class SmoothedResidual:
             used *= min(1.0, moment.batch * self.limit / max(float(used.norm()), 1e-300))
         moment.memory[HELD] = held - used
         return first + used
+
+
+def whole_gradient(selection: Selection, why: str) -> None:
+    """Refuse masks. They would not break the guarantee, but leave a gradient without meaning."""
+    check.require(
+        isinstance(selection, Everything),
+        "all coordinates active: selection=Everything()",
+        type(selection).__name__,
+        f"leave the mask out: {why}",
+    )

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.geometric_bounding import ANGLES, AngleWindow
+from discreet.stages.bounding import Bounder
+from discreet.stages.combining import whole_gradient
+from discreet.stages.geometric_bounding import ANGLES, AngleWindow, Polar
+from discreet.stages.selection import Selection
 from discreet.stages.spherical import canonical_, from_spherical, middle
 
 if TYPE_CHECKING:
@@ -35,6 +38,14 @@ class FromPolar:
     It is the sum of gradients if magnitudes and directions are independent.
     """
 
+    def check(self, bounder: Bounder, selection: Selection) -> None:
+        check.require(
+            isinstance(bounder, Polar),
+            "the bounder Polar, whose sums are directions and magnitudes",
+            repr(bounder),
+            "take both from methods.polar(...)",
+        )
+
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
         return vectors[0].mul_(mean_share(numbers[0], moment.batch))
 
@@ -56,8 +67,16 @@ class FromAngles:
     window: AngleWindow
     tails: Tails = Tails.EVEN
 
+    def check(self, bounder: Bounder, selection: Selection) -> None:
+        check.require(
+            bounder == self.window,
+            f"the bounder {self.window!r}, whose angles are read here",
+            repr(bounder),
+            "take both from methods.geodp_sound(...)",
+        )
+        whole_gradient(selection, "an angle depends on all coordinates after it; polar takes masks")
+
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
-        check.require(moment.mask is None, "all coordinates active", "a mask", "angles mix coordinates")
         noisy, size = vectors[0], moment.layout.size
         known = moment.memory.get(ANGLES)
         angles = middle(size, noisy) if known is None else known.clone()
