@@ -21,7 +21,7 @@ from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.runs import Progress, RunConfig, RunFolder, complete, load_config, load_result, plan_of, train
 from discreet.runs import training as training_module
-from discreet.runs.defaults import learning_rate_of
+from discreet.runs.defaults import learning_rate_of, settle
 from discreet.stages.sampling import FixedSize, TruncatedPoisson
 
 SEEDS = 5
@@ -458,3 +458,14 @@ def test_digits_at_epsilon_3_reaches_93_percent(tmp_path: Path) -> None:
     assert all(result.spent.certified.epsilon <= 3.0 for result in found)
     assert sum(result.test_accuracy for result in found) / SEEDS >= 0.93
     assert max(result.seconds for result in found) < 60
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_settled_stays_so(method: str, tmp_path: Path) -> None:
+    """Else a comparison that goes on would take its own finished runs for others, and spend their budget again."""
+    task = tasks.load("digits")
+    asked = RunConfig(data="digits", method=method, noise=20.0, steps=2, delta=1e-5, out=str(tmp_path))
+    config, plan = settle(asked, task)
+    again, same = settle(RunConfig.from_json(config.to_json()), task)
+    assert again == config
+    assert same.digest == plan.digest

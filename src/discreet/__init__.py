@@ -16,6 +16,7 @@ _HOME = {
     "Private": "discreet.private",
     "Refused": "discreet.core.check",
     "fix": "discreet.swap",
+    "statement": "discreet.runs.statement",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.plan import Plan as Plan
     from discreet.private import Private as Private
+    from discreet.runs.statement import statement as statement
     from discreet.swap import fix as fix
 
 

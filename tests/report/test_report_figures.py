@@ -116,6 +116,16 @@ def test_the_axis_shows_where_methods_differ() -> None:
     assert epsilons.x_max == 3.0
 
 
+def test_the_axis_shows_half_of_a_line_that_rises_to_its_end() -> None:
+    def line(slope: float, end: float) -> figures.Series:
+        means = [end - slope * (20 - step) for step in range(1, 21)]
+        return figures.Series(name="", style=0, points=tuple((i, m, m, m) for i, m in enumerate(means)))
+
+    flat, steep = line(0.0, 0.9), line(0.04, 0.9)
+    assert figures._where_lines_end([flat])[0] == 0.75
+    assert figures._where_lines_end([flat, steep])[0] == pytest.approx(0.5)  # at its half it is at 0.54
+
+
 def test_a_chart_without_lines_is_drawn_empty() -> None:
     broken = synthetic.comparison((synthetic.entry("dp-sgd", ()),))
     for chart in figures.charts(broken):

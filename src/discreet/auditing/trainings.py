@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -19,8 +18,8 @@ from discreet.core.streams import Streams
 from discreet.hidden import with_clipped_features
 from discreet.plan import Plan
 from discreet.private import Private
-from discreet.runs import RunConfig, complete, plan_of
-from discreet.runs.defaults import learning_rate_of
+from discreet.runs import RunConfig, complete
+from discreet.runs.defaults import settle
 from discreet.runs.training import make_optimizer
 
 _AT_ONCE = 2048
@@ -41,14 +40,9 @@ class Recipe:
     @staticmethod
     def of(config: RunConfig, *, task: tasks.Task | None = None) -> Recipe:
         """The recipe of a run; on other data of the same kind, if given, with their public number of records."""
-        config = complete(config)
-        task = load(config) if task is None else task
-        plan = plan_of(config, task)
-        return Recipe(
-            config=dataclasses.replace(config, learning_rate=learning_rate_of(config, plan)),
-            task=task,
-            plan=plan,
-        )
+        task = load(complete(config)) if task is None else task
+        config, plan = settle(config, task)
+        return Recipe(config=config, task=task, plan=plan)
 
     def streams(self, *label: int) -> Streams:
         """Randomness of this training: from the operating system, or of a seeded config another seed each."""

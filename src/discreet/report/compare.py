@@ -53,7 +53,7 @@ class CompareSettings:
     batch: int | None = None
     epochs: int | None = None
     steps: int | None = None
-    micro_batch: int = 512
+    micro_batch: int | None = None
     eval_every: int | None = None
     rows: tuple[Candidate, ...] | None = None
     seeds: tuple[int, ...] | None = None

@@ -79,9 +79,14 @@ def _in_steps(low: float, high: float) -> tuple[float, float]:
 
 
 def _where_lines_end(series: Sequence[Series]) -> tuple[float, float]:
-    """The part of [0, 1] where lines end and differ; what starts below is cut off."""
+    """The part of [0, 1] where lines end and differ, half of each at least; what starts below is cut off."""
     last = _in_the_race([line.points[-1][1] for line in series if line.points])
-    return _in_steps(min(last) - SHOWN_BELOW_WORST, max(last) + 0.01) if last else (0.0, 1.0)
+    if not last:
+        return 0.0, 1.0
+    halfway = [
+        line.points[len(line.points) // 2][1] for line in series if line.points and line.points[-1][1] in last
+    ]
+    return _in_steps(min(*halfway, min(last) - SHOWN_BELOW_WORST), max(last) + 0.01)
 
 
 def _where_points_are(series: Sequence[Series]) -> tuple[float, float]:

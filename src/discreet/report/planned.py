@@ -29,16 +29,16 @@ def table(answer: Answer, trial: Trial | None, micro_batch: int) -> RenderableTy
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in answer.methods:
         alike.setdefault(tuple(noise(price) for _, price in _all(row, names)), []).append(row.name)
-    rows = [(", ".join(methods), *prices) for prices, methods in alike.items()]
+    rows = [("\n".join(methods), *prices) for prices, methods in alike.items()]
     batches = [
-        (str(at.batch), str(at.steps), f"{at.noise:.3f}", f"{at.effective:.2e}", f"{at.path:.2e}")
+        (str(at.batch), str(at.steps), f"{at.noise + 5e-4:.3f}", f"{at.effective:.2e}", f"{at.path:.2e}")
         for at in answer.batches
     ]
     columns = ("batch", "steps", "noise", "noise / batch", "over the whole run")
     notes = [*advice(answer), *(f"{name}: {value}" for name, value in costs(answer, trial, micro_batch))]
     notes += [f"{row.name}: {row.price.why}" for row in answer.methods if row.price.noise is None]
     return Group(
-        plain_table(title, ("method", *names), rows),
+        plain_table(title, ("method", *(name.replace("-", "-\n", 1) for name in names)), rows),
         plain_table("batches, at the same number of epochs", columns, batches),
         *(Text(note) for note in notes),
     )

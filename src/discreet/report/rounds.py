@@ -26,7 +26,7 @@ from discreet.report.defaults import Candidate
 from discreet.report.earlier import compared, same, set_aside
 from discreet.report.values import Comparison, Course, Entry, Excluded, Failure, Point, Provenance, Run
 from discreet.report.worker import reason
-from discreet.runs.defaults import learning_rate_of, records_of
+from discreet.runs.defaults import records_of, settle
 from discreet.stages.sampling import Horizon
 
 _PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
@@ -115,15 +115,14 @@ class Rounds:
         except Exception as error:
             return _Row(candidate=candidate, config=config, plan=None, reason=reason(error))
         try:
-            plan = runs.plan_of(config, self.task)
-            rate = learning_rate_of(config, plan)
+            config, plan = settle(config, self.task)
         except (
             check.Refused
         ) as error:  # the recipe is sound: it is this task, or this budget, that it refuses
             return _Row(candidate=candidate, config=config, plan=None, unfit=reason(error))
         except Exception as error:
             return _Row(candidate=candidate, config=config, plan=None, reason=reason(error))
-        return _Row(candidate=candidate, config=dataclasses.replace(config, learning_rate=rate), plan=plan)
+        return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
         of = self._settings

@@ -131,7 +131,8 @@ def comparison_table(found: Comparison) -> RenderableType:
         notes.append(f"not told apart from the best by {wording.counted(found.repeats, 'run')}: {names}")
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
-    notes.append(wording.Words(found).tuning)
+    words_of = wording.Words(found)
+    notes += [line for line in (words_of.together, words_of.tuning) if line]
     further = [_frontier_table(found)] if found.others else []
     return Group(table, *further, *(Text(note) for note in notes))
 

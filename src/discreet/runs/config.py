@@ -53,7 +53,7 @@ class RunConfig:
     sampling, cap, relation    how batches are drawn; `cap` is for truncated-poisson
     learning_rate              of SGD: over a bound that adapts, it is the rate at the bound's start
     average                    decay of the average of released iterates; 0 turns it off
-    micro_batch                the most records in memory at once
+    micro_batch                the most records in memory at once; None: by a memory estimate
     seed                       None: keyed by the operating system. A seeded run is not private
     public_data                the training records are public: their accuracy may be shown
     eval_every                 steps between evaluations; checkpoint_every likewise
@@ -84,7 +84,7 @@ class RunConfig:
     momentum: float | None = None
     weight_decay: float = 0.0
     average: float | None = None
-    micro_batch: int = 512
+    micro_batch: int | None = None
     seed: int | None = None
     public_data: bool = False
     eval_every: int | None = None

@@ -104,6 +104,15 @@ def complete(config: RunConfig) -> RunConfig:
     )
 
 
+def settle(config: RunConfig, task: Task) -> tuple[RunConfig, Plan]:
+    """The same run with everything written out, and its plan; settled twice, it stays as it is."""
+    config = complete(config)
+    plan = plan_of(config, task)
+    told = complete(dataclasses.replace(config, learning_rate=learning_rate_of(config, plan)))
+    # A recipe that takes the learning rate has now been told: the plan is about that one.
+    return told, plan if told.parameters == config.parameters else plan_of(told, task)
+
+
 def records_of(config: RunConfig, task: Task) -> int:
     """The public number of training records."""
     records = config.records if config.records is not None else task.records
@@ -111,7 +120,7 @@ def records_of(config: RunConfig, task: Task) -> int:
         check.refuse(
             "a public number of records",
             "an npz file whose size is private",
-            "give records, a public number near the size of the data",
+            "give records (--records), a public number near the size of the data",
         )
     return records
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from discreet.core.relation import Neighbouring
 from discreet.plan import Plan
@@ -13,30 +14,52 @@ from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson,
 from discreet.stages.schedules import Constant
 from discreet.tasks import Task
 
+if TYPE_CHECKING:
+    from discreet.private import Private
+
 _NEIGHBOURS = {
     Neighbouring.ADD_REMOVE: "add/remove: the same data with and without any one record",
     Neighbouring.REPLACE_ONE: "replace-one: the same data with any one record exchanged for another",
 }
 
 
-def statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
+def statement(private: Private, *, data: str) -> str:
+    """What a run has spent so far, as a page for its release; `data` says in words whose records are protected.
+
+    Path("privacy-statement.md").write_text(discreet.statement(private, data="the visits of 2024"))
+    """
+    plan, spent = private.plan, private.spent()
+    rows = _rows(plan, spent, data, f"{plan.method} ({plan.bounder})")
+    return _page(spent, rows, [], [_SCORES, *_NOT_COVERED])
+
+
+def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
     """Everything that a reader needs to judge the guarantee of a finished run."""
-    proven = spent.certified
-    private = "not private" not in spent.statement and math.isfinite(proven.epsilon)
+    parameters = ", ".join(f"{name}={value}" for name, value in config.parameters) or "no parameters"
+    rows = _rows(plan, spent, f"the training records of {task.name}", f"{plan.method} ({parameters})")
+    not_covered = [_EVALUATION, *_NOT_COVERED, *([_PUBLIC] if config.public_data else [])]
+    return _page(spent, rows, _interruptions(resumes), not_covered)
+
+
+def _page(
+    spent: Spent, rows: Sequence[tuple[str, str]], also: Sequence[str], not_covered: Sequence[str]
+) -> str:
+    table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     parts = [
         "# Privacy statement",
-        _headline(spent, private),
-        _table(config, plan, task, spent),
+        _headline(spent),
+        table,
         "## What it rests on",
-        _bullets([*_sentences(proven.assumptions), *_LIMITS, *_interruptions(resumes)]),
+        _bullets([*_sentences(spent.certified.assumptions), *_LIMITS, *also]),
         "## What is not covered",
-        _bullets(_not_covered(config)),
+        _bullets(not_covered),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(spent: Spent, private: bool) -> str:
+def _headline(spent: Spent) -> str:
     proven = spent.certified
+    private = "not private" not in spent.statement and math.isfinite(proven.epsilon)
     if not private and "not private" in spent.statement:
         return (
             "**This run is NOT private.** Its randomness came from a seed, and whoever knows or guesses the "
@@ -56,28 +79,25 @@ def _headline(spent: Spent, private: bool) -> str:
     return guarantee[:1].upper() + guarantee[1:]
 
 
-def _table(config: RunConfig, plan: Plan, task: Task, spent: Spent) -> str:
+def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, str]]:
     proven, horizon = spent.certified, plan.known_horizon
-    claimed = "no claim for this method" if spent.claimed is None else words(spent.claimed)
-    rows = [
-        ("protected", f"the training records of {task.name}"),
+    return [
+        ("protected", data),
         ("unit", "one record; a person who gave several is protected less"),
         ("neighbours", _NEIGHBOURS[plan.relation]),
         ("epsilon, certified", f"{words(proven.epsilon)}, by {proven.accountant} accounting"),
-        ("epsilon, claimed by the method's paper", claimed),
-        ("delta", f"{proven.delta:g}"),
         (
-            "method",
-            f"{plan.method} ({', '.join(f'{n}={v}' for n, v in config.parameters) or 'no parameters'})",
+            "epsilon, claimed by the method's paper",
+            "no claim for this method" if spent.claimed is None else words(spent.claimed),
         ),
+        ("delta", f"{proven.delta:g}"),
+        ("method", method),
         ("sampling", _sampling(plan.sampling, horizon.rate)),
         ("noise", _noise(plan)),
         ("steps", f"{spent.steps} charged of {horizon.steps} planned"),
         ("covers", _covers(plan)),
         ("randomness", spent.statement),
     ]
-    lines = [f"| {name} | {value} |" for name, value in rows]
-    return "\n".join(["| | |", "|---|---|", *lines])
 
 
 def _sampling(sampling: Sampling, rate: float) -> str:
@@ -115,6 +135,24 @@ _LIMITS = (
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
 )
 
+_SCORES = (
+    "Scores: what is computed from the model alone is protected with it; a score also depends on the records "
+    "that it was computed on, and no noise protects those"
+)
+
+_EVALUATION = (
+    "The evaluation records: the accuracies of this run were computed on them without noise, and they "
+    "are declared unprotected"
+)
+
+_NOT_COVERED = (
+    "The choice of hyper-parameters: every other run on the same records costs its own epsilon, and the "
+    "costs add up. Settings chosen on other, public data cost nothing",
+    "The running time, and whatever else the machine that trained gives away",
+)
+
+_PUBLIC = "The training records: declared public, so that values computed from them may be shown"
+
 
 def _interruptions(resumes: int) -> list[str]:
     if not resumes:
@@ -124,19 +162,6 @@ def _interruptions(resumes: int) -> list[str]:
         f"The run was resumed {times}, each time with fresh randomness; a step that a crash cut short stays "
         "charged and was not run again"
     ]
-
-
-def _not_covered(config: RunConfig) -> list[str]:
-    lines = [
-        "The evaluation records: the accuracies of this run were computed on them without noise, and they "
-        "are declared unprotected",
-        "The choice of hyper-parameters: every other run on the same records costs its own epsilon, and the "
-        "costs add up. Settings chosen on other, public data cost nothing",
-        "The running time, and whatever else the machine that trained gives away",
-    ]
-    if config.public_data:
-        lines.append("The training records: declared public, so that values computed from them may be shown")
-    return lines
 
 
 def _sentences(texts: Sequence[str]) -> list[str]:

@@ -27,10 +27,10 @@ from discreet.hidden import fitting
 from discreet.plan import Plan
 from discreet.private import Private
 from discreet.runs.config import RunConfig
-from discreet.runs.defaults import complete, every_of, learning_rate_of, plan_of
+from discreet.runs.defaults import complete, every_of, settle
 from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
 from discreet.runs.results import Point, Progress, RunResult, result_from_json
-from discreet.runs.statement import statement
+from discreet.runs.statement import run_statement
 
 Listener = Callable[[Progress], None]
 _EVALUATED_AT_ONCE = 2048
@@ -45,8 +45,7 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
     folder = RunFolder(config.out)
     config = complete(config)
     task = _task(config)
-    plan = plan_of(config, task)
-    config = dataclasses.replace(config, learning_rate=learning_rate_of(config, plan))
+    config, plan = settle(config, task)
     going_on = False
     if resume:
         going_on = folder.begun()
@@ -214,7 +213,7 @@ class _Run:
             }
         write_weights(folder.model, weights)
         spent = private.spent()
-        text = statement(self._config, self._plan, self._task, spent, self._resumes)
+        text = run_statement(self._config, self._plan, self._task, spent, self._resumes)
         write_text(folder.statement, text)
         result = RunResult(
             method=self._config.method,

@@ -67,7 +67,11 @@ def load(
     """
     if str(name).endswith(".npz"):
         if classes is None:
-            refuse("classes with an npz file", "none", "give the public number of classes")
+            refuse(
+                "classes with an npz file",
+                "none",
+                "give the public number of classes: classes=3, --classes 3",
+            )
         return load_npz(name, classes=classes, records=records, public=public)
     if name not in DATASETS:
         refuse(
@@ -114,7 +118,9 @@ def load_npz(path: str | Path, *, classes: int, records: int | None = None, publ
             arrays = {key: held[key] for key in keys}
     except (OSError, EOFError, ValueError, KeyError) as error:
         refuse(
-            f"an npz file with {', '.join(keys)}, without pickled objects", error, "write it with numpy.savez"
+            f"an npz file with {', '.join(keys)}, without pickled objects",
+            error,
+            "write it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)",
         )
     shape, kind = arrays["x_train"].shape[1:], arrays["x_train"].dtype
     alike = (shape, kind) == (arrays["x_test"].shape[1:], arrays["x_test"].dtype)
