@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from discreet.accounting import read
+from discreet.core.command import command_line
 from discreet.report import Candidate, CompareSettings, Phase, Progress, compare
 from discreet.report.crew import cores
 
@@ -45,6 +47,9 @@ def test_processes_give_what_one_gives_and_their_failures_are_rows(tmp_path: Pat
     assert [failure.seed for failure in entry.failures] == [7]
     assert "Error" in entry.failures[0].reason
     assert [news.step for news in told if news.seed == 1 and news.phase is Phase.TRAINING] == [0, 1, 2, 3, 4]
+    assert (
+        json.loads((tmp_path / "two" / "dp-sgd" / "0" / "run.json").read_text())["command"] == command_line()
+    )
     assert children() == []
 
 

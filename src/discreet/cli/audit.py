@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import json
 import math
-import shlex
 import sys
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +16,7 @@ import typer
 from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
+from discreet.core.command import command_line
 from discreet.core.plain import plain
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _table(method: str | None, quick: bool, out: Path | None, as_json: bool) -> 
 
     scope = truth.Scope.everything() if method is None else truth.Scope.of(method)
     rows = _watched(scope, quick, as_json)
-    _answer(truth.document(rows, command=_command()), out, as_json)
+    _answer(truth.document(rows, command=command_line()), out, as_json)
     if not as_json:
         terminal.show(terminal.truth_table([_in_words(row) for row in rows]))
     broken = any(row.verdict is truth.Verdict.CERTIFICATE_BROKEN for row in rows)
@@ -139,7 +139,7 @@ def _canaries(
             canaries=planted.CANARIES if canaries is None else canaries,
             on_step=lambda step, steps: listener(label, step, steps),
         )
-    _answer({**found.to_json(), "command": _command()}, out, as_json)
+    _answer({**found.to_json(), "command": command_line()}, out, as_json)
     if not as_json:
         print(told(found))
     return FAILED if found.audited > found.certified else 0
@@ -181,7 +181,3 @@ def _answer(answer: dict[str, object], out: Path | None, as_json: bool) -> None:
         out.write_text(json.dumps(plain(answer), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
         emit(answer)
-
-
-def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from discreet.cli.flags import (
 )
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
+from discreet.core.command import command_line
 
 if TYPE_CHECKING:
     from discreet.report import CompareSettings, Comparison
@@ -118,7 +118,7 @@ def _settings(flags: CompareFlags) -> CompareSettings:
         delta=known_delta(flags.delta),
         data_dir=None if flags.data_dir is None else str(flags.data_dir),
         seeds=_seeds(flags),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=command_line(),
     )
 
 

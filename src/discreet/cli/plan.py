@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from discreet.cli.flags import (
 )
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
+from discreet.core.command import command_line
 
 if TYPE_CHECKING:
     from discreet.tuning.planner import Answer, Question
@@ -64,7 +64,7 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     check.count("the most records in memory at once", micro_batch=micro_batch)
     if flags.out is not None:
         check.require(flags.out.suffix == ".html", "--out to end in .html", str(flags.out), "name a page")
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = command_line()
     try:
         trial = _trial(flags, shape, micro_batch)
         found = _watched(question, as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from discreet.cli.flags import DataDirFlag, JsonFlag, flag
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
+from discreet.core.command import command_line
 
 if TYPE_CHECKING:
     from discreet.experiments import Experiment, Record
@@ -103,7 +103,7 @@ def _perform(experiment: Experiment, bench: Any, out: Path) -> Record:
     from discreet.experiments import perform, results
     from discreet.report import plots
 
-    record = perform(experiment, bench, command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    record = perform(experiment, bench, command=command_line())
     results.write(record, out)
     for figure in record.outcome.figures:
         stem = results.folder_of(out) / results.figure_path(record, figure, "svg").with_suffix("")

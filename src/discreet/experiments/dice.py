@@ -6,6 +6,7 @@ from typing import Final
 
 from discreet.experiments import dice_bias
 from discreet.experiments.dice_features import figures_1_2, table_2, text
+from discreet.experiments.dice_language import language
 from discreet.experiments.dice_threshold import threshold
 from discreet.experiments.experiment import Experiment
 
@@ -56,5 +57,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         minutes_quick=1,
         minutes_full=6,
         run=text,
+    ),
+    Experiment(
+        name="dice-e2e",
+        paper=_PAPER,
+        artefact="Table 3, E2E",
+        what="SmolLM2 with private adapters on E2E, epsilon 8, C = 1: BLEU and test loss",
+        minutes_quick=4,
+        minutes_full=35,
+        run=language,
     ),
 )

@@ -41,6 +41,15 @@ TEXTS: Final = (
 )
 
 
+def noise_of_algorithm_4(
+    horizon: Horizon, clip: float, feedback_clip: float, *, epsilon: float, delta: float
+) -> float:
+    """The multiplier on the sum: sigma = sqrt(32 T (C1^2 + 2 C2^2) ln(1/delta)) / (N epsilon) on the mean."""
+    square = clip**2 + 2 * feedback_clip**2
+    top = math.sqrt(32 * horizon.steps * square * math.log(1 / delta))
+    return top / (horizon.known_records * epsilon) * horizon.known_batch / clip
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -59,10 +68,7 @@ class Setting:
         return Horizon.of(records=self.records, batch=self.batch, epochs=self.epochs)
 
     def noise_of_algorithm_4(self, clip: float, feedback_clip: float) -> float:
-        """The multiplier on the sum: sigma = sqrt(32 T (C1^2 + 2 C2^2) ln(1/delta)) / (N epsilon) on the mean."""
-        square = clip**2 + 2 * feedback_clip**2
-        top = math.sqrt(32 * self.horizon.steps * square * math.log(1 / self.delta))
-        return top / (self.records * self.epsilon) * self.batch / clip
+        return noise_of_algorithm_4(self.horizon, clip, feedback_clip, epsilon=self.epsilon, delta=self.delta)
 
     def run(self, method: str, noise: float | None = None, **parameters: float) -> RunConfig:
         """A run of the method, for the setting's epsilon or with this noise."""

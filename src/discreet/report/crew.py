@@ -103,7 +103,7 @@ class _Worker:
 
     def __init__(self, threads: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "discreet.report.worker", str(threads)],
+            [sys.executable, "-m", "discreet.report.worker", str(threads), *sys.argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

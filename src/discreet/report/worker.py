@@ -1,4 +1,4 @@
-"""One process that trains for a comparison: `python -m discreet.report.worker THREADS`.
+"""One process that trains for a comparison: `python -m discreet.report.worker THREADS COMMAND...`.
 
 Takes one order a line on standard input, {"config": ..., "resume": ...}, answers with lines {"news": ...} and, at
 the end of the run, {"end": reason, empty if it finished}. Standard input that closes is the signal to stop: the
@@ -34,6 +34,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # whatever prints must not get between the answers
     torch.set_num_threads(int(sys.argv[1]))
+    del sys.argv[:2]  # what is left is the command that the runs are part of
 
     def answer(**said: Any) -> None:
         answers.write(json.dumps(said) + "\n")

@@ -7,8 +7,6 @@ import dataclasses
 import hashlib
 import math
 import platform
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -22,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from discreet import tasks
 from discreet.checkpoint import keys_of
+from discreet.core.command import command_line
 from discreet.core.streams import Streams
 from discreet.hidden import fitting
 from discreet.plan import Plan
@@ -299,7 +298,7 @@ def _seed_of(seed: int, start: int) -> int:
 def _run_facts(config: RunConfig, task: tasks.Task) -> dict[str, Any]:
     return {
         "config": config.to_json(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {
             "python": platform.python_version(),
