@@ -5,14 +5,15 @@ python -m benchmarks.feedback          cnn-550k, batch 128
 
 from __future__ import annotations
 
-import copy
 import json
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.step import MODELS, Step, Task, measure
 from discreet import methods
+from discreet.bench.models import MODELS, Task
+from discreet.bench.rows import Step, own_copy
+from discreet.bench.timing import interleave
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.plan import Plan
@@ -28,17 +29,13 @@ RECIPES = {
 
 
 def main(repeats: int = 15) -> dict[str, dict[str, float]]:
-    """Milliseconds of processor time per step and their ratio to DP-SGD's."""
+    """Milliseconds per step, and the median of their ratios to DP-SGD's in the same round."""
     torch.set_num_threads(1)
-    task = MODELS["cnn-550k"]()
-    steps = {
-        name: whole_step(Task(copy.deepcopy(task.model), task.inputs, task.labels), recipe)
-        for name, recipe in RECIPES.items()
-    }
-    times = measure(steps, repeats=repeats)
-    plain = times["dp-sgd"].cpu
+    task = MODELS["cnn-550k"].make()
+    steps = {name: whole_step(own_copy(task), recipe) for name, recipe in RECIPES.items()}
+    times = interleave(steps, repeats=repeats, patience=60.0)
     return {
-        name: {"cpu_ms": round(1000 * timing.cpu, 1), "cpu_ratio": round(timing.cpu / plain, 3)}
+        name: {"ms": round(1000 * timing.seconds, 1), "ratio": round(timing.ratio, 3)}
         for name, timing in times.items()
     }
 

@@ -329,6 +329,22 @@ def test_a_checkpoint_inside_an_epoch_holds_whole_state(tmp_path: Path) -> None:
     assert again.progress.step == loop.STEPS
 
 
+def test_a_closed_run_leaves_an_ordinary_optimizer() -> None:
+    """Nobody asked for its state: closing makes it whole, and frozen and active values are where they belong."""
+    run = loop.private(which=loop.plan(HALF))
+    loop.train(run, most=PER_EPOCH + 2)
+    first, state = next(run.model.parameters()), run.optimizer.state
+    packed = state[first]["momentum_buffer"]
+    assert packed.dim() == 1  # the state of its active coordinates alone
+    run.close()
+    for parameter in run.model.parameters():
+        assert state[parameter]["momentum_buffer"].shape == parameter.shape
+    assert torch.isin(packed, state[first]["momentum_buffer"]).all()
+    loss = loop.losses(run.model, *loop.data().tensors).mean()
+    loss.backward()
+    run.optimizer.step()
+
+
 def test_a_resumed_run_keeps_what_the_ranking_remembers(tmp_path: Path) -> None:
     """Memory holds released values; masks of a random freeze are not in the file, and are keyed afresh."""
     ledger, state = tmp_path / "ledger.jsonl", tmp_path / "state.pt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.plan import Plan
+from discreet.stages import memory
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import FlatClip
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
@@ -114,6 +116,31 @@ def test_the_micro_batch_does_not_change_the_result(recipe: Any) -> None:
         found.append(loop.weights(run.model))
     torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1], found[2], rtol=1e-4, atol=1e-5)
+
+
+def test_the_micro_batch_is_chosen_by_the_memory_that_a_record_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    largest = math.ceil(loop.BATCH + 5 * math.sqrt(loop.BATCH))
+    chosen = loop.private()
+    assert chosen.micro_batch == largest  # all of it fits
+    assert loop.private(views=2).micro_batch == largest
+    monkeypatch.setattr(memory, "memory_of", lambda device: 8000)
+    cut = loop.private()
+    assert memory.LEAST <= cut.micro_batch < largest
+    assert loop.private(micro_batch=512).micro_batch == 512  # the user's word counts
+    assert loop.train(cut) == loop.train(chosen) == loop.STEPS
+    torch.testing.assert_close(loop.weights(cut.model), loop.weights(chosen.model), rtol=1e-4, atol=1e-5)
+
+
+def test_the_chosen_micro_batch_says_nothing_about_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_of", lambda device: 8000)
+    x, y = loop.data().tensors
+    sets = (x, y), (x * 1e20, y), (torch.full_like(x, float("nan")), y), (x[:5], y[:5])
+    sizes = {loop.private(dataset=TensorDataset(*tensors)).micro_batch for tensors in sets}
+    assert len(sizes) == 1
+    wide = nn.Sequential(nn.Linear(4, 600), nn.Tanh(), nn.Linear(600, 2))
+    assert loop.private(wide).micro_batch not in sizes  # control: the public shapes do count
 
 
 class Rows(Dataset[Any]):

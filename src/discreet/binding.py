@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from discreet.loading import to_device
 from discreet.plan import Plan
 from discreet.stages.capture import tensors_in
 from discreet.stages.engine import Engine
+from discreet.stages.memory import micro_batch_for
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.stages.selfcheck import self_check
 
@@ -42,10 +44,13 @@ def dry_run(
     collate_fn: Callable[[list[Any]], Any] | None,
     inputs: Callable[[Any], Any] | None,
     device: torch.device,
-) -> None:
-    """The engine against autograd, on random inputs of the data's shape: never on private values."""
+) -> tuple[Any, Any] | None:
+    """The engine against autograd, on random inputs of the data's shape: never on private values.
+
+    Gives the arguments of the model that have this shape, for two records; None without data.
+    """
     if data is None or len(data) == 0:
-        return
+        return None
     batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
     arguments = _default_inputs(batch) if inputs is None else inputs(batch)
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
@@ -55,8 +60,21 @@ def dry_run(
         check.refuse(
             "a model that runs on random inputs of the data's shape",
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            "pass inputs=lambda batch: (arguments of your model,)",
+            "say what the model takes: inputs=lambda batch: (its arguments,), or a dict of keyword arguments",
         )
+    return args, kwargs
+
+
+def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: float, views: int) -> int:
+    """How many records of a plan's batches to take at once.
+
+    It depends on the shape of the example, the public batch and the machine alone. A Poisson batch is rarely five
+    deviations above its mean, so that what fits is not cut.
+    """
+    rows = views * math.ceil(batch + 5 * math.sqrt(batch))
+    if example is not None:
+        rows = micro_batch_for(engine, *example, records=2, batch=rows)
+    return max(1, rows // views)
 
 
 def _default_inputs(batch: Any) -> Any:
@@ -67,7 +85,7 @@ def _default_inputs(batch: Any) -> Any:
 
 def records_in(batch: Any) -> int:
     """The number of records of a batch: the length of its first tensor."""
-    first = next(tensors_in(batch), None)
+    first = next(iter(tensors_in(batch)), None)
     if first is None or first.dim() == 0:
         check.refuse(
             "a batch of tensors", type(batch).__name__, "give tensors whose first axis is the record"

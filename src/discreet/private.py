@@ -22,6 +22,7 @@ from discreet.binding import (
     check_processes,
     device_of,
     dry_run,
+    fitting_micro_batch,
     records_in,
     share_public_streams,
 )
@@ -39,12 +40,12 @@ from discreet.stages.engine import Engine
 from discreet.stages.moment import Moment
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.support import Snapshot
-from discreet.stages.update import update
+from discreet.stages.update import unpack, update
 from discreet.stages.values import Released
 from discreet.step import LogicalBatch, Progress
 from discreet.trial import Trial
+from discreet.turns import Turns
 
-DEFAULT_MICRO_BATCH = 512
 TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
 INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
 
@@ -62,7 +63,8 @@ class Private:
     model, optimizer  as usual; the optimizer holds exactly the trainable parameters
     plan              a complete plan (`plan.for_budget(...)`)
     data              a map-style dataset; its size is private. None for `OwnLoader` plans (see `over`)
-    micro_batch       the most records in memory at once; it does not change the result
+    micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
+                      the memory that plain SGD takes for a batch, by the shape of a record, and what else is public
     inputs            batch -> arguments of the model, for the dry run; default: the batch, or its first part
     views, augment    `views` copies of each record pass through `augment`; losses are averaged per record
     average           decay of an exponential average of the released iterates, or None
@@ -79,7 +81,7 @@ class Private:
         plan: Plan,
         data: Dataset[Any] | None,
         *,
-        micro_batch: int = DEFAULT_MICRO_BATCH,
+        micro_batch: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         device: torch.device | str | None = None,
@@ -94,7 +96,8 @@ class Private:
     ) -> None:
         plan.certificate()  # refuses an incomplete plan and prices it before anything runs
         check_data(data)
-        check.count("the most records in memory at once", micro_batch=micro_batch)
+        if micro_batch is not None:
+            check.count("the most records in memory at once", micro_batch=micro_batch)
         check.count("how many augmented copies of each record", views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = streams if streams is not None else Streams.from_os()
@@ -106,9 +109,8 @@ class Private:
         self._schedulers = tuple(schedulers)
         self._batch: LogicalBatch | None = None
         self._trial: Trial | None = None
-        self._loop: object = None
-        self._records = 0
-        self._awaits_step = self._is_last = self._stepping = self._keys_noted = self._broken = False
+        self._turns = Turns()
+        self._records, self._keys_noted = 0, False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
         alone = self.world.size == 1
         share_public_streams(self.streams, self.world)
@@ -119,10 +121,12 @@ class Private:
             check_optimizer(optimizer, model)
             plan.mechanism.check(self._engine.layout)
             self._average = None if average is None else Average(model, average)
-            self._loader = (
-                None if data is None else self._make_loader(data, micro_batch, collate_fn, num_workers)
-            )
-            dry_run(self._engine, data, collate_fn, inputs, self._device)
+            example = dry_run(self._engine, data, collate_fn, inputs, self._device)
+            if micro_batch is None:
+                share = plan.known_horizon.known_batch / self.world.size
+                micro_batch = fitting_micro_batch(self._engine, example, share, views)
+            self.micro_batch = micro_batch
+            self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._watch = watch_of(plan, model, optimizer)
             self._watch.begin(average, self._schedulers, views, self.world)
             self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
@@ -133,14 +137,14 @@ class Private:
         except BaseException:
             self._engine.close()
             raise
-        self._guard = optimizer.register_step_pre_hook(self._only_from_here)
+        self._guard = optimizer.register_step_pre_hook(self._turns.check_updating)
 
     # -- the loop --------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches of all steps that are left, on the device."""
         loader, size = self._sampled()
-        loop = self._new_loop()
+        loop = self._turns.new_loop(between_steps=self._is_between_steps)
         horizon, start = self.plan.known_horizon, self.progress.step
         drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
         if self.plan.has_tests:
@@ -153,7 +157,7 @@ class Private:
                 self._end_batch()
                 continue
             yield self._offer(micro.batch, micro.records, micro.is_last)
-            self._was_stepped(loop)
+            self._turns.go_on(loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
@@ -163,7 +167,7 @@ class Private:
             f"{type(self.plan.sampling).__name__}",
             "iterate `private` itself: it draws the batches that the plan is priced for",
         )
-        loop = self._new_loop()
+        loop = self._turns.new_loop(between_steps=self._is_between_steps)
         for batch in batches:
             if self.progress.step >= self.plan.known_horizon.steps:
                 return
@@ -173,17 +177,11 @@ class Private:
                 self._end_batch()
                 continue
             yield self._offer(to_device(batch, self._device), records, True)
-            self._was_stepped(loop)
+            self._turns.go_on(loop)
 
     def step(self, losses: Tensor) -> bool:
         """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
-        check.require(
-            self._awaits_step,
-            "one call of step for each batch of the iterator",
-            "a call without a new batch",
-            "call private.step once inside `for ... in private`",
-        )
-        with self._whole(repeatable=True):  # losses are refused before anything is added
+        with self._turns.taking():
             if self._trial is not None:
                 self._untested.compare(self.model)
                 self._trial.add(losses, self._records, self._views)
@@ -191,25 +189,7 @@ class Private:
                 assert self._batch is not None
                 self._watch.losses(losses)
                 self._batch.add(losses)
-        self._awaits_step = False
-        return self._is_last and self._end_batch()
-
-    @contextlib.contextmanager
-    def _whole(self, *, repeatable: bool = False) -> Iterator[None]:
-        """A step is whole or it is the last: half of one must not be followed by the rest, or by another."""
-        check.require(
-            not self._broken,
-            "a run whose last step went through",
-            "one that an error cut short",
-            "resume from a checkpoint: its ledger knows what was charged",
-        )
-        self._broken = True
-        try:
-            yield
-            self._broken = False
-        except check.Refused:
-            self._broken = not repeatable
-            raise
+        return self._turns.sample_ended and self._end_batch()
 
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
         if self._views > 1:
@@ -221,12 +201,12 @@ class Private:
         else:
             self._untested = Snapshot(self.model)
         self._records = records
-        self._awaits_step, self._is_last = True, is_last
+        self._turns.give(is_last=is_last)
         return batch
 
     def _end_batch(self) -> bool:
         """A sample has ended, of a step or of the test of its update; whether the parameters moved."""
-        with self._whole():
+        with self._turns.whole():
             if self._trial is not None:
                 return self._trial.went_through() and self._decide(self._trial)
             assert self._batch is not None
@@ -259,11 +239,8 @@ class Private:
 
     def _update(self, released: Released) -> None:
         parameters = self._trained()
-        self._stepping = True
-        try:
+        with self._turns.updating():
             update(self.optimizer, parameters, released, self.plan.selection.frozen)
-        finally:
-            self._stepping = False
         initial = self.progress.memory.get(INITIAL)
         with torch.no_grad():
             around = () if initial is None else self._engine.layout.views(initial)
@@ -278,6 +255,10 @@ class Private:
     def settled(self) -> bool:
         """Whether every update so far is kept or rejected: no test of one is under way."""
         return self._trial is None
+
+    @property
+    def _is_between_steps(self) -> bool:
+        return self._batch is None and self.settled
 
     def _trained(self) -> list[Tensor]:
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -342,19 +323,20 @@ class Private:
         state.write(path)
 
     def close(self) -> None:
-        """Let go of the model, the optimizer and the ledger."""
+        """Let go of the model, the optimizer and the ledger; model and optimizer are ordinary ones again."""
         self._engine.close()
+        unpack(self.optimizer)
         self._watch.close()
         self._guard.remove()
         self._ledger.close()
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _make_loader(self, data: Any, micro_batch: int, collate_fn: Any, num_workers: int) -> Loader:
+    def _make_loader(self, data: Any, collate_fn: Any, num_workers: int) -> Loader:
         seed = int(self.streams.init.at(self.world.rank).uniform64(1)[0] >> 1)
         return Loader(
             data,
-            micro_batch=micro_batch,
+            micro_batch=self.micro_batch,
             collate_fn=collate_fn,
             num_workers=num_workers,
             device=self._device,
@@ -379,39 +361,6 @@ class Private:
                 "give the true size as `records`",
             )
         return self._loader, size
-
-    def _new_loop(self) -> object:
-        """A loop over the steps that are left; it ends the right of every earlier one to go on."""
-        check.require(
-            self._batch is None and self.settled,
-            "every logical batch to be finished",
-            "a new loop while one was abandoned half-way",
-            "finish the loop, or build a new Private: dropping batches changes what the noise is for",
-        )
-        self._loop = object()
-        return self._loop
-
-    def _was_stepped(self, loop: object) -> None:
-        check.require(
-            loop is self._loop,
-            "one loop over the steps at a time",
-            "an older loop that goes on",
-            "use the newest iterator: two of them would spend the same steps twice",
-        )
-        check.require(
-            not self._awaits_step,
-            "one call of step for each batch of the iterator",
-            "a batch that was skipped",
-            "call private.step(losses) for every batch; skipping some would change what is released",
-        )
-
-    def _only_from_here(self, *_: Any) -> None:
-        check.require(
-            self._stepping,
-            "the optimizer to step through private.step",
-            "optimizer.step() called directly",
-            "remove the call: private.step releases, updates and clears the gradients",
-        )
 
     def _begin(self, path: str | Path | None) -> Ledger:
         header = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import page
 from discreet.bench import peak, peers, rows, scaling, table, timing
 from discreet.bench.methods import compare_methods
 from discreet.bench.models import MODELS, Model, Task, perceptron
@@ -147,8 +150,9 @@ def test_scaling_tasks_have_the_size_they_claim() -> None:
 
 
 def test_the_command_writes_and_merges(
-    small_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["discreet", "bench", "first"])
     out = tmp_path / "step-time.json"
     out.write_text(json.dumps({"models": {"mlp": {"rows": {"plain": {"peak_mb": 3.0}}}}}))
     words = [
@@ -168,4 +172,43 @@ def test_the_command_writes_and_merges(
     plain = answer["models"]["mlp"]["rows"]["plain"]
     assert plain["peak_mb"] == 3.0
     assert plain["over_plain"] == 1.0
+    monkeypatch.setattr(sys, "argv", ["discreet", "bench", "second"])
+    assert main([*words, "--no-time", "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out) == answer  # the command and the machine are those of the times
+    assert main([*words, "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["command"] == "discreet bench second"  # control
     assert main(["bench", "--models", "nothing"]) == 2
+
+
+def test_the_page_is_filled_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "before <!-- steps -->old<!-- end --> <!-- verdicts --><!-- end --> <!-- methods --><!-- end --> after"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "docs" / "speed.md").write_text(words)
+    timed = {"ms": 12.34, "over_plain": 1.25, "over_plain_quartiles": [1.2, 1.3], "over_floor": 1.1}
+    own = {"about": "an MLP", "rows": {"discreet": timed, "fastdp": {"absent": "not installed"}}}
+    own["verdict"] = {"bar": "1.4 x floor", "met": True, "fastest_peer": "opacus", "peer_over_discreet": 2.5}
+    cost = {"ms": 3.0, "over_dp_sgd": 1.04, "over_dp_sgd_quartiles": [1.0, 1.1]}
+    answer = {"models": {"mlp": own}, "methods": {"mlp": {"dicesgd": cost, "geodp": {"absent": "refused"}}}}
+    (tmp_path / "results" / "step-time.json").write_text(json.dumps(answer))
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    page.main()
+    text = (tmp_path / "docs" / "speed.md").read_text()
+    for part in (
+        "before",
+        "12.3 ms, 1.25x (1.20-1.30)",
+        "not installed",
+        "yes",
+        "2.5",
+        "1.04 (1.00-1.10)",
+        "after",
+    ):
+        assert part in text
+    assert "old" not in text
+    page.main()
+    assert (tmp_path / "docs" / "speed.md").read_text() == text
+
+
+def test_every_benchmark_can_be_imported() -> None:
+    for name in ("feedback", "freeze", "page", "step"):
+        assert importlib.import_module(f"benchmarks.{name}").__doc__

@@ -32,10 +32,9 @@ def rejects(sample: torch.Tensor, scale: float = 1.0) -> bool:
 
 
 def transform(words: list[int]) -> torch.Tensor:
-    source = np.array(words, dtype=np.int64)
-    out = np.empty(len(words))
-    normals.box_muller(source, out, torch.empty(3, len(words) // 2, dtype=torch.float64))
-    return torch.from_numpy(out)
+    buffers = normals.Buffers.of(len(words))
+    buffers.words[:] = words
+    return torch.from_numpy(buffers.box_muller())
 
 
 # The normal distribution --------------------------------------------------------------------------------

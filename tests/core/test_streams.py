@@ -99,7 +99,7 @@ def test_a_failed_prefetch_loses_values_and_repeats_none(monkeypatch: pytest.Mon
     stream = Streams.seeded(5).noise
     whole = Streams.seeded(5).noise.normal(4000, dtype=torch.float64)
     with monkeypatch.context() as broken:
-        broken.setattr(normals, "box_muller", lambda *_: 1 / 0)
+        broken.setattr(normals.Buffers, "box_muller", lambda *_: 1 / 0)
         stream.prefetch(1000)
         with pytest.raises(ZeroDivisionError):
             stream.normal(10)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from discreet.core.check import Refused
-from discreet.stages import convolution, outer
+from discreet.stages import convolution, factors, memory, outer
 from discreet.stages.engine import Engine
 from discreet.stages.memory import LEAST, bytes_a_record, micro_batch_for
 
@@ -111,6 +111,26 @@ def test_micro_batches_follow_the_limit() -> None:
     assert micro_batch_for(engine, (x,), records=4, batch=3, limit_bytes=1) == 3
     with pytest.raises(Refused):
         micro_batch_for(engine, (x,), records=4, batch=0)
+
+
+def test_the_machine_and_the_gradients_that_are_kept_limit_the_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, x = Engine(nn.Linear(600, 500)), torch.zeros(4, 600)
+    script = engine.script((x,), {}, 4)
+    each = bytes_a_record(script.saved_bytes, script.kept_bytes)
+    assert script.largest == 500  # the bias: the weight is never made
+    monkeypatch.setattr(memory, "memory_of", lambda device: int(4 * 300 * each))
+    assert micro_batch_for(engine, (x,), records=4, batch=1000) == 250
+    monkeypatch.setattr(memory, "memory_of", lambda device: None)
+    assert micro_batch_for(engine, (x,), records=4, batch=1000) == 1000
+    monkeypatch.setattr(factors, "KEEP_ELEMENTS", 500 * 400)
+    assert micro_batch_for(engine, (x,), records=4, batch=1000) == 334  # three pieces
+
+
+def test_the_memory_of_this_machine_is_known() -> None:
+    assert (memory.memory_of(torch.device("cpu")) or 0) > 1 << 28
+    assert memory.memory_of(torch.device("meta")) is None
 
 
 def test_only_shapes_decide_the_micro_batch() -> None:

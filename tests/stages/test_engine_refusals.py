@@ -121,6 +121,10 @@ def test_embedding_that_counts_tokens_over_the_batch() -> None:
     )
 
 
+def test_embedding_with_sparse_gradients() -> None:
+    refused(nn.Embedding(10, 4, sparse=True), torch.randint(0, 10, (7, 3)), match="drop sparse")
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", ["DataParallel", "DistributedDataParallel", "OptimizedModule"])
 def test_wrappers_are_refused_by_name(kind: str, nested: bool) -> None:
@@ -715,7 +719,7 @@ def test_a_backward_pass_of_the_callers_own_in_the_middle() -> None:
     losses = torch.tanh(losses_of(model(x(7, 4))))
     losses.sum().backward()
     assert model.weight.grad is None
-    with pytest.raises(RuntimeError, match="second time"):
+    with pytest.raises(Refused, match="no backward pass has used"):
         engine.backward(losses)
 
 
@@ -735,6 +739,29 @@ def test_another_set_of_trained_parameters(change: str) -> None:
         model.append(nn.Linear(3, 3))
     with pytest.raises(Refused, match="the same trainable parameters"):
         engine.begin(7)
+
+
+def test_freezing_between_the_pass_and_the_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(7)
+    losses = losses_of(model(x(7, 4)))
+    model[0].requires_grad_(False)
+    with pytest.raises(Refused, match="the same trainable parameters"):
+        engine.backward(losses)
+
+
+def test_a_loss_whose_backward_was_called_already() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    engine = Engine(model)
+    for _ in range(2):  # the second time the losses were checked already
+        engine.begin(7)
+        losses = losses_of(model(x(7, 4)))
+        losses.mean().backward()
+        with pytest.raises(Refused, match="leave backward"):
+            engine.backward(losses)
+        engine.begin(7)
+        engine.backward(losses_of(model(x(7, 4))))
 
 
 @pytest.mark.parametrize("groups", [[[0]], [[0, 1], [1]], [[0], [1], [2]], []])

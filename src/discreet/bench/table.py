@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,8 @@ def versions() -> dict[str, str]:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
+            is_there = importlib.util.find_spec(name.replace("-", "_")) is not None
+            found[name] = "of unknown version" if is_there else "not installed"
     return found
 
 

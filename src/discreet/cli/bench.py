@@ -60,6 +60,8 @@ def bench(
         "models": {name: {"about": MODELS[name].about, "rows": {}} for name in chosen},
     }
     old = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    if not time:  # command, machine and versions are those of the times
+        answer = {name: value for name, value in answer.items() if name == "models" or name not in old}
     if time:
         _times(answer["models"], picked, repeats, patience, quiet=as_json)
     if memory:

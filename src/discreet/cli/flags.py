@@ -53,7 +53,9 @@ DownloadFlag = Annotated[bool, flag("Fetch the dataset if it is not on this mach
 ClassesFlag = Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")]
 RecordsFlag = Annotated[int | None, flag("Public number of records of an .npz file.", "Data")]
 PublicDataFlag = Annotated[bool, flag("The training records are public.", "Data")]
-MicroBatchFlag = Annotated[int | None, flag("The most records in memory at once.", "Training")]
+MicroBatchFlag = Annotated[
+    int | None, flag("The most records in memory at once (default: by a memory estimate).", "Training")
+]
 
 
 def known_delta(delta: float | None) -> float:

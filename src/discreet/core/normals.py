@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +22,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 BLOCK_BYTES: Final = 16
 WORD_BYTES: Final = 8
 CHUNK: Final = 1 << 17  # normals in one task: enough to hide what it costs to hand one over
-BLOCK: Final = (
-    1 << 16
-)  # normals made at a time: enough to hide what the calls cost, and half a chunk's buffers
+BLOCK: Final = 1 << 15  # normals made at a time: their buffers stay in a core's own cache
 WORDS, NORMALS = 0, 1  # the lanes of a key: disjoint ranges of 2^64 blocks each
 
 _ZEROS: Final = memoryview(bytes(WORD_BYTES * BLOCK))
 Floats = npt.NDArray[np.float64]
-Put = Callable[[torch.Tensor, torch.Tensor], object]
+Put = Callable[[slice, Floats], object]  # takes the normals of a stretch; it may overwrite them
 
 
 def cipher(key: bytes, lane: int, block: int = 0) -> CipherContext:
@@ -46,76 +44,125 @@ def key_stream(source: CipherContext, target: memoryview, size: int) -> None:
         source.update_into(zeros, target[start : start + len(zeros) + BLOCK_BYTES])
 
 
-def box_muller(words: npt.NDArray[np.int64], out: Floats, work: torch.Tensor) -> None:
-    """Turn 2m uniform 64-bit words into 2m standard normals, pair by pair; `work` is float64 [3, >= m].
+@final
+class Buffers:
+    """Room for an even number of normals, with every view of it that the work needs: making views is dear.
 
-    u = |w0 + 1/2| / 2^63 in [2^-64, 1],  r = sqrt(-2 ln u) in [0, 9.42],  a = pi w1 / 2^63
-    out[2j] = r cos a,  out[2j + 1] = r sin a
-
-    Guarantee: u is never 0, so every output is finite; a pair depends on its own two words alone.
+    words  the uniform 64-bit words; the normals take their place
     """
-    # torch has the fast transcendental functions, numpy the fast root and the cheaper calls.
-    used = work[:, : len(words) // 2]
-    radius, angle, cosine = used.numpy()
-    radius[:] = words[0::2]
-    angle[:] = words[1::2]
-    radius += 0.5
-    radius *= 2.0**-63
-    radius *= radius
-    used[0].log_()
-    np.abs(radius, out=radius)  # |ln(u^2)| = -2 ln u, and no -0.0 below the root
-    np.sqrt(radius, out=radius)
-    angle *= math.pi * 2.0**-63
-    torch.cos(used[1], out=used[2])
-    used[1].sin_()
-    np.multiply(radius, cosine, out=out[0::2])
-    np.multiply(radius, angle, out=out[1::2])
+
+    def __init__(self, memory: npt.NDArray[np.int64], work: torch.Tensor) -> None:
+        self._memory, self._work = memory, work
+        self.words = memory[: 2 * work.shape[1]]
+        self._bytes = memory.data.cast("B")  # one block longer than the words
+        self._first, self._second = self.words[0::2], self.words[1::2]
+        self._normals = self.words.view(np.float64)
+        self._even, self._odd = self._normals[0::2], self._normals[1::2]
+        self._tensors = work.unbind()
+        self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
+
+    @classmethod
+    def of(cls, size: int) -> Buffers:
+        """Buffers of their own."""
+        memory = np.empty(size + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
+        return cls(memory, torch.empty(3, size // 2, dtype=torch.float64, device="cpu"))
+
+    def first(self, size: int) -> Buffers:
+        """The front part of the same memory."""
+        if size == len(self.words):
+            return self
+        return Buffers(self._memory[: size + BLOCK_BYTES // WORD_BYTES], self._work[:, : size // 2])
+
+    def draw(self, source: CipherContext) -> Floats:
+        """The next normals of a cipher, in this memory."""
+        key_stream(source, self._bytes, self.words.nbytes)
+        return self.box_muller()
+
+    def box_muller(self) -> Floats:
+        """Turn the words into standard normals, pair by pair.
+
+        u = |w0 + 1/2| / 2^63 in [2^-64, 1],  r = sqrt(-2 ln u) in [0, 9.42],  a = pi w1 / 2^63
+        normals[2j] = r cos a,  normals[2j + 1] = r sin a
+
+        Guarantee: u is never 0, so every normal is finite; a pair depends on its own two words alone.
+        """
+        # torch has the fast transcendental functions, numpy the fast root and the cheaper calls.
+        radius, angle, cosine = self._arrays
+        np.add(self._first, 0.5, out=radius)
+        radius *= 2.0**-63
+        radius *= radius
+        self._tensors[0].log_()
+        np.abs(radius, out=radius)  # |ln(u^2)| = -2 ln u, and no -0.0 below the root
+        np.sqrt(radius, out=radius)
+        np.multiply(self._second, math.pi * 2.0**-63, out=angle)
+        torch.cos(self._tensors[1], out=self._tensors[2])
+        self._tensors[1].sin_()
+        np.multiply(radius, cosine, out=self._even)
+        np.multiply(radius, angle, out=self._odd)
+        return self._normals
 
 
 class _Workspace(threading.local):
     """Buffers of one thread; they carry nothing from one task to the next."""
 
     def __init__(self) -> None:
-        self.words = np.empty(BLOCK + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
-        self.bytes = self.words.data.cast("B")
-        self.work = torch.empty(3, BLOCK // 2, dtype=torch.float64, device="cpu")
-        self.out = torch.empty(BLOCK, dtype=torch.float64, device="cpu")
+        self.block = Buffers.of(BLOCK)
 
 
 _WORKSPACE: Final = _Workspace()
 
 
-def _task(key: bytes, block: int, target: torch.Tensor, put: Put, inference: bool) -> None:
-    source, space = cipher(key, NORMALS, block), _WORKSPACE
+def _task(key: bytes, start: int, stop: int, first: int, put: Put, inference: bool) -> None:
+    source, block = cipher(key, NORMALS, first), _WORKSPACE.block
     with torch.inference_mode(inference):  # a thread-local mode: take it over from the caller
-        for part in target.split(BLOCK):
-            size = part.numel()
-            key_stream(source, space.bytes, size * WORD_BYTES)
-            noise = space.out[:size]
-            box_muller(space.words[:size], noise.numpy(), space.work)
-            put(part, noise)
+        for at in range(start, stop, BLOCK):
+            end = min(at + BLOCK, stop)
+            put(slice(at, end), block.first(end - at).draw(source))
 
 
-def spread(
-    key: bytes, block: int, target: torch.Tensor, put: Put, *, background: bool = False
-) -> list[Future[None]]:
-    """Start `put(part, normals)` for each part of the flat `target`, which uses the blocks from `block` on.
+def spread(key: bytes, first: int, count: int, put: Put, *, background: bool = False) -> list[Future[None]]:
+    """Start `put(stretch, normals)` for stretches of 0 .. count-1, which use the cipher blocks from `first` on.
 
-    The length is even. Wait for the futures; with one thread and not in the background, the work is done.
+    The count is even. Wait for the futures; with one thread and not in the background, the work is done.
     """
-    count, threads = target.numel(), torch.get_num_threads()
-    size = min(CHUNK, 2 * -(-count // (2 * threads)))
-    parts = [
-        (key, block + start // 2, target[start : start + size], put)
-        for start in range(0, count, max(size, 1))
-    ]
+    threads = torch.get_num_threads()
+    size = max(2, min(CHUNK, 2 * -(-count // (2 * threads))))
     inference = torch.is_inference_mode_enabled()
+    parts = [
+        (key, start, min(start + size, count), first + start // 2, put, inference)
+        for start in range(0, count, size)
+    ]
     if threads == 1 and not background:
         for part in parts:
-            _task(*part, inference)
+            _task(*part)
         return []
     workers = _WORKERS.of(threads)
-    return [workers.submit(_task, *part, inference) for part in parts]
+    return [workers.submit(_task, *part) for part in parts]
+
+
+def copying_to(target: npt.NDArray[np.floating]) -> Put:
+    """Round the normals once, to the type of the target."""
+    return lambda where, noise: np.copyto(target[where], noise, casting="same_kind")
+
+
+def adding_to(flat: torch.Tensor, std: float) -> Put:
+    """flat += std * noise in float64, rounded once."""
+    if flat.device.type != "cpu":
+        return lambda where, noise: flat[where].add_(torch.from_numpy(noise).to(flat.device), alpha=std)
+    values = flat.numpy()
+
+    def put(where: slice, noise: Floats) -> None:
+        # numpy casts piece by piece, where torch makes float64 copies of both sides.
+        noise *= std
+        part = values[where]
+        np.add(part, noise, out=part, casting="same_kind")
+
+    return put
+
+
+def behind(start: int, put: Put) -> Put:
+    """The same, of a target that begins at `start`."""
+    return lambda where, noise: put(slice(start + where.start, start + where.stop), noise)
 
 
 class _Workers:

@@ -27,7 +27,19 @@ import numpy.typing as npt
 import torch
 
 from discreet.core import check
-from discreet.core.normals import BLOCK_BYTES, CHUNK, WORD_BYTES, WORDS, Put, cipher, key_stream, spread
+from discreet.core.normals import (
+    BLOCK_BYTES,
+    CHUNK,
+    WORD_BYTES,
+    WORDS,
+    Put,
+    adding_to,
+    behind,
+    cipher,
+    copying_to,
+    key_stream,
+    spread,
+)
 
 __all__ = ["Stream", "Streams"]
 
@@ -69,7 +81,7 @@ class Stream:
         self._cipher_key = _derive(key, "cipher")
         self._words, self._word_bytes = cipher(self._cipher_key, WORDS), 0
         self._normal_blocks = 0
-        self._pool = torch.empty(0, dtype=torch.float64, device="cpu")  # normals drawn and not yet handed out
+        self._pool = np.empty(0)  # normals drawn and not yet handed out
         self._next = 0
         self._pending: list[Future[None]] = []  # what still writes to the pool
 
@@ -127,7 +139,7 @@ class Stream:
         _check_dtype(dtype)
         out = torch.empty(int(count), dtype=dtype, device="cpu")
         with self._lock:
-            self._apply(out, torch.Tensor.copy_)
+            self._apply(len(out), copying_to(out.numpy()))
         return out.to(device)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
@@ -135,10 +147,10 @@ class Stream:
         self._guard()
         check.not_negative("std is the standard deviation of the noise", std=std)
         _check_dtype(value.dtype)
-        bare, alpha = value.detach(), float(std)
+        bare = value.detach()
         flat = bare.reshape(-1)  # a view if it can be one, else a copy that goes back below
         with self._lock:
-            self._apply(flat, lambda part, noise: _add(part, noise, alpha))
+            self._apply(len(flat), adding_to(flat, float(std)))
         if not bare.is_contiguous():
             bare.copy_(flat.view(bare.shape))
         return value
@@ -157,10 +169,10 @@ class Stream:
             if missing <= 0:
                 return
             missing += missing % 2
-            self._pool, self._next = torch.cat([left, left.new_empty(missing)]), 0
+            self._pool, self._next = np.concatenate([left, np.empty(missing)]), 0
             first, self._normal_blocks = self._normal_blocks, self._normal_blocks + missing // 2
-            target = self._pool[len(left) :]
-            self._pending = spread(self._cipher_key, first, target, torch.Tensor.copy_, background=True)
+            put = copying_to(self._pool[len(left) :])
+            self._pending = spread(self._cipher_key, first, missing, put, background=True)
 
     def uniform64(self, count: int) -> Words:
         """`count` uniform 64-bit words."""
@@ -244,22 +256,21 @@ class Stream:
                 return word < threshold
         return False
 
-    def _apply(self, flat: torch.Tensor, put: Put) -> None:
-        """put(part, normals) for the whole of `flat`: the pool's rest, whole pairs, a new pool."""
-        start = self._from_pool(flat, put)
-        rest = flat[start:]
-        if rest.numel() >= _BULK:
-            bulk = rest.numel() // 2 * 2
-            self._draw(rest[:bulk], put)
-            rest = rest[bulk:]
-        if rest.numel():
+    def _apply(self, count: int, put: Put) -> None:
+        """put(stretch, normals) for the whole of 0 .. count-1: the pool's rest, whole pairs, a new pool."""
+        done = self._from_pool(0, count, put)
+        if count - done >= _BULK:
+            bulk = (count - done) // 2 * 2
+            self._draw(bulk, behind(done, put))
+            done += bulk
+        if count > done:
             # As much again as was drawn before: short streams stay cheap, long ones pay few calls.
-            size = max(rest.numel(), min(CHUNK, 2 * self._normal_blocks))
+            size = max(count - done, min(CHUNK, 2 * self._normal_blocks))
             self._next = len(self._pool)
-            fresh = torch.empty(size + size % 2, dtype=torch.float64, device="cpu")
-            self._draw(fresh, torch.Tensor.copy_)
+            fresh = np.empty(size + size % 2)
+            self._draw(len(fresh), copying_to(fresh))
             self._pool, self._next = fresh, 0
-            self._from_pool(rest, put)
+            self._from_pool(done, count, put)
 
     def _await_pool(self) -> None:
         pending, self._pending = self._pending, []
@@ -270,19 +281,20 @@ class Stream:
             self._next = len(self._pool)  # what was not filled is never handed out
             raise
 
-    def _from_pool(self, flat: torch.Tensor, put: Put) -> int:
+    def _from_pool(self, start: int, count: int, put: Put) -> int:
+        """Serve from `start` on what the pool holds; where that ends."""
         self._await_pool()
-        take = min(flat.numel(), len(self._pool) - self._next)
-        piece = self._pool[self._next : self._next + take]
-        self._next += take  # before the values are used: an exception may lose some, never repeat one
-        if take:
-            put(flat[:take], piece)
-        return take
+        stop = min(count, start + len(self._pool) - self._next)
+        piece = self._pool[self._next : self._next + stop - start]
+        self._next += len(piece)  # before the values are used: an exception may lose some, never repeat one
+        if len(piece):
+            put(slice(start, stop), piece)
+        return stop
 
-    def _draw(self, flat: torch.Tensor, put: Put) -> None:
+    def _draw(self, count: int, put: Put) -> None:
         first = self._normal_blocks
-        self._normal_blocks += flat.numel() // 2
-        for done in spread(self._cipher_key, first, flat, put):
+        self._normal_blocks += count // 2
+        for done in spread(self._cipher_key, first, count, put):
             done.result()
 
     def _guard(self) -> None:
@@ -301,17 +313,6 @@ class Stream:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         _refuse_copy()
-
-
-def _add(part: torch.Tensor, noise: torch.Tensor, alpha: float) -> None:
-    """part += alpha * noise in float64, rounded once; the noise is used up."""
-    if part.device.type != "cpu":
-        part.add_(noise.to(part.device), alpha=alpha)
-        return
-    # numpy casts piece by piece, where torch makes float64 copies of both sides.
-    values, scaled = part.numpy(), noise.numpy()
-    np.multiply(scaled, alpha, out=scaled)
-    np.add(values, scaled, out=values, casting="same_kind")
 
 
 def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:

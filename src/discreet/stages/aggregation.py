@@ -59,9 +59,9 @@ class Aggregation:
         self._clipped = mask if order is Order.FREEZE_THEN_CLIP else None  # the part whose norm is bounded
         self._groups, self._each = bounder.groups(engine.layout), bounder.each(memory)
         self._bounded = len(bounder.vectors(scale))
-        hidden = bounder.hidden(engine.zeros(len(self._groups))[:, :0], scale)
+        hidden = bounder.hidden(engine.zeros(len(self._groups), 0), scale)
         self._vectors = engine.zeros(self._bounded + len(hidden))
-        self._scalars = engine.zeros(len(bounder.scalars()))[:, 0].double()
+        self._scalars = engine.zeros(len(bounder.scalars()), 1)[:, 0].double()
 
     def add(self) -> None:
         """Add the engine's open micro-batch."""

@@ -9,7 +9,7 @@ matter which module, or no module, made them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ class RecordAxis:
         >>> RecordAxis(1).split(torch.zeros(5, 6, 4), records=3).shape
         torch.Size([3, 5, 2, 4])
         """
+        if self.axis == 0 and tensor.shape[0] == records:  # nearly always
+            return tensor.unsqueeze(1)
         sizes = (-1, records) if self.minor else (records, -1)
         split: Tensor = tensor.unflatten(self.axis, sizes).movedim(self.axis + int(self.minor), 0)
         return split
@@ -78,6 +80,7 @@ class Script:
     path     the other calls that make something of the records, in order
     outputs  the record axis of each differentiable output
     saved_bytes, kept_bytes  what autograd saves, and what the engine keeps, for each record
+    largest                  elements of the largest gradient of one parameter that is kept for each record
     """
 
     batched: tuple[bool, ...]
@@ -87,6 +90,7 @@ class Script:
     loss_checked: bool = False
     saved_bytes: float = 0.0
     kept_bytes: float = 0.0
+    largest: int = 0
 
     def records_in(self, inputs: Any) -> list[Tensor]:
         """The input tensors that carry records."""
@@ -144,7 +148,7 @@ class Marks:
         """Mark what a call on records made; True if it made something, False for shapes and the like."""
         if not self.on(tensors):
             return False
-        made = list(tensors_in(result))
+        made = tensors_in(result)
         self.add(made)
         if func is Tensor.__setitem__:
             self.add(args[:1])
@@ -156,33 +160,38 @@ class Marks:
         return reference is not None and reference() is tensor
 
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
+_BRANCHES = (Tensor, tuple, list, dict)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors of nested arguments, in order.
 
-    >>> len(list(tensors_in((torch.zeros(1), [torch.zeros(1), 3], {"a": torch.zeros(1)}))))
+    >>> len(tensors_in((torch.zeros(1), [torch.zeros(1), 3], {"a": torch.zeros(1)})))
     3
     """
     if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for branch in tree:
-            yield from tensors_in(branch)
-    elif isinstance(tree, dict):
-        for branch in tree.values():
-            yield from tensors_in(branch)
+        return [tree]
+    found: list[Tensor] = []
+    if isinstance(tree, (tuple, list, dict)):
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            if isinstance(branch, Tensor):
+                found.append(branch)
+            elif isinstance(branch, _BRANCHES):
+                found += tensors_in(branch)
+    return found
 
 
 def replace(tree: Any, swap: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with every tensor swapped."""
     if isinstance(tree, Tensor):
         return swap(tree)
-    if isinstance(tree, tuple) and type(tree) is not tuple:
-        return type(tree)(*(replace(branch, swap) for branch in tree))
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(replace(branch, swap) for branch in tree)
     if isinstance(tree, dict):
         return {key: replace(branch, swap) for key, branch in tree.items()}
-    return tree
+    if not isinstance(tree, (tuple, list)) or isinstance(tree, torch.Size):
+        return tree
+    branches = [replace(branch, swap) if isinstance(branch, _BRANCHES) else branch for branch in tree]
+    named = isinstance(tree, tuple) and type(tree) is not tuple
+    return type(tree)(*branches) if named else type(tree)(branches)
 
 
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -213,7 +222,7 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in self._forbidden:
             self._forbidden[func](*args, **kwargs)
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         known = self._follower.tracked if torch.is_grad_enabled() else {}
         found = [known[id(tensor)] for tensor in tensors if id(tensor) in known]
         if not found:

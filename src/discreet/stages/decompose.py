@@ -161,7 +161,8 @@ def _recurrent(cell: Cell) -> Callable[..., Any]:
             refuse(
                 "a padded batch [records, time, features]",
                 "a PackedSequence",
-                "pass the padded tensor: packing mixes the records' positions",
+                "pass the padded tensor, as packing mixes the records' positions, and take each record's own last "
+                "state: outputs[torch.arange(len(outputs)), lengths - 1]",
             )
         sequence, states, weights, biased, layers, dropout, training, bidirectional, batch_first = args
         states = (states,) if isinstance(states, Tensor) else tuple(states)

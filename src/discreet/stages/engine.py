@@ -10,8 +10,8 @@ weights. Index legend: N records, Q queries, G groups of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from discreet.stages.recorder import Collector, Recorder
 from discreet.stages.restrict import restrict
 from discreet.stages.scripts import Scripts
 from discreet.stages.selfcheck import UNSEEN, untouched
-from discreet.stages.support import Snapshot, refuse_unsupported, trainable
+from discreet.stages.support import Snapshot, parameters_in, refuse_unsupported, trainable
 from discreet.stages.values import Layout, Mask
 
 Groups = Sequence[Sequence[int]]
@@ -60,6 +60,21 @@ class _Hook:
 
     def __reduce__(self) -> Any:
         return _Hook, (None,)
+
+
+@contextmanager
+def _fresh_graph() -> Iterator[None]:
+    """Say what torch's "backward a second time" means here."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        refuse(
+            "losses that no backward pass has used",
+            "losses after a call of backward()",
+            "leave backward() and clip_grad_norm_ out: private.step takes the gradients and bounds them",
+        )
 
 
 class Engine:
@@ -106,25 +121,20 @@ class Engine:
         """
         count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
         self.discard()
-        now = [(root.name, root.tensor) for root in self._roots]
+        self._trains_the_same()
+        left = [f"{root.name}.grad" for root in self._roots if root.tensor.grad is not None]
         require(
-            [(name, id(p)) for name, p in trainable(self.model)] == [(name, id(p)) for name, p in now],
-            "the same trainable parameters as at construction",
-            "others: some were frozen, unfrozen, added or replaced",
-            "build a new Private after changing what is trained",
+            not left,
+            "no gradient left on the parameters",
+            f"{', '.join(left[:1])} is set",
+            "do not call backward() yourself between private steps, or call zero_grad() after it",
         )
-        for name, parameter in now:
-            require(
-                parameter.grad is None,
-                "no gradient left on the parameters",
-                f"{name}.grad is set",
-                "do not call backward() yourself between private steps, or call zero_grad() after it",
-            )
         self._records, self._views, self._watching = records, views, True
 
     def backward(self, losses: Tensor) -> None:
         """One backward pass from the per-sample losses, shape [records]."""
         records = self._open_records()
+        self._trains_the_same()
         rows = records * self._views
         require(
             losses.dim() == 1 and losses.shape[0] == rows,
@@ -141,7 +151,7 @@ class Engine:
         losses = losses.view(records, self._views).mean(1) if self._views > 1 else losses
         self._watching = False
         passes, self._passes = self._passes, []
-        with untouched(self._roots, UNSEEN):
+        with _fresh_graph(), untouched(self._roots, UNSEEN):
             for one in passes:
                 if not one.script.loss_checked:
                     one.script.loss_checked = check_losses(losses, one.script, one.outputs, one.recorder)
@@ -157,9 +167,7 @@ class Engine:
     @torch.no_grad()
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
         """Upper bounds on the per-sample gradient norms, float64, shape [G, N]."""
-        factors = self._collected(mask)
-        zero = torch.zeros(self._open_records(), dtype=torch.float64, device=self.device)
-        each = [zero if own is None else own.norms for own in factors]
+        each = self._each_norm(mask)
         return torch.stack([_root_of_squares([each[i] for i in group]) for group in self._checked(groups)])
 
     @torch.no_grad()
@@ -191,7 +199,7 @@ class Engine:
     @torch.no_grad()
     def finite(self) -> Tensor:
         """Which records take part: those whose whole gradient is finite, [N]."""
-        return self._whole_norms().isfinite()
+        return torch.stack(self._each_norm(None)).isfinite().all(0)
 
     @torch.no_grad()
     def mapped_sum(self, fn: Callable[[Tensor], Tensor], *, chunk: int = 16) -> Tensor:
@@ -215,6 +223,15 @@ class Engine:
                 view.copy_(factors.instantiate(start, stop))
         return rows
 
+    def _trains_the_same(self) -> None:
+        trained = dict.fromkeys(id(p) for p in parameters_in(self.model) if p.requires_grad)  # each once
+        require(
+            list(trained) == [id(root.tensor) for root in self._roots],
+            "the same trainable parameters as at construction",
+            "others: some were frozen, unfrozen, added or replaced",
+            "build a new Private after changing what is trained",
+        )
+
     def discard(self) -> None:
         """Forget the open micro-batch."""
         for one in reversed(self._open):  # a pass that was interrupted left its watch on
@@ -230,9 +247,10 @@ class Engine:
         for hook in self._hooks:
             hook.remove()
 
-    def zeros(self, queries: int = 1) -> Tensor:
-        """Room for the sums of a logical batch, shape [Q, d]."""
-        return torch.zeros(queries, self.layout.size, dtype=self.dtype, device=self.device)
+    def zeros(self, queries: int = 1, size: int | None = None) -> Tensor:
+        """Room for the sums of a logical batch, shape [Q, d], or for as many vectors of another size."""
+        columns = self.layout.size if size is None else size
+        return torch.zeros(queries, columns, dtype=self.dtype, device=self.device)
 
     def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> Script:
         """What a pass on inputs of this shape does, learned and verified on random inputs the first time."""
@@ -290,10 +308,10 @@ class Engine:
         )
         return self._restricted[1]
 
-    def _whole_norms(self) -> Tensor:
-        each = [own.norms for own in self._collected(None) if own is not None]
+    def _each_norm(self, mask: Mask | None) -> list[Tensor]:
+        """The norms of every parameter's gradients, zero where none came."""
         zero = torch.zeros(self._open_records(), dtype=torch.float64, device=self.device)
-        return _root_of_squares([zero, *each])
+        return [zero if own is None else own.norms for own in self._collected(mask)]
 
     def _checked(self, groups: Groups | None) -> Groups:
         everything = range(len(self.layout.names))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -96,24 +97,33 @@ def _within(values: Tensor, least: float, most: float) -> bool:
     return float(low) >= least and float(high) <= most
 
 
+@cache
+def _block_of(columns: int) -> int:
+    """The largest block that divides the columns, if one is large enough to be worth it."""
+    if columns <= _BLOCK:
+        return max(columns, 1)
+    return next((size for size in range(_BLOCK, _BLOCK // 4, -1) if columns % size == 0), _BLOCK)
+
+
 def row_norms(tensor: Tensor) -> Tensor:
     """Norms over everything but the first axis, float64, relative error below 2^-17 at every magnitude."""
-    rows = tensor.shape[0]
-    flat = widen(tensor).reshape(rows, math.prod(tensor.shape[1:]))
-    columns = flat.shape[1]
-    whole = columns - columns % _BLOCK
-    square: Tensor | None = None
-    if whole:
-        blocks = flat[:, :whole].unflatten(1, (-1, _BLOCK))
-        square = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
-    if whole < columns or square is None:
-        rest = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
-        square = rest if square is None else square.add_(rest)
-    norms: Tensor = square.sqrt()
+    rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+    flat = widen(tensor).reshape(rows, columns)
+    block = _block_of(columns)
+    whole = columns - columns % block
+    norms: Tensor
+    if columns == block:
+        norms = torch.linalg.vector_norm(flat, dim=1).double()
+    else:
+        pieces = torch.linalg.vector_norm(flat[:, :whole].view(rows, whole // block, block), dim=2).double()
+        if whole < columns:
+            rest = torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True).double()
+            pieces = torch.cat([pieces, rest], 1)
+        norms = torch.linalg.vector_norm(pieces, dim=1)
     # Where squares overflow or lose digits, measure again, scaled by the largest entry.
-    floor = columns * torch.finfo(flat.dtype).tiny * 2.0**26
-    if columns and not _within(square, floor, torch.finfo(torch.float64).max):
-        odd = ~((square >= floor) & square.isfinite())
+    floor = math.sqrt(columns * torch.finfo(flat.dtype).tiny * 2.0**26)
+    if columns and not _within(norms, floor, torch.finfo(torch.float64).max):
+        odd = ~((norms >= floor) & norms.isfinite())
         wide = flat[odd].double()
         scale = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         norms[odd] = torch.linalg.vector_norm(wide / scale, dim=1) * scale.squeeze(1)

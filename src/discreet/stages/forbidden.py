@@ -54,6 +54,12 @@ def _no_rewriting_embedding(
             "Embedding(scale_grad_by_freq=True)",
             "drop scale_grad_by_freq: it counts tokens over the whole batch",
         )
+    if sparse:
+        refuse(
+            "an embedding with dense gradients: noise goes to every row",
+            "Embedding(sparse=True)",
+            "drop sparse, and use an optimizer for dense gradients",
+        )
 
 
 FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
@@ -78,5 +84,6 @@ def refuse_reading(func: Callable[..., Any]) -> None:
         refuse(
             "a forward pass that does not read values of the records",
             f"a call of {name_of(func)} on them",
-            "write the choice with torch.where; checks that raise on bad values tell which values came",
+            "decide with torch.where, pad to a fixed length and mask, and check values before training: a "
+            "branch or an error tells something about the records",
         )

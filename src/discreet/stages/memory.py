@@ -9,6 +9,7 @@ the engine keeps until the norms are known. In the backward pass the second take
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from discreet.core import check
+from discreet.stages import factors as limits
 from discreet.stages.factors import Dense, Factors, Part, Settled
 from discreet.stages.outer import OneHot, Outer, Sum
 
@@ -77,6 +79,21 @@ def _bytes(part: Part) -> int:
     return part.records * math.prod(part.shape) * torch.finfo(part.dtype).bits // 8
 
 
+def largest_kept(factors: Sequence[Factors | None]) -> int:
+    """Elements of the largest per-sample gradient of one parameter, of those that are made and kept."""
+    return max((math.prod(own.shape) for own in factors if isinstance(own, Dense)), default=0)
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of memory in all, if they are known: what is free changes from run to run."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def bytes_a_record(saved: float, kept: float) -> float:
     """The peak of a private step, per record: the larger amount, and the part of the other that overlaps it."""
     return max(saved, kept) + min(saved, kept) / 4
@@ -95,9 +112,11 @@ def micro_batch_for(
 
     args, kwargs  inputs of the model for `records` records; only their shapes and types are used
     batch         the public batch size; default: `records`
-    limit_bytes   the most memory; default: about what plain SGD takes for the whole batch, at least 256 MB
+    limit_bytes   the most memory; default: about what plain SGD takes for the whole batch, at least 256 MB, at most
+                  a quarter of the machine's
 
-    It never changes a result, only how much memory it takes.
+    It never changes a result, only how much memory and time it takes: per-sample gradients are made once while those
+    of every parameter may be kept, and twice above that.
     """
     check.count("the records in the example", records=records)
     batch = records if batch is None else batch
@@ -105,9 +124,12 @@ def micro_batch_for(
     script = engine.script(args, kwargs or {}, records)
     if limit_bytes is None:
         limit_bytes = max(SMALL_BYTES, int(SHARE * batch * script.saved_bytes))
+        if (memory := memory_of(engine.device)) is not None:
+            limit_bytes = min(limit_bytes, memory // 4)
     check.count("the most memory for one micro-batch, in bytes", limit_bytes=limit_bytes)
     each = bytes_a_record(script.saved_bytes, script.kept_bytes)
-    fit = max(LEAST, int(limit_bytes // max(each, 1.0)))
+    fit = min(int(limit_bytes // max(each, 1.0)), limits.KEEP_ELEMENTS // max(script.largest, 1))
+    fit = max(LEAST, fit)
     if fit >= batch:
         return batch
     return math.ceil(batch / math.ceil(batch / fit))  # pieces of one size: no short one at the end

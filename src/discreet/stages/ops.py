@@ -37,10 +37,12 @@ def _reduce(by_record: Tensor, shape: Sequence[int]) -> Tensor:
 def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
     if weight.dim() != 2:
         raise UnfitError
+    rows_NPA = widen(use.gradient_rows)
     if use.wants(weight):
-        yield weight, Outer(use.gradient_rows, use.rows(input), weight.shape)
+        yield weight, Outer(rows_NPA, use.rows(input), weight.shape)
     if bias is not None and use.wants(bias):
-        yield bias, Dense(_reduce(widen(use.gradient_rows).sum(1), bias.shape))
+        summed = rows_NPA.squeeze(1) if rows_NPA.shape[1] == 1 else rows_NPA.sum(1)
+        yield bias, Dense(_reduce(summed, bias.shape))
 
 
 def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
@@ -287,7 +289,7 @@ def _repeat(use: Use, input: Tensor, *sizes: Any) -> Parts:
 
 def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
     """Per-sample gradients of any op: vmap, over the records, of the vjp of the op on one record."""
-    leaves = list(tensors_in((args, kwargs)))
+    leaves = tensors_in((args, kwargs))
     wanted = [leaf for leaf in leaves if use.wants(leaf)]
     batched = [leaf for leaf in leaves if id(leaf) in use.axes and not use.wants(leaf)]
     wide = torch.float64 if any(leaf.dtype == torch.float64 for leaf in leaves) else torch.float32

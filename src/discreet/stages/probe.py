@@ -92,7 +92,7 @@ class _Prober:
         return result
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         inputs = [tensor.detach().clone() for tensor in tensors]
         on_records = self.marks.on(tensors)
         if on_records:

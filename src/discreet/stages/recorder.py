@@ -64,7 +64,7 @@ class Recorder:
                 self._position += 1
                 step = self._derive if expected.derives else self._use
                 return step(expected, args, kwargs, found)
-        result = self.other(func, args, kwargs, list(tensors_in((args, kwargs))))
+        result = self.other(func, args, kwargs, tensors_in((args, kwargs)))
         if any(tensor.requires_grad for tensor in tensors_in(result)):
             self._another_path(f"{name_of(func)} with {', '.join(names)}")
         return result  # a shape, a dtype, a detached copy: no gradient flows through it
@@ -91,7 +91,7 @@ class Recorder:
 
     def _use(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         plain = {id(tracked.tensor): tracked.tensor.detach() for tracked in found}
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         args, kwargs = replace((args, kwargs), lambda tensor: plain.get(id(tensor), tensor))
         swapped = [plain.get(id(tensor), tensor) for tensor in tensors]
         assert call.output is not None
@@ -103,7 +103,8 @@ class Recorder:
             axes={id(t): axis for t, axis in zip(swapped, call.axes, strict=True) if axis is not None},
             output_axis=call.output,
             records=self._records,
-            versions=tuple(tensor._version for tensor in swapped),
+            tensors=swapped,
+            versions=[tensor._version for tensor in swapped],
         )
         self.uses.append(use)
         if any(tensor.requires_grad for tensor in swapped):

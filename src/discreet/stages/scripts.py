@@ -14,6 +14,7 @@ from discreet.core.check import refuse
 from discreet.stages.capture import Script, Tracked, tensors_in
 from discreet.stages.probe import PROBE_SEED, Probe
 from discreet.stages.selfcheck import verify
+from discreet.stages.support import modules_in
 from discreet.stages.values import Layout
 
 _MOST_GUESSES = 4  # constants among the inputs of a single record, tried one by one
@@ -31,7 +32,7 @@ class Scripts:
     def find(self, args: Any, kwargs: Any, records: int, views: int) -> Script:
         """The script for these inputs; the first time, learned on random ones of the same shape."""
         inputs = (args, kwargs)
-        tensors = list(tensors_in(inputs))
+        tensors = tensors_in(inputs)
         structure = _structure(inputs)
         first_error: Exception | None = None
         for batched in self._guesses(structure, tensors, records, views):
@@ -113,7 +114,7 @@ def _nothing_hidden(roots: Sequence[Tracked]) -> Iterator[None]:
 def _mode(model: nn.Module, roots: Sequence[Tracked]) -> Any:
     device = roots[0].tensor.device.type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return tuple(module.training for module in model.modules()), autocast
+    return tuple(module.training for module in modules_in(model)), autocast
 
 
 def _structure(tree: Any) -> Any:

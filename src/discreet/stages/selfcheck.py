@@ -16,7 +16,7 @@ from discreet.stages.capture import Script, Tracked, Watch, tensors_in
 from discreet.stages.decompose import DECOMPOSITIONS
 from discreet.stages.factors import Factors
 from discreet.stages.forbidden import FORBIDDEN
-from discreet.stages.memory import kept_bytes, tally
+from discreet.stages.memory import kept_bytes, largest_kept, tally
 from discreet.stages.probe import PROBE_SEED, forked_generator
 from discreet.stages.recorder import Recorder, collect
 from discreet.stages.values import Layout
@@ -95,6 +95,7 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: S
     with torch.no_grad():
         factors = collect(recorder.uses, layout)
     script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
+    script.largest = largest_kept(factors)
     with torch.enable_grad():
         expected = _by_autograd(roots, lambda: _losses(script, run()))
     half = torch.is_autocast_enabled(device.type) or any(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from discreet.core.check import refuse, require
+from discreet.core.check import refuse
 
 _WRAPPERS = {
     "DistributedDataParallel": "pass the inner module: discreet sums over processes itself",
@@ -59,27 +60,53 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
+def modules_in(model: nn.Module) -> list[nn.Module]:
+    """Every module once, in the order of `named_modules`, which spends most of its time on names."""
+    found: dict[nn.Module, None] = {}
+    ahead = [model]
+    while ahead:
+        module = ahead.pop()
+        if module not in found:
+            found[module] = None
+            ahead += [part for part in reversed(module._modules.values()) if part is not None]
+    return list(found)
+
+
+def parameters_in(model: nn.Module) -> list[Tensor]:
+    """Every parameter, module by module; one that is shared comes again."""
+    held = (module._parameters.values() for module in modules_in(model))
+    return [parameter for own in held for parameter in own if parameter is not None]
+
+
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    """Every parameter and buffer, module by module; one that is shared comes again."""
+    return [
+        tensor
+        for module in modules_in(model)
+        for held in (module._parameters, module._buffers)
+        for tensor in held.values()
+        if tensor is not None
+    ]
+
+
 class Snapshot:
     """Which tensors a model holds, and their versions: a forward pass must leave them alone."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._held: list[Tensor] = []
-        self._before = self._state(model)
+        self._held = tensors_of(model)  # no new tensor can take an old one's identity
+        self._versions = [tensor._version for tensor in self._held]
 
     def compare(self, model: nn.Module) -> None:
         """Refuse a model whose buffers or parameters were written to, or replaced, since."""
-        held = self._held
-        now = self._state(model)
-        del held
-        changed = [name for name in now if now[name] != self._before.get(name)]
-        require(
-            not changed,
+        now = tensors_of(model)
+        same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        if same and [tensor._version for tensor in now] == self._versions:
+            return
+        before = {id(tensor): version for tensor, version in zip(self._held, self._versions, strict=True)}
+        named = (*model.named_parameters(), *model.named_buffers())
+        changed = [name for name, tensor in named if before.get(id(tensor)) != tensor._version]
+        refuse(
             "buffers and parameters that stay as they are in the forward pass",
-            f"{', '.join(changed[:3])} changed",
+            f"{', '.join(changed[:3]) or 'which tensors the model holds'} changed",
             "turn off running statistics and the like: they store private records in the model",
         )
-
-    def _state(self, model: nn.Module) -> dict[str, tuple[int, int]]:
-        named = (*model.named_parameters(), *model.named_buffers())
-        self._held = [tensor for _, tensor in named]  # no new tensor can take an old one's identity
-        return {name: (id(tensor), tensor._version) for name, tensor in named}

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.stages.capture import RecordAxis, Tracked, name_of, tensors_in
+from discreet.stages.capture import RecordAxis, Tracked, name_of
 
 
 class UnfitError(Exception):
@@ -27,7 +27,8 @@ class Use:
     axes: dict[int, RecordAxis]
     output_axis: RecordAxis
     records: int
-    versions: tuple[int, ...]
+    tensors: list[Tensor]  # among the arguments, in order
+    versions: list[int]  # theirs, at the call
     gradient: Tensor | None = None
     receiver: Callable[[Use], None] | None = None  # told of the gradient
     statistics: tuple[Tensor, Tensor] | None = None  # mean and 1/deviation of each group, of group_norm
@@ -41,10 +42,11 @@ class Use:
     def forget(self) -> None:
         """Let go of all tensors but the parameters: the parts have what they need."""
         self.args, self.kwargs, self.axes, self.gradient, self.statistics = (), {}, {}, None, None
+        self.tensors, self.versions = [], []
 
     def record_tensors(self) -> list[Tensor]:
         """The arguments that carry records."""
-        return [tensor for tensor in tensors_in((self.args, self.kwargs)) if id(tensor) in self.axes]
+        return [tensor for tensor in self.tensors if id(tensor) in self.axes]
 
     def wants(self, argument: Tensor | None) -> bool:
         return argument is not None and id(argument) in self.targets
@@ -73,7 +75,7 @@ class Use:
 
     def unchanged(self) -> None:
         """Refuse if an argument was written to after the call: its record would be of another value."""
-        if tuple(t._version for t in tensors_in((self.args, self.kwargs))) != self.versions:
+        if [tensor._version for tensor in self.tensors] != self.versions:
             refuse(
                 "inputs of a parametrised call to stay as they were until the backward pass",
                 f"an input of {name_of(self.func)} with {names_in(self)} changed in place",
@@ -86,4 +88,6 @@ def names_in(use: Use) -> str:
 
 
 def rows_of(by_record: Tensor) -> Tensor:
+    if by_record.dim() == 3:
+        return by_record
     return by_record.reshape(by_record.shape[0], -1, by_record.shape[-1])
