@@ -322,9 +322,10 @@ def _draw_lines(chart: Chart, axes: Axes) -> None:
     _restrained(axes, "y")
     if chart.percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f}%")
-    if chart.series:
-        many = len(chart.series) > len(LIGHT)
-        axes.legend(frameon=False, fontsize=7 if many else 9, ncols=2 if many else 1)
+    if len(chart.series) > len(LIGHT):  # too many to find room among the lines
+        axes.figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    elif chart.series:
+        axes.legend(frameon=False, fontsize=9)
 
 
 def _draw_ranking(comparison: Comparison, axes: Axes) -> None:
