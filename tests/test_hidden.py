@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet import methods
+from discreet import methods, statement
 from discreet.accounting.events import LastIterateRun
 from discreet.accounting.ledger import Ledger
 from discreet.analyses.curvature import Link
@@ -200,3 +200,13 @@ def test_a_plan_with_visible_iterates_writes_public_checkpoints(tmp_path: Path) 
     train(run, most=2)
     run.save(tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True)["hidden"] is False
+
+
+def test_a_statement_waits_for_the_last_iterate_and_names_the_start() -> None:
+    run = private()
+    with pytest.raises(Refused, match="must stay hidden"):
+        statement(run, data="the visits of 2024")
+    train(run)
+    page = statement(run, data="the visits of 2024")
+    assert "the visits of 2024" in page
+    assert "the ledgers of both count" in page

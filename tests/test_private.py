@@ -143,6 +143,36 @@ def test_the_chosen_micro_batch_says_nothing_about_the_records(monkeypatch: pyte
     assert loop.private(wide).micro_batch not in sizes  # control: the public shapes do count
 
 
+def test_behind_a_collate_fn_the_length_of_a_record_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of other lengths, padded to the longest: how long the first is stays its own."""
+    monkeypatch.setattr(memory, "memory_of", lambda device: 8000)
+
+    class Lengths(Dataset[Any]):
+        def __init__(self, first: int) -> None:
+            self.first = first
+
+        def __len__(self) -> int:
+            return loop.RECORDS
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(self.first if index == 0 else 3, 4), torch.tensor(0)
+
+    def padded(items: list[Any]) -> Any:
+        return nn.utils.rnn.pad_sequence([x for x, _ in items], True), torch.stack([y for _, y in items])
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = loop.model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x).mean(1)
+            return out
+
+    sizes = {loop.private(Mean(), dataset=Lengths(first), collate_fn=padded).micro_batch for first in (2, 90)}
+    assert len(sizes) == 1
+
+
 class Rows(Dataset[Any]):
     """The small task as rows, so that workers have something to collate."""
 
@@ -355,6 +385,24 @@ def test_a_skipped_micro_batch_is_refused_before_anything_is_released() -> None:
         next(batches)
     assert run.ledger.length == 0
     assert torch.equal(loop.weights(run.model), before)
+
+
+def test_a_sample_that_was_not_released_is_followed_by_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the last losses and the release, caught by the loop: two samples would share one charge."""
+    run = loop.private()
+    batches = iter(run)
+    x, y = next(batches)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Private, "_end_batch", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.step(loop.losses(run.model, x, y))
+    with pytest.raises(Refused, match="an interrupt cut short"):
+        next(batches)
+    assert run.ledger.length == 0
+
+
+def _interrupt(private: Private) -> bool:
+    raise KeyboardInterrupt
 
 
 def test_two_calls_of_step_are_refused() -> None:

@@ -48,6 +48,7 @@ from discreet.turns import Turns
 
 TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
 INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
+_USUAL = 512  # records in memory at once, where their shapes are not alike
 
 
 @final
@@ -64,7 +65,8 @@ class Private:
     plan              a complete plan (`plan.for_budget(...)`)
     data              a map-style dataset; its size is private. None for `OwnLoader` plans (see `over`)
     micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
-                      the memory that plain SGD takes for a batch, by the shape of a record, and what else is public
+                      the memory that plain SGD takes for a batch, by the shape that all records share; 512 with a
+                      collate_fn, behind which their shapes may differ
     inputs            batch -> arguments of the model, for the dry run; default: the batch, or its first part
     views, augment    `views` copies of each record pass through `augment`; losses are averaged per record
     average           decay of an exponential average of the released iterates, or None
@@ -124,7 +126,9 @@ class Private:
             example = dry_run(self._engine, data, collate_fn, inputs, self._device)
             if micro_batch is None:
                 share = plan.known_horizon.known_batch / self.world.size
-                micro_batch = fitting_micro_batch(self._engine, example, share, views)
+                # Behind a collate_fn records may differ in length, and the first one's is not public.
+                alike = collate_fn is None
+                micro_batch = fitting_micro_batch(self._engine, example, share, views) if alike else _USUAL
             self.micro_batch = micro_batch
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._watch = watch_of(plan, model, optimizer)
@@ -206,7 +210,7 @@ class Private:
 
     def _end_batch(self) -> bool:
         """A sample has ended, of a step or of the test of its update; whether the parameters moved."""
-        with self._turns.whole():
+        with self._turns.ending():
             if self._trial is not None:
                 return self._trial.went_through() and self._decide(self._trial)
             assert self._batch is not None

@@ -19,7 +19,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._loop: object = None
-        self._given = self._is_last = self._updating = self._broken = False
+        self._given = self._is_last = self._owed = self._updating = self._broken = False
 
     def new_loop(self, *, between_steps: bool) -> object:
         """A loop over the steps that are left; it ends the right of every earlier one to go on."""
@@ -34,7 +34,7 @@ class Turns:
 
     def give(self, *, is_last: bool) -> None:
         """A batch goes to the user; it may be the last of its sample."""
-        self._given, self._is_last = True, is_last
+        self._given, self._is_last, self._owed = True, is_last, is_last
 
     def go_on(self, loop: object) -> None:
         """The loop may give the next batch."""
@@ -49,6 +49,12 @@ class Turns:
             "one call of step for each batch of the iterator",
             "a batch that was skipped",
             "call private.step(losses) for every batch; skipping some would change what is released",
+        )
+        check.require(
+            not self._owed,
+            "a sample that was released before the next is drawn",
+            "one that an interrupt cut short",
+            "resume from a checkpoint: two samples must not share one charge",
         )
 
     @contextlib.contextmanager
@@ -68,6 +74,13 @@ class Turns:
     def sample_ended(self) -> bool:
         """Whether the batch that was given last ends its sample."""
         return self._is_last
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """The sample that ended is released, or its test decided."""
+        with self.whole():
+            yield
+        self._owed = False
 
     @contextlib.contextmanager
     def whole(self, *, repeatable: bool = False) -> Iterator[None]:

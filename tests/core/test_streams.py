@@ -107,6 +107,26 @@ def test_a_failed_prefetch_loses_values_and_repeats_none(monkeypatch: pytest.Mon
     assert torch.allclose(after, whole[1000:1010], rtol=1e-12, atol=1e-14)
 
 
+def test_a_prefetch_that_never_began_hands_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty memory is no noise: what was asked for is lost, and what comes next is drawn."""
+    stream = Streams.seeded(5).noise
+    whole = Streams.seeded(5).noise.normal(400_000, dtype=torch.float64)
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "spread", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            stream.prefetch(100_000)
+    after = stream.normal(200_000, dtype=torch.float64)
+    assert torch.allclose(after, whole[100_000:300_000], rtol=1e-12, atol=1e-14)
+
+
+def test_a_first_draw_in_inference_mode_spoils_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Streams.seeded(5).noise.normal(10)
+    with torch.inference_mode():
+        monkeypatch.setattr(normals, "_WORKSPACE", normals._Workspace())
+        assert torch.equal(Streams.seeded(5).noise.normal(10), expected)
+    assert torch.equal(Streams.seeded(5).noise.normal(10), expected)
+
+
 def test_spent_counts_blocks_and_only_grows() -> None:
     stream = Streams.seeded(9).noise
     assert stream.spent == 0

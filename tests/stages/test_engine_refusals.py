@@ -888,3 +888,20 @@ def test_the_probe_never_sees_the_records() -> None:
     assert len(seen) > 5
     assert all(float(batch.abs().max()) < 100 for batch in seen[:-1])
     assert float(seen[-1].max()) > 1e29
+
+
+@pytest.mark.parametrize("how", ["replaced", "changed"])
+def test_a_part_without_parameters_that_begins_to_mix_records(how: str) -> None:
+    """What was learned of the model before does not hold for another part in the same place."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1), nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(7)
+    engine.backward(losses_of(model(x(7, 4))))
+    engine.discard()
+    if how == "replaced":
+        model[1] = nn.Softmax(dim=0)
+    else:
+        model[1].dim = 0
+    engine.begin(7)
+    with pytest.raises(Refused):
+        engine.backward(losses_of(model(x(7, 4))))

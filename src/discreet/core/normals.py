@@ -106,7 +106,8 @@ class _Workspace(threading.local):
     """Buffers of one thread; they carry nothing from one task to the next."""
 
     def __init__(self) -> None:
-        self.block = Buffers.of(BLOCK)
+        with torch.inference_mode(False):  # they outlive a caller's inference mode
+            self.block = Buffers.of(BLOCK)
 
 
 _WORKSPACE: Final = _Workspace()
@@ -148,7 +149,13 @@ def copying_to(target: npt.NDArray[np.floating]) -> Put:
 def adding_to(flat: torch.Tensor, std: float) -> Put:
     """flat += std * noise in float64, rounded once."""
     if flat.device.type != "cpu":
-        return lambda where, noise: flat[where].add_(torch.from_numpy(noise).to(flat.device), alpha=std)
+        here = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
+
+        def put_there(where: slice, noise: Floats) -> None:
+            with torch.cuda.stream(here):  # a thread has a current stream of its own: take the caller's
+                flat[where].add_(torch.from_numpy(noise).to(flat.device), alpha=std)
+
+        return put_there
     values = flat.numpy()
 
     def put(where: slice, noise: Floats) -> None:

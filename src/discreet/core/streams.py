@@ -169,10 +169,12 @@ class Stream:
             if missing <= 0:
                 return
             missing += missing % 2
-            self._pool, self._next = np.concatenate([left, np.empty(missing)]), 0
+            pool = np.concatenate([left, np.empty(missing)])
             first, self._normal_blocks = self._normal_blocks, self._normal_blocks + missing // 2
-            put = copying_to(self._pool[len(left) :])
+            put = copying_to(pool[len(left) :])
+            # The pool last: were the work not begun, what is empty would be handed out.
             self._pending = spread(self._cipher_key, first, missing, put, background=True)
+            self._pool, self._next = pool, 0
 
     def uniform64(self, count: int) -> Words:
         """`count` uniform 64-bit words."""

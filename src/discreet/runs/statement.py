@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.plan import Plan
 from discreet.runs.config import RunConfig
@@ -29,8 +30,14 @@ def statement(private: Private, *, data: str) -> str:
     Path("privacy-statement.md").write_text(discreet.statement(private, data="the visits of 2024"))
     """
     plan, spent = private.plan, private.spent()
+    check.require(
+        plan.analysis.visible or spent.steps == plan.known_horizon.steps,
+        f"all {plan.known_horizon.steps} steps of a run whose iterates must stay hidden",
+        f"{spent.steps} steps",
+        "finish the run: its certificate covers the last iterate alone",
+    )
     rows = _rows(plan, spent, data, f"{plan.method} ({plan.bounder})")
-    return _page(spent, rows, [], [_SCORES, *_NOT_COVERED])
+    return _page(spent, rows, [_START], [_SCORES, *_NOT_COVERED])
 
 
 def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
@@ -133,6 +140,12 @@ _LIMITS = (
     "line: attacks on the last bits are outside the proof",
     "The numbers of records, batch and steps that the plan used are public",
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
+)
+
+_START = (
+    "The weights and the optimizer's state that the run began with owe nothing to these records, and no learning rate "
+    "was chosen by their losses. What an earlier private run on them gave to this model costs its own epsilon: "
+    "the ledgers of both count (`discreet account --ledger`)"
 )
 
 _SCORES = (

@@ -93,6 +93,9 @@ class Scripts:
             self.busy = False
 
 
+_PLAIN = (bool, int, float, str)
+
+
 @contextmanager
 def _nothing_hidden(roots: Sequence[Tracked]) -> Iterator[None]:
     """Zeros hide what they multiply: parameters that are all zero have random values inside the block.
@@ -114,7 +117,15 @@ def _nothing_hidden(roots: Sequence[Tracked]) -> Iterator[None]:
 def _mode(model: nn.Module, roots: Sequence[Tracked]) -> Any:
     device = roots[0].tensor.device.type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return tuple(module.training for module in modules_in(model)), autocast
+    modules = tuple(modules_in(model))  # themselves: one that replaces another is another, wherever it lies
+    return modules, tuple(map(_settings, modules)), autocast
+
+
+def _settings(module: nn.Module) -> Any:
+    """What steers torch's own modules besides their tensors; others may count calls, and are taken as they are."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return module.training
+    return tuple(value for value in vars(module).values() if type(value) in _PLAIN)
 
 
 def _structure(tree: Any) -> Any:
