@@ -72,10 +72,13 @@ def test_no_coupled_method_exceeds_its_certificate(name: str) -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
 def test_the_attack_has_teeth(record: Record) -> None:
-    """At full batches the truth is the certificate for a crafted gradient; a data canary shows less."""
+    """At full batches the truth is the certificate for a crafted gradient; a data canary shows less.
+
+    Of 40 repetitions the shares of a crafted gradient had mean 0.54 and deviation 0.08: 0.15 is 4.7 of them below.
+    """
     game = _game(methods.dp_sgd(), record, rate=1.0, steps=1)
     found = _audited(game, 4000, confidence=0.999)
-    assert (0.4 if isinstance(record, Crafted) else 0.1) < found / game.plan.certificate().epsilon <= 1
+    assert (0.15 if isinstance(record, Crafted) else 0.1) < found / game.plan.certificate().epsilon <= 1
 
 
 def test_halved_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

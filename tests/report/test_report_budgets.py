@@ -106,7 +106,7 @@ def test_a_plan_that_the_task_does_not_fit_is_listed_with_its_reason(
             check.refuse("full batches", "poisson", "the analysis is for all records in every step")
         return true(config, task)
 
-    monkeypatch.setattr(runs, "plan_of", choosy)
+    monkeypatch.setattr(runs.defaults, "plan_of", choosy)
     found = compare(small(tmp_path, rows=ROWS, seeds=(0,)))
     assert [entry.name for entry in found.entries] == ["dp-sgd"]
     assert [run.seed for run in found.entries[0].runs] == [0]

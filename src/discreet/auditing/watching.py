@@ -49,6 +49,10 @@ class Watched:
     def frozen(self) -> Frozen:
         return self.inner.frozen
 
+    @property
+    def takes_all(self) -> bool:
+        return self.inner.takes_all
+
     def mask(self, moment: Moment) -> Mask | None:
         return self.inner.mask(moment)
 

@@ -62,6 +62,10 @@ class RankedWithoutNoise:
     def frozen(self) -> Frozen:
         return self.ranked.frozen
 
+    @property
+    def takes_all(self) -> bool:
+        return self.ranked.takes_all
+
     def mask(self, moment: Moment) -> Mask | None:
         return self.ranked.mask(moment)
 

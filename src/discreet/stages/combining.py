@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from discreet.core import check
 from discreet.stages.bounding import Bounder, TwoLevel
-from discreet.stages.selection import Everything, Selection
+from discreet.stages.selection import Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ class SmoothedResidual:
 def whole_gradient(selection: Selection, why: str) -> None:
     """Refuse masks. They would not break the guarantee, but leave a gradient without meaning."""
     check.require(
-        isinstance(selection, Everything),
+        selection.takes_all,
         "all coordinates active: selection=Everything()",
         type(selection).__name__,
         f"leave the mask out: {why}",

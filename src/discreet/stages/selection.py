@@ -59,6 +59,10 @@ class Selection(Protocol):
     def frozen(self) -> Frozen:
         """What may still move a frozen coordinate."""
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether every coordinate is active in every step."""
+
     def mask(self, moment: Moment) -> Mask | None:
         """The mask of this step; None where everything is active."""
 
@@ -81,6 +85,10 @@ class Everything:
     @property
     def frozen(self) -> Frozen:
         return Frozen.STILL
+
+    @property
+    def takes_all(self) -> bool:
+        return True
 
     def mask(self, moment: Moment) -> Mask | None:
         return None
@@ -110,6 +118,10 @@ class _Cooling:
             "leave some coordinates active, e.g. 0.9",
         )
         check.count("epochs until the final rate is reached", cooling_epochs=self.cooling_epochs)
+
+    @property
+    def takes_all(self) -> bool:
+        return self.final_rate == 0
 
     def rate(self, epoch: int) -> float:
         """The freeze rate of an epoch.
