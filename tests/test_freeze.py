@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from freezing import PER_EPOCH, active_of, coverage_contract, frozen_contract, steps_of
 from scipy import stats
 from torch import Tensor, nn
 
 import loop
+import several
 from discreet import methods
 from discreet.accounting.accountants import rdp_epsilon
 from discreet.core.check import Refused
@@ -387,7 +387,7 @@ def test_what_was_saved_is_not_changed_by_going_on(tmp_path: Path) -> None:
 
 def _work(rank: int, place: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+    several.meet(rank, place)
     plan = loop.plan(dataclasses.replace(HALF, sampling=FullBatch()), batch=60, noise=0.0, steps=3)
     run = loop.private(which=plan, streams=Streams.from_os(), dataset=loop.data(30))
     before, moved = loop.weights(run.model), []
@@ -398,7 +398,7 @@ def _work(rank: int, place: str) -> None:
     key = run.streams.mask.fingerprint
     found = {"key": key, "weights": loop.weights(run.model).tolist(), "moved": moved}
     Path(place, f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    several.part()
 
 
 def test_processes_share_one_mask(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.utils.data import TensorDataset
 
 import loop
+import several
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
@@ -46,7 +46,7 @@ def run_of(plan: Plan, dataset: Any, net: Any = None, **options: Any) -> tuple[P
 def work(rank: int, place: str) -> None:
     """One of two processes."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+    several.meet(rank, place)
     found: dict[str, Any] = {"size": World.current().size}
     net = loop.model()
     if rank == 1:  # a start of its own, which the first process's replaces
@@ -86,7 +86,7 @@ def work(rank: int, place: str) -> None:
     except Refused as refusal:
         found["truncated"] = str(refusal)
     Path(place, f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    several.part()
 
 
 @pytest.fixture(scope="module")

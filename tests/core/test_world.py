@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import several
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
@@ -37,30 +37,28 @@ def test_a_world_that_was_not_started_is_refused(act: object) -> None:
 
 
 def _process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        world = World.current()
-        plain = world.sum_(torch.tensor([1.0 + rank, 10.0 * rank], dtype=torch.float64))
-        wide = torch.full((4, 4), float(rank + 1))
-        world.sum_(wide[:, ::2])  # not contiguous: still in place
-        weight = torch.nn.Parameter(torch.full((2,), float(rank + 1)))
-        world.sum_(weight)
-        noise = Streams.from_os().noise.normal(5) if world.is_first else torch.zeros(5)
-        world.broadcast_(noise)
-        sampled = Streams.seeded(3).sampling.at(world.rank).bernoulli(64, 0.5)
-        with pytest.raises(Refused, match=r"in torch\.distributed"):
-            World(rank=1 - rank, size=2).sum_(torch.ones(1))
-        found = {
-            "world": (world.rank, world.size, world.is_first),
-            "plain": plain,
-            "wide": wide,
-            "weight": weight.detach(),
-            "noise": noise,
-            "sampled": torch.from_numpy(sampled),
-        }
-        torch.save(found, f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    several.meet(rank, folder)
+    world = World.current()
+    plain = world.sum_(torch.tensor([1.0 + rank, 10.0 * rank], dtype=torch.float64))
+    wide = torch.full((4, 4), float(rank + 1))
+    world.sum_(wide[:, ::2])  # not contiguous: still in place
+    weight = torch.nn.Parameter(torch.full((2,), float(rank + 1)))
+    world.sum_(weight)
+    noise = Streams.from_os().noise.normal(5) if world.is_first else torch.zeros(5)
+    world.broadcast_(noise)
+    sampled = Streams.seeded(3).sampling.at(world.rank).bernoulli(64, 0.5)
+    with pytest.raises(Refused, match=r"in torch\.distributed"):
+        World(rank=1 - rank, size=2).sum_(torch.ones(1))
+    found = {
+        "world": (world.rank, world.size, world.is_first),
+        "plain": plain,
+        "wide": wide,
+        "weight": weight.detach(),
+        "noise": noise,
+        "sampled": torch.from_numpy(sampled),
+    }
+    torch.save(found, f"{folder}/{rank}.pt")
+    several.part()
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import loop
+import several
 from contracts import bounder_contract
 from discreet import methods
 from discreet.accounting.events import Gaussian, NonPrivate
@@ -322,11 +322,11 @@ def test_the_loudest_is_loud() -> None:
 def _shared(rank: int, place: str) -> None:
     """One of two processes, each with a part of the records and noise of its own."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+    several.meet(rank, place)
     x, y = loop.data().tensors
     part = slice(0, 20) if rank == 0 else slice(20, 60)
     torch.save(_full_run(TensorDataset(x[part], y[part]), seed=7 + rank), f"{place}/{rank}.pt")
-    dist.destroy_process_group()
+    several.part()
 
 
 def _full_run(records: TensorDataset, seed: int) -> tuple[Tensor, Tensor]:
