@@ -51,6 +51,10 @@ def verdicts(answer: dict[str, Any]) -> str:
 def methods(answer: dict[str, Any]) -> str:
     """What each method costs over DP-SGD."""
     found = answer.get("methods", {})
+    if not found:
+        return (
+            "Not measured yet: `discreet bench --no-time --no-memory --methods --out results/step-time.json`."
+        )
     lines = [f"| method | {' | '.join(found)} |", "|---|" + "---|" * len(found)]
     for name in next(iter(found.values()), {}):
         cells = [_method(rows.get(name, {})) for rows in found.values()]

@@ -21,6 +21,8 @@ from discreet.stages.memory import micro_batch_for
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.stages.selfcheck import self_check
 
+_WITHOUT_EXAMPLE = 512
+
 
 def check_data(data: Any) -> None:
     """A dataset to draw from, not a loader that has drawn already."""
@@ -68,13 +70,14 @@ def dry_run(
 def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: float, views: int) -> int:
     """How many records of a plan's batches to take at once.
 
-    It depends on the shape of the example, the public batch and the machine alone. A Poisson batch is rarely five
-    deviations above its mean, so that what fits is not cut.
+    It depends on the shape of the example, the public batch and the machine alone; without an example whose shape all
+    records share (behind a collate_fn the first one's length is not public) it is a constant. A Poisson batch is rarely
+    five deviations above its mean, so that what fits is not cut.
     """
+    if example is None:
+        return _WITHOUT_EXAMPLE
     rows = views * math.ceil(batch + 5 * math.sqrt(batch))
-    if example is not None:
-        rows = micro_batch_for(engine, *example, records=2, batch=rows)
-    return max(1, rows // views)
+    return max(1, micro_batch_for(engine, *example, records=2, batch=rows) // views)
 
 
 def _default_inputs(batch: Any) -> Any:

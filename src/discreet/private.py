@@ -48,7 +48,6 @@ from discreet.turns import Turns
 
 TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
 INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
-_USUAL = 512  # records in memory at once, where their shapes are not alike
 
 
 @final
@@ -126,9 +125,8 @@ class Private:
             example = dry_run(self._engine, data, collate_fn, inputs, self._device)
             if micro_batch is None:
                 share = plan.known_horizon.known_batch / self.world.size
-                # Behind a collate_fn records may differ in length, and the first one's is not public.
-                alike = collate_fn is None
-                micro_batch = fitting_micro_batch(self._engine, example, share, views) if alike else _USUAL
+                alike = example if collate_fn is None else None
+                micro_batch = fitting_micro_batch(self._engine, alike, share, views)
             self.micro_batch = micro_batch
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._watch = watch_of(plan, model, optimizer)
