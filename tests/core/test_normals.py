@@ -32,9 +32,9 @@ def rejects(sample: torch.Tensor, scale: float = 1.0) -> bool:
 
 
 def transform(words: list[int]) -> torch.Tensor:
-    buffers = normals.Buffers.of(len(words))
-    buffers.words[:] = words
-    return torch.from_numpy(buffers.box_muller())
+    buffers = normals.Buffers(len(words))
+    buffers.words.copy_(torch.tensor(words))
+    return buffers.box_muller(len(words))
 
 
 # The normal distribution --------------------------------------------------------------------------------

@@ -80,43 +80,17 @@ def test_no_block_repeats(threads: int) -> None:
     assert len(values.unique()) == len(values)
 
 
-def test_prefetched_values_come_once_and_in_order(threads: int) -> None:
-    stream, whole = Streams.seeded(5).noise, Streams.seeded(5).noise.normal(300_000, dtype=torch.float64)
-    drawn = []
-    for ahead, count in ((1000, 10), (70_001, 30_000), (5, 100_000), (0, 3), (80_000, 1), (80_000, 90_000)):
-        stream.prefetch(ahead)
-        drawn.append(stream.normal(count, dtype=torch.float64))
-    values = torch.cat(drawn)
-    assert torch.allclose(values, whole[: len(values)], rtol=1e-12, atol=1e-14)
-    seen = stream.spent
-    stream.prefetch(1)
-    assert stream.spent == seen  # enough is ready
-    stream.prefetch(200_000)
-    assert stream.spent > seen
-
-
-def test_a_failed_prefetch_loses_values_and_repeats_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Streams.seeded(5).noise
-    whole = Streams.seeded(5).noise.normal(4000, dtype=torch.float64)
-    with monkeypatch.context() as broken:
-        broken.setattr(normals.Buffers, "box_muller", lambda *_: 1 / 0)
-        stream.prefetch(1000)
-        with pytest.raises(ZeroDivisionError):
-            stream.normal(10)
-    after = stream.normal(10, dtype=torch.float64)
-    assert torch.allclose(after, whole[1000:1010], rtol=1e-12, atol=1e-14)
-
-
-def test_a_prefetch_that_never_began_hands_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_a_failed_draw_loses_values_and_repeats_none(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty memory is no noise: what was asked for is lost, and what comes next is drawn."""
     stream = Streams.seeded(5).noise
     whole = Streams.seeded(5).noise.normal(400_000, dtype=torch.float64)
     with monkeypatch.context() as broken:
-        broken.setattr(module, "spread", lambda *_, **__: 1 / 0)
+        broken.setattr(normals.Buffers, "box_muller", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            stream.prefetch(100_000)
+            stream.normal(count)
     after = stream.normal(200_000, dtype=torch.float64)
-    assert torch.allclose(after, whole[100_000:300_000], rtol=1e-12, atol=1e-14)
+    assert torch.allclose(after, whole[count : count + 200_000], rtol=1e-12, atol=1e-14)
 
 
 def test_a_first_draw_in_inference_mode_spoils_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +140,7 @@ def test_threads_that_share_a_stream_never_get_the_same_value() -> None:
 def test_every_draw_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Streams.seeded(10).noise
     held: list[bool] = []
-    for name in ("key_stream", "spread"):
+    for name in ("key_stream", "draw"):
         real = getattr(module, name)
 
         def watched(*args: object, real: Callable[..., object] = real, **named: object) -> object:
@@ -177,10 +151,9 @@ def test_every_draw_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     stream.normal(3)
     stream.normal(100_000)
     stream.add_normal_(torch.zeros(100_000), 1.0)
-    stream.prefetch(200_000)
     stream.uniform64(3)
     assert held == [True] * len(held)
-    assert len(held) >= 5
+    assert len(held) >= 4
 
 
 # Keys -----------------------------------------------------------------------------------------------------
@@ -315,18 +288,3 @@ def test_no_call_touches_global_generators(threads: int) -> None:
     one = Streams.from_os().noise.normal(5)
     torch.set_rng_state(state)
     assert not torch.isin(one, Streams.from_os().noise.normal(5)).any()
-
-
-def test_worker_threads_leave_the_thread_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normals, "_WORKERS", normals._Workers())  # so that they start here
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        Streams.seeded(0).noise.normal(100_000)
-        seen: list[int] = []
-        fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        fresh.start()
-        fresh.join()
-        assert [torch.get_num_threads(), *seen] == [2, 2]
-    finally:
-        torch.set_num_threads(before)

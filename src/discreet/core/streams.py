@@ -18,7 +18,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from fractions import Fraction
 from typing import Final, NoReturn, final
 
@@ -29,7 +28,6 @@ import torch
 from discreet.core import check
 from discreet.core.normals import (
     BLOCK_BYTES,
-    CHUNK,
     WORD_BYTES,
     WORDS,
     Put,
@@ -37,8 +35,8 @@ from discreet.core.normals import (
     behind,
     cipher,
     copying_to,
+    draw,
     key_stream,
-    spread,
 )
 
 __all__ = ["Stream", "Streams"]
@@ -47,7 +45,8 @@ Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 
 _KEY_BYTES: Final = 32
-_BULK: Final = CHUNK // 2  # draws from this size on go straight to their target, without the pool
+_POOL: Final = 1 << 17  # the most normals that a small draw makes in advance
+_BULK: Final = _POOL // 2  # draws from this size on go straight to their target, without the pool
 _ONCE: Final = ("noise", "sampling")  # replaying one of these would break the guarantee
 _REPLAYABLE: Final = ("mask", "projection", "init")
 
@@ -81,9 +80,8 @@ class Stream:
         self._cipher_key = _derive(key, "cipher")
         self._words, self._word_bytes = cipher(self._cipher_key, WORDS), 0
         self._normal_blocks = 0
-        self._pool = np.empty(0)  # normals drawn and not yet handed out
+        self._pool = torch.empty(0, dtype=torch.float64, device="cpu")  # normals drawn and not yet handed out
         self._next = 0
-        self._pending: list[Future[None]] = []  # what still writes to the pool
 
     @property
     def spent(self) -> int:
@@ -139,7 +137,7 @@ class Stream:
         _check_dtype(dtype)
         out = torch.empty(int(count), dtype=dtype, device="cpu")
         with self._lock:
-            self._apply(len(out), copying_to(out.numpy()))
+            self._apply(len(out), copying_to(out))
         return out.to(device)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
@@ -154,27 +152,6 @@ class Stream:
         if not bare.is_contiguous():
             bare.copy_(flat.view(bare.shape))
         return value
-
-    def prefetch(self, count: int) -> None:
-        """Draw normals in the background until `count` are ready; later draws take them in their order.
-
-        Worth it where the processor waits for something else. It needs 8 bytes a value.
-        """
-        self._guard()
-        check.count("say how many normals to have ready", least=0, count=count)
-        with self._lock:
-            self._await_pool()
-            left = self._pool[self._next :]
-            missing = int(count) - len(left)
-            if missing <= 0:
-                return
-            missing += missing % 2
-            pool = np.concatenate([left, np.empty(missing)])
-            first, self._normal_blocks = self._normal_blocks, self._normal_blocks + missing // 2
-            put = copying_to(pool[len(left) :])
-            # The pool last: were the work not begun, what is empty would be handed out.
-            self._pending = spread(self._cipher_key, first, missing, put, background=True)
-            self._pool, self._next = pool, 0
 
     def uniform64(self, count: int) -> Words:
         """`count` uniform 64-bit words."""
@@ -267,25 +244,15 @@ class Stream:
             done += bulk
         if count > done:
             # As much again as was drawn before: short streams stay cheap, long ones pay few calls.
-            size = max(count - done, min(CHUNK, 2 * self._normal_blocks))
+            size = max(count - done, min(_POOL, 2 * self._normal_blocks))
             self._next = len(self._pool)
-            fresh = np.empty(size + size % 2)
+            fresh = torch.empty(size + size % 2, dtype=torch.float64, device="cpu")
             self._draw(len(fresh), copying_to(fresh))
             self._pool, self._next = fresh, 0
             self._from_pool(done, count, put)
 
-    def _await_pool(self) -> None:
-        pending, self._pending = self._pending, []
-        try:
-            for done in pending:
-                done.result()
-        except BaseException:
-            self._next = len(self._pool)  # what was not filled is never handed out
-            raise
-
     def _from_pool(self, start: int, count: int, put: Put) -> int:
         """Serve from `start` on what the pool holds; where that ends."""
-        self._await_pool()
         stop = min(count, start + len(self._pool) - self._next)
         piece = self._pool[self._next : self._next + stop - start]
         self._next += len(piece)  # before the values are used: an exception may lose some, never repeat one
@@ -296,8 +263,7 @@ class Stream:
     def _draw(self, count: int, put: Put) -> None:
         first = self._normal_blocks
         self._normal_blocks += count // 2
-        for done in spread(self._cipher_key, first, count, put):
-            done.result()
+        draw(self._cipher_key, first, count, put)
 
     def _guard(self) -> None:
         check.require(
