@@ -27,7 +27,7 @@ FEW_POSITIONS = 127
 # batches of random size would make one of nearly every step.
 GROUPED_RECORDS = 32
 # Elements of patches at a time: they stay in the cache until they are multiplied.
-PATCH_ELEMENTS = 1 << 19
+PATCH_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ CANCELLATION = 2.0**-9
 KEEP_ELEMENTS = 1 << 25
 KEEP_IN_ALL = 1 << 28
 # Per-sample gradients that are made, measured and kept or forgotten, so many elements at a time: in the cache.
-CACHED_ELEMENTS = 1 << 20
+CACHED_ELEMENTS = 1 << 22
 # Squares are added up in blocks of this many and the blocks in float64: no small square is ever lost.
 _BLOCK = 128
 
