@@ -20,7 +20,7 @@ UNIT: Final = "test accuracy, %"
 LONGEST: Final = (
     2.0  # of a gradient: sqrt(2) for the scores times sqrt(2) for features of length 1 and a bias
 )
-# Learning rates times C: the paper searched its step size too. Wide enough that no method's best is at an end.
+# Learning rates times C: the paper searched its step size too. No method that learns has its best at an end.
 REACHES: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 QUICK_REACHES: Final = (3.0,)
 
