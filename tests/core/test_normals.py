@@ -32,9 +32,9 @@ def rejects(sample: torch.Tensor, scale: float = 1.0) -> bool:
 
 
 def transform(words: list[int]) -> torch.Tensor:
-    buffers = normals.Buffers(len(words))
-    buffers.words.copy_(torch.tensor(words))
-    return buffers.box_muller(len(words))
+    buffers = normals.Buffers.of(len(words))
+    buffers.words[:] = words
+    return torch.from_numpy(buffers.box_muller())
 
 
 # The normal distribution --------------------------------------------------------------------------------
@@ -139,6 +139,23 @@ def test_add_normal_keeps_shapes_strides_parameters_and_zero() -> None:
     still = torch.arange(5.0)
     assert torch.equal(Streams.seeded(17).noise.add_normal_(still.clone(), 0.0), still)
     assert Streams.seeded(17).noise.add_normal_(torch.zeros(0), 1.0).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        torch.zeros(1).expand(4),
+        torch.zeros(4, 1).expand(4, 3),
+        torch.zeros(10).unfold(0, 4, 2),
+        torch.zeros(7).as_strided((4, 4), (1, 1)),
+    ],
+)
+def test_elements_that_share_memory_are_refused_before_a_draw(shared: torch.Tensor) -> None:
+    stream = Streams.seeded(4).noise
+    with pytest.raises(Refused, match="clone"):
+        stream.add_normal_(shared, 1.0)
+    assert stream.spent == 0
+    assert not shared.any()
 
 
 def test_add_normal_works_in_inference_mode(threads: int) -> None:

@@ -1,32 +1,35 @@
 """Standard normals from a counter-based cipher.
 
 Pair j of a key is the pair that Box-Muller makes of cipher block j, so the values depend on the key and
-the position alone: not on the number of threads, and not on how a draw is cut into chunks. Every value takes
+the position alone: not on the number of threads, and not on how a draw is cut into blocks. Every value takes
 the same work: a method that rejects (ziggurat, polar) would be faster and show the noise in its timing.
 
-torch spreads each call over its own threads. Threads of ours, with whole chunks side by side, would spend what
-they gain on waiting for Python's lock, and slow every other call of torch down.
+One thread does it all. Threads of ours waited for Python's lock as long as they worked, and torch's own wait for
+each other after every call, which on busy cores took fifty times the work and after a fork never ends.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
-from torch import Tensor
+
+from discreet.core import check
 
 BLOCK_BYTES: Final = 16
 WORD_BYTES: Final = 8
-CHUNK: Final = 1 << 17  # normals made at a time: in the cache, and enough for torch to share them out
+BLOCK: Final = 1 << 15  # normals made at a time: in a core's own cache, and too few for torch to share out
 WORDS, NORMALS = 0, 1  # the lanes of a key: disjoint ranges of 2^64 blocks each
 
-_ZEROS: Final = memoryview(bytes(1 << 18))
-Put = Callable[[slice, Tensor], object]  # takes the normals of a stretch, float64; it may overwrite them
+_ZEROS: Final = memoryview(bytes(WORD_BYTES * BLOCK))
+Floats = npt.NDArray[np.float64]
+Put = Callable[[slice, Floats], object]  # takes the normals of a stretch; it may overwrite them
 
 
 def cipher(key: bytes, lane: int, block: int = 0) -> CipherContext:
@@ -45,48 +48,94 @@ def key_stream(source: CipherContext, target: memoryview, size: int) -> None:
 
 @final
 class Buffers:
-    """Room for an even number of normals.
+    """Room for an even number of normals, with every view of it that the work needs: making views is dear.
 
     words  the uniform 64-bit words; the normals take their place
     """
 
-    def __init__(self, size: int) -> None:
-        memory = np.empty(size + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
+    def __init__(self, memory: npt.NDArray[np.int64], work: torch.Tensor) -> None:
+        self._memory, self._work = memory, work
+        self.words = memory[: 2 * work.shape[1]]
         self._bytes = memory.data.cast("B")  # one block longer than the words
-        self.words = torch.from_numpy(memory[:size])
-        self._work = torch.empty(3, size // 2, dtype=torch.float64, device="cpu")
+        self._first, self._second = self.words[0::2], self.words[1::2]
+        self._normals = self.words.view(np.float64)
+        self._even, self._odd = self._normals[0::2], self._normals[1::2]
+        self._tensors = work.unbind()
+        self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
 
-    def draw(self, source: CipherContext, size: int) -> Tensor:
-        """The next normals of a cipher, an even number, in this memory."""
-        key_stream(source, self._bytes, size * WORD_BYTES)
-        return self.box_muller(size)
+    @classmethod
+    def of(cls, size: int) -> Buffers:
+        """Buffers of their own."""
+        memory = np.empty(size + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
+        with torch.inference_mode(False):  # they outlive a caller's inference mode
+            return cls(memory, torch.empty(3, size // 2, dtype=torch.float64, device="cpu"))
 
-    def box_muller(self, size: int) -> Tensor:
-        """Turn the first words into standard normals, pair by pair.
+    def first(self, size: int) -> Buffers:
+        """The front part of the same memory."""
+        if size == len(self.words):
+            return self
+        return Buffers(self._memory[: size + BLOCK_BYTES // WORD_BYTES], self._work[:, : size // 2])
+
+    def draw(self, source: CipherContext) -> Floats:
+        """The next normals of a cipher, in this memory."""
+        key_stream(source, self._bytes, self.words.nbytes)
+        return self.box_muller()
+
+    def box_muller(self) -> Floats:
+        """Turn the words into standard normals, pair by pair.
 
         u = |w0 + 1/2| / 2^63 in [2^-64, 1],  r = sqrt(-2 ln u) in [0, 9.42],  a = pi w1 / 2^63
         normals[2j] = r cos a,  normals[2j + 1] = r sin a
 
         Guarantee: u is never 0, so every normal is finite; a pair depends on its own two words alone.
         """
-        first, second = self.words[:size].view(-1, 2).unbind(1)
-        radius, angle, cosine = self._work[:, : size // 2].unbind()
-        radius.copy_(first).add_(0.5).mul_(2.0**-63).mul_(radius)
-        radius.log_().abs_().sqrt_()  # |ln(u^2)| = -2 ln u, and no -0.0 below the root
-        angle.copy_(second).mul_(math.pi * 2.0**-63)
-        torch.cos(angle, out=cosine)
-        normals = self.words[:size].view(torch.float64)
-        torch.mul(radius, cosine, out=normals[0::2])
-        torch.mul(radius, angle.sin_(), out=normals[1::2])
-        return normals
+        # torch has the fast transcendental functions, numpy the fast root and the cheaper calls.
+        radius, angle, cosine = self._arrays
+        np.add(self._first, 0.5, out=radius)
+        radius *= 2.0**-63
+        radius *= radius
+        square, turn = float(radius[-1]), float(self._second[-1]) * (math.pi * 2.0**-63)
+        self._tensors[0].log_()
+        np.abs(radius, out=radius)  # |ln(u^2)| = -2 ln u, and no -0.0 below the root
+        np.sqrt(radius, out=radius)
+        np.multiply(self._second, math.pi * 2.0**-63, out=angle)
+        torch.cos(self._tensors[1], out=self._tensors[2])
+        self._tensors[1].sin_()
+        np.multiply(radius, cosine, out=self._even)
+        np.multiply(radius, angle, out=self._odd)
+        self._check_last_pair(math.sqrt(abs(math.log(square))), turn)
+        return self._normals
+
+    def _check_last_pair(self, radius: float, turn: float) -> None:
+        """Under a mode that only traces calls, torch computes nothing and says so to nobody."""
+        found, expected = self._normals[-2:], (radius * math.cos(turn), radius * math.sin(turn))
+        check.require(
+            math.isclose(found[0], expected[0], rel_tol=1e-9, abs_tol=1e-9)
+            and math.isclose(found[1], expected[1], rel_tol=1e-9, abs_tol=1e-9),
+            "torch to compute logarithm, cosine and sine",
+            "other values",
+            "draw noise outside of fake tensors, functionalize and other modes that trace calls",
+        )
 
 
-class _Workspace(threading.local):
-    """Buffers of one thread; they carry nothing from one draw to the next."""
+@final
+class _Workspace:
+    """Buffers that wait for a draw; they carry nothing from one to the next."""
 
     def __init__(self) -> None:
-        with torch.inference_mode(False):  # they outlive a caller's inference mode
-            self.chunk = Buffers(CHUNK)
+        self._free: list[Buffers] = []
+
+    @contextmanager
+    def block(self) -> Iterator[Buffers]:
+        """Buffers for one draw alone: one beside it or inside it, from a signal or a mode, gets others."""
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = Buffers.of(BLOCK)
+        try:
+            yield block
+        finally:
+            self._free.append(block)
 
 
 _WORKSPACE: Final = _Workspace()
@@ -95,26 +144,28 @@ _WORKSPACE: Final = _Workspace()
 def draw(key: bytes, first: int, count: int, put: Put) -> None:
     """`put(stretch, normals)` for the stretches of 0 .. count-1, from the cipher's block `first` on; count is even."""
     source = cipher(key, NORMALS, first)
-    for start in range(0, count, CHUNK):
-        stop = min(start + CHUNK, count)
-        put(slice(start, stop), _WORKSPACE.chunk.draw(source, stop - start))
+    with _WORKSPACE.block() as block:
+        for start in range(0, count, BLOCK):
+            stop = min(start + BLOCK, count)
+            put(slice(start, stop), block.first(stop - start).draw(source))
 
 
-def copying_to(target: Tensor) -> Put:
+def copying_to(target: npt.NDArray[np.floating]) -> Put:
     """Round the normals once, to the type of the target."""
-    return lambda where, noise: target[where].copy_(noise)
+    return lambda where, noise: np.copyto(target[where], noise, casting="same_kind")
 
 
-def adding_to(flat: Tensor, std: float) -> Put:
+def adding_to(flat: torch.Tensor, std: float) -> Put:
     """flat += std * noise in float64, rounded once."""
     if flat.device.type != "cpu":
-        return lambda where, noise: flat[where].add_(noise.to(flat.device), alpha=std)
+        return lambda where, noise: flat[where].add_(torch.from_numpy(noise).to(flat.device), alpha=std)
     values = flat.numpy()
 
-    def put(where: slice, noise: Tensor) -> None:
+    def put(where: slice, noise: Floats) -> None:
         # numpy casts piece by piece, where torch makes float64 copies of both sides.
+        noise *= std
         part = values[where]
-        np.add(part, noise.mul_(std).numpy(), out=part, casting="same_kind")
+        np.add(part, noise, out=part, casting="same_kind")
 
     return put
 

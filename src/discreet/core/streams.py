@@ -80,7 +80,7 @@ class Stream:
         self._cipher_key = _derive(key, "cipher")
         self._words, self._word_bytes = cipher(self._cipher_key, WORDS), 0
         self._normal_blocks = 0
-        self._pool = torch.empty(0, dtype=torch.float64, device="cpu")  # normals drawn and not yet handed out
+        self._pool = np.empty(0)  # normals drawn and not yet handed out
         self._next = 0
 
     @property
@@ -137,7 +137,7 @@ class Stream:
         _check_dtype(dtype)
         out = torch.empty(int(count), dtype=dtype, device="cpu")
         with self._lock:
-            self._apply(len(out), copying_to(out))
+            self._apply(len(out), copying_to(out.numpy()))
         return out.to(device)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
@@ -145,6 +145,12 @@ class Stream:
         self._guard()
         check.not_negative("std is the standard deviation of the noise", std=std)
         _check_dtype(value.dtype)
+        check.require(
+            _has_own_cells(value),
+            "a tensor with a place in memory for each element",
+            f"shape {list(value.shape)} with strides {list(value.stride())}",
+            "clone() it: elements that share a place would share their noise",
+        )
         bare = value.detach()
         flat = bare.reshape(-1)  # a view if it can be one, else a copy that goes back below
         with self._lock:
@@ -246,7 +252,7 @@ class Stream:
             # As much again as was drawn before: short streams stay cheap, long ones pay few calls.
             size = max(count - done, min(_POOL, 2 * self._normal_blocks))
             self._next = len(self._pool)
-            fresh = torch.empty(size + size % 2, dtype=torch.float64, device="cpu")
+            fresh = np.empty(size + size % 2)
             self._draw(len(fresh), copying_to(fresh))
             self._pool, self._next = fresh, 0
             self._from_pool(done, count, put)
@@ -288,6 +294,17 @@ def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:
     top = np.uint64(2**64 - 1)
     beyond = (top % bound + np.uint64(1)) % bound  # 2^64 mod bound
     return words <= top - beyond
+
+
+def _has_own_cells(value: torch.Tensor) -> bool:
+    """Told by the strides: each dimension steps over all that the finer ones fill."""
+    steps = sorted((step, size) for step, size in zip(value.stride(), value.shape, strict=True) if size > 1)
+    filled = 1
+    for step, size in steps:
+        if step < filled:
+            return False
+        filled = step * size
+    return True
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
