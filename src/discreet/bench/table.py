@@ -24,7 +24,7 @@ _PEERS = frozenset(row.name for row in ROWS if row.is_peer)
 def versions() -> dict[str, str]:
     """What was compared."""
     found = {"python": platform.python_version()}
-    for name in ("discreet", "torch", "opacus", "fastDP", "jax-privacy"):
+    for name in ("discreet", "torch", "opacus", "fastDP", "jax", "jax-privacy"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -24,7 +24,7 @@ from discreet.core import check
 
 BLOCK_BYTES: Final = 16
 WORD_BYTES: Final = 8
-BLOCK: Final = 1 << 15  # normals made at a time: in a core's own cache, and too few for torch to share out
+BLOCK: Final = 1 << 16  # normals made at a time: as many as torch still computes on one thread
 WORDS, NORMALS = 0, 1  # the lanes of a key: disjoint ranges of 2^64 blocks each
 
 _ZEROS: Final = memoryview(bytes(WORD_BYTES * BLOCK))
