@@ -181,8 +181,8 @@ def test_rows_take_turns_and_slow_ones_rest() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(timing, "_seconds", seconds)
-        found = timing.interleave(steps, repeats=6, patience=40.0, hurried=["slow"])
-    assert order[2 * timing.WARM_UP :][:4] == ["fast", "slow", "fast", "slow"]
+        found = timing.interleave(steps, repeats=6, patience=80.0, hurried=["slow"])
+    assert order[2 * timing.WARM_UP :][:6] == ["fast", "fast", "slow", "slow", "fast", "fast"]
     assert found["fast"].repeats == 6  # our own rows are never cut short
     assert found["slow"].repeats == 4
     assert found["fast"].ratio == 1.0

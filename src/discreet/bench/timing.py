@@ -52,13 +52,15 @@ def interleave(
 ) -> dict[str, Timing]:
     """Every step in turn, again and again, after warm-up.
 
-    A row of `hurried` that would take longer than `patience` seconds rests after fewer repeats, at least three.
+    A row takes two steps when its turn comes, and the second one counts: the first pays for what the row before it
+    left in caches and busy threads. A row of `hurried` that would take longer than `patience` seconds rests after
+    fewer repeats, at least three.
     """
     rounds = dict.fromkeys(steps, repeats)
     for name, step in steps.items():
         once = _seconds(step)
         if name in hurried:
-            rounds[name] = min(repeats, max(LEAST, int(patience / max(once, 1e-9))))
+            rounds[name] = min(repeats, max(LEAST, int(patience / max(2 * once, 1e-9))))
         for _ in range(WARM_UP - 1 if rounds[name] > LEAST else 0):
             _seconds(step)
     first = next(iter(steps))
@@ -67,6 +69,7 @@ def interleave(
     for turn in range(repeats):
         for name, step in steps.items():
             if turn < rounds[name]:
+                step()
                 times[name].append(_seconds(step))
     return {name: _timing(own, times[first]) for name, own in times.items()}
 
