@@ -15,6 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,14 +118,9 @@ def test_a_target_that_fails_repeats_no_value(count: int, monkeypatch: pytest.Mo
     assert not set(seen) & set(stream.normal(200_000, dtype=torch.float64).tolist())
 
 
-def test_streams_in_several_threads_do_not_mix() -> None:
-    alone = [Streams.seeded(seed).noise.normal(300_000) for seed in range(3)]
-    drawn: dict[int, torch.Tensor] = {}
-
-    def draw(seed: int) -> None:
-        drawn[seed] = Streams.seeded(seed).noise.normal(300_000)
-
-    workers = [threading.Thread(target=draw, args=(seed,)) for seed in range(3)]
+def side_by_side(acts: list[Callable[[], None]]) -> None:
+    """Each in a thread of its own, which lose their turn as often as possible."""
+    workers = [threading.Thread(target=act) for act in acts]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -134,6 +130,16 @@ def test_streams_in_several_threads_do_not_mix() -> None:
             worker.join()
     finally:
         sys.setswitchinterval(before)
+
+
+def test_streams_in_several_threads_do_not_mix() -> None:
+    alone = [Streams.seeded(seed).noise.normal(300_000) for seed in range(3)]
+    drawn: dict[int, torch.Tensor] = {}
+
+    def draw(seed: int) -> None:
+        drawn[seed] = Streams.seeded(seed).noise.normal(300_000)
+
+    side_by_side([partial(draw, seed) for seed in range(3)])
     assert all(torch.equal(drawn[seed], alone[seed]) for seed in range(3))
 
 
@@ -232,16 +238,7 @@ def test_threads_that_share_a_stream_never_get_the_same_value() -> None:
         parts = [stream.normal(3, dtype=torch.float64) for _ in range(2000)]
         drawn.append(torch.cat(parts).tolist())
 
-    workers = [threading.Thread(target=draw) for _ in range(4)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    finally:
-        sys.setswitchinterval(before)
+    side_by_side([draw] * 4)
     values = [v for part in drawn for v in part]
     assert len(values) == 4 * 2000 * 3
     assert len(set(values)) == len(values)

@@ -95,27 +95,18 @@ def truth(rows: tuple[Truth, ...]) -> str:
 
 def speed(held: dict[str, Any]) -> str:
     """How many times as long as a plain step a private one takes, by model; beside the peers where they were timed."""
-    if "models" in held:
-        timed = {name: own["rows"] for name, own in held["models"].items() if own.get("rows")}
-        columns = list(
-            dict.fromkeys(row for rows in timed.values() for row in rows if row not in _NOT_PRIVATE)
-        )
-        rows = [
-            [str(held["models"][name].get("about", name)), *(_ratio(rows.get(c, {})) for c in columns)]
-            for name, rows in timed.items()
-        ]
-        what = "A private step takes"
-    else:
-        columns = ["discreet"]
-        rows = [[name, f"{ratio:.2f}"] for name, ratio in held["step over plain SGD"].items()]
-        what = (
-            "Norms, clipping, sum and update, without the noise, take"  # that is what this older file holds
-        )
+    timed = {name: own["rows"] for name, own in held["models"].items() if own.get("rows")}
+    columns = list(dict.fromkeys(row for rows in timed.values() for row in rows if row not in _NOT_PRIVATE))
+    rows = [
+        [str(held["models"][name].get("about", name)), *(_ratio(rows.get(c, {})) for c in columns)]
+        for name, rows in timed.items()
+    ]
     return "\n\n".join(
         [
-            f"{what} this many times as long as a step of plain SGD on the same batch:",
+            "A private step takes this many times as long as a step of plain SGD on the same batch:",
             _table(["model", *columns], rows),
-            f"    {held['command']}",
+            # The file's own command is that of the last call that brought it up to date, perhaps for one model.
+            f"    discreet bench --threads {held['threads']} --out results/step-time.json",
         ]
     )
 
