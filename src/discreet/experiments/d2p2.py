@@ -79,9 +79,7 @@ def _figure_3_status(private: dict[str, float], quick: bool) -> Status:
         private["DP2-SGD"] < private["D2P2-SGD"],
         abs(private["DPSGD"] - private["D2P-SGD"]) < 3,
     )
-    if all(said) and not quick:
-        return Status.REPRODUCED
-    return Status.PARTLY if any(said) else Status.NOT
+    return Status.of(said, quick=quick)
 
 
 # -- Table 2 ------------------------------------------------------------------------------------------------
@@ -162,9 +160,7 @@ def _table_2_status(rows: list[Row], quick: bool) -> Status:
     of = len(FAMILY)
     groups = [rows[start : start + of] for start in range(0, len(rows), of)]
     first = all(max(group, key=lambda row: row.ours or 0.0) is group[-1] for group in groups)
-    if reached and first and not quick:
-        return Status.REPRODUCED
-    return Status.PARTLY if reached or first else Status.NOT
+    return Status.of((reached, first), quick=quick)
 
 
 def _table_2_summary(lines: dict[str, list[float]], budgets: tuple[int, ...]) -> str:
@@ -213,7 +209,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         artefact="Figures 4, 5, 6",
         what="the impact of sigma, batch and reduction rate on accuracy and epsilon",
         minutes_quick=8,
-        minutes_full=110,
+        minutes_full=40,
         run=figures_4_5_6,
     ),
     *d2p2_projection.EXPERIMENTS,

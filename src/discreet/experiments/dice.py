@@ -45,8 +45,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         paper=_PAPER,
         artefact="Figures 1 and 2, CIFAR-10",
         what="DiceSGD over C1, C2 and the step size, with the noise of its Algorithm 4",
-        minutes_quick=2,
-        minutes_full=20,
+        minutes_quick=1,
+        minutes_full=5,
         run=figures_1_2,
     ),
     Experiment(
@@ -64,7 +64,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         artefact="Table 3, E2E",
         what="SmolLM2 with private adapters on E2E, epsilon 8, C = 1: BLEU and test loss",
         minutes_quick=4,
-        minutes_full=35,
+        minutes_full=60,
         run=language,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -20,6 +20,18 @@ class Status(enum.StrEnum):
     REPRODUCED = "reproduced"
     PARTLY = "partly"
     NOT = "not"
+
+    @classmethod
+    def of(cls, held: Iterable[bool], *, quick: bool = False) -> Status:
+        """By what the paper says and whether it held; a quick run shows a part at best.
+
+        >>> Status.of([True, False]), Status.of([True], quick=True)
+        (<Status.PARTLY: 'partly'>, <Status.PARTLY: 'partly'>)
+        """
+        said = tuple(held)
+        if all(said) and not quick:
+            return cls.REPRODUCED
+        return cls.PARTLY if any(said) else cls.NOT
 
 
 @final

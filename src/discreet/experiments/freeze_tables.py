@@ -187,7 +187,7 @@ def longer(method: str, bench: Bench) -> Outcome:
     return Outcome(
         unit=UNIT,
         rows=tuple(row for three in rows for row in three),
-        status=_status(holds),
+        status=Status.of(holds),
         summary=f"Freezing less the adjusted baseline: {gaps}. The paper: {paper} at epsilon 3 and 7.53.",
         guesses=GUESSES,
     )
@@ -200,7 +200,7 @@ def table_1(bench: Bench) -> Outcome:
     return Outcome(
         unit=UNIT,
         rows=tuple(row for pair in pairs for row in pair),
-        status=_status([at_least(frozen, dense) for dense, frozen in pairs]),
+        status=Status.of([at_least(frozen, dense) for dense, frozen in pairs]),
         summary=f"Random freeze less baseline: {gaps} at epsilon 3 and 7.53; the paper: +0.7 and -0.2.",
         guesses=(
             *GUESSES,
@@ -280,7 +280,7 @@ def transfer(bench: Bench) -> Outcome:
     return Outcome(
         unit=UNIT,
         rows=tuple(rows),
-        status=_status([at_least(rows[1], rows[0])]),
+        status=Status.of([at_least(rows[1], rows[0])]),
         summary=(
             f"With freezing {gap(rows[1], rows[0])} points; the paper: +0.1. CIFAR-10, epsilon 2, a softmax head of "
             "12,810 parameters on EfficientNet-lite0, total density 0.65; the paper's backbone is SimCLR v2 (41K)."
@@ -313,7 +313,3 @@ def _compared(one: Row, other: Row) -> tuple[float, float]:
     assert one.ours is not None
     assert other.ours is not None
     return round(one.ours - other.ours, 9), round(math.hypot(one.spread or 0.0, other.spread or 0.0), 9)
-
-
-def _status(holds: list[bool]) -> Status:
-    return Status.REPRODUCED if all(holds) else Status.PARTLY if any(holds) else Status.NOT

@@ -15,8 +15,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         paper=_PAPER,
         artefact="Figure 3",
         what="errors of direction and gradient under DP and GeoDP, against noise, dimensions and batch",
-        minutes_quick=1.0,
-        minutes_full=15.0,
+        minutes_quick=0.5,
+        minutes_full=1.0,
         run=figure_3,
     ),
     Experiment(
@@ -25,7 +25,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         artefact="Figure 4",
         what="the same against the bounding factor",
         minutes_quick=0.5,
-        minutes_full=5.0,
+        minutes_full=1.0,
         run=figure_4,
     ),
     Experiment(
@@ -34,7 +34,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         artefact="Figure 5",
         what="training loss of softmax regression over 350 iterations",
         minutes_quick=1.0,
-        minutes_full=15.0,
+        minutes_full=3.0,
         run=figure_5,
     ),
     Experiment(

@@ -82,33 +82,11 @@ def figure_5(bench: Bench) -> Outcome:
     rows, figures, ends = [], [], {}
     for letter, lines in panels.items():
         curves = []
-        for name, method, parameters, noise, batch in lines:
-            run = config(
-                method,
-                parameters=parameters,
-                seed=bench.seeds[0],
-                model="softmax",
-                noise=noise,
-                batch=batch,
-                steps=steps,
-                learning_rate=20.0,
-                eval_every=max(1, steps // 10),
-                public_data=True,  # for the training loss
-            )
-            result = bench.train(run)
-            x, y = measured(result, "train_loss")
-            curves.append(Curve(name=name, x=x, y=y))
-            ends[letter, name] = y[-1] if y else math.nan
-            certified = result.spent.certified.epsilon
-            rows.append(
-                Row(
-                    setting=f"5({letter}) {name}",
-                    ours=ends[letter, name],
-                    certified=certified,
-                    claimed=result.spent.claimed,
-                    note="no proven guarantee" if method == "geodp" else "",
-                )
-            )
+        for line in lines:
+            row, curve = _trained(bench, line, steps)
+            ends[letter, curve.name] = math.nan if row.ours is None else row.ours
+            rows.append(dataclasses.replace(row, setting=f"5({letter}) {curve.name}"))
+            curves.append(curve)
         figures.append(
             Figure(
                 name=f"loss-{letter}",
@@ -123,11 +101,7 @@ def figure_5(bench: Bench) -> Outcome:
         unit=f"training loss after {steps} iterations",
         rows=tuple(rows),
         figures=tuple(figures),
-        status=Status.REPRODUCED
-        if all(said) and not bench.quick
-        else Status.PARTLY
-        if any(said)
-        else Status.NOT,
+        status=Status.of(said, quick=bench.quick),
         summary=(
             f"{sum(said)} of the figure's {len(said)} orderings came out. The paper says that GeoDP at beta 1 nearly "
             "reaches training without noise in (a) and at sigma 0.01 in (c), and that less noise does not help DP."
@@ -138,6 +112,32 @@ def figure_5(bench: Bench) -> Outcome:
             "certified epsilon of DP is that of Poisson sampling at these batches; GeoDP has none",
         ),
     )
+
+
+def _trained(bench: Bench, line: Line, steps: int) -> tuple[Row, Curve]:
+    name, method, parameters, noise, batch = line
+    run = config(
+        method,
+        parameters=parameters,
+        seed=bench.seeds[0],
+        model="softmax",
+        noise=noise,
+        batch=batch,
+        steps=steps,
+        learning_rate=20.0,
+        eval_every=max(1, steps // 10),
+        public_data=True,  # for the training loss
+    )
+    result = bench.train(run)
+    x, y = measured(result, "train_loss")
+    row = Row(
+        setting=name,
+        ours=y[-1] if y else math.nan,
+        certified=result.spent.certified.epsilon,
+        claimed=result.spent.claimed,
+        note="no proven guarantee" if method == "geodp" else "",
+    )
+    return row, Curve(name=name, x=x, y=y)
 
 
 def _said_5(ends: dict[tuple[str, str], float], quick: bool) -> list[bool]:
@@ -218,11 +218,7 @@ def table_2(bench: Bench) -> Outcome:
     return Outcome(
         unit="test accuracy, %",
         rows=tuple(rows),
-        status=Status.REPRODUCED
-        if all(said) and not bench.quick
-        else Status.PARTLY
-        if any(said)
-        else Status.NOT,
+        status=Status.of(said, quick=bench.quick),
         summary=(
             f"The paper puts GeoDP at beta 0.1 above DP and GeoDP at beta 0.5 far below: {sum(said)} of {len(said)} "
             "such comparisons came out. Only the rows without geometry have a certified epsilon."

@@ -46,30 +46,37 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`F.multi_head_attention_forward`, time-major."""
+    """`F.multi_head_attention_forward`: [time, records, features] in and out, records first in between.
+
+    A record's positions then lie side by side in memory, which attention and per-sample gradients read faster.
+    """
     if query.dim() != 3 or static_k is not None or static_v is not None:
         refuse(
             "attention over a batch [time, records, features]",
             f"query of shape {tuple(query.shape)}" if static_k is None else "static keys",
             "add the record axis to the query, and leave static_k and static_v unset",
         )
-    if use_separate_proj_weight:
-        assert q_proj_weight is not None
-        assert k_proj_weight is not None
-        assert v_proj_weight is not None
-        biases = [None, None, None] if in_proj_bias is None else list(in_proj_bias.chunk(3))
-        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    else:
+    is_self = query is key and key is value
+    query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    if (
+        is_self and not use_separate_proj_weight
+    ):  # one product keeps the parameter whole: no slices to pull back
         assert in_proj_weight is not None
-        q, k, v = _project(query, key, value, in_proj_weight, in_proj_bias)
-    T, N, E = q.shape
+        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
+    else:
+        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+        if not use_separate_proj_weight:
+            assert in_proj_weight is not None
+            weights = in_proj_weight.chunk(3)
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    N, T, E = q.shape
     if bias_k is not None and bias_v is not None:
-        k, v = torch.cat([k, bias_k.expand(1, N, E)]), torch.cat([v, bias_v.expand(1, N, E)])
+        k, v = torch.cat([k, bias_k.expand(N, 1, E)], 1), torch.cat([v, bias_v.expand(N, 1, E)], 1)
     if add_zero_attn:
-        k, v = torch.cat([k, k.new_zeros(1, N, E)]), torch.cat([v, v.new_zeros(1, N, E)])
-    mask = _additive_mask(attn_mask, key_padding_mask, num_heads, (N, T, k.shape[0]), q.dtype)
-    q, k, v = (x.reshape(x.shape[0], N, num_heads, E // num_heads).permute(1, 2, 0, 3) for x in (q, k, v))
+        k, v = torch.cat([k, k.new_zeros(N, 1, E)], 1), torch.cat([v, v.new_zeros(N, 1, E)], 1)
+    mask = _additive_mask(attn_mask, key_padding_mask, num_heads, (N, T, k.shape[1]), q.dtype)
+    q, k, v = (x.unflatten(-1, (num_heads, E // num_heads)).transpose(1, 2) for x in (q, k, v))
     dropout = dropout_p if training else 0.0
     if need_weights:
         scores = q @ k.transpose(-2, -1) / math.sqrt(E // num_heads)
@@ -77,20 +84,8 @@ def attention(
         mixed, shown = share @ v, (share.mean(1) if average_attn_weights else share)
     else:
         mixed, shown = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
-    joined = mixed.permute(2, 0, 1, 3).reshape(T, N, E)
-    return F.linear(joined, out_proj_weight, out_proj_bias), shown
-
-
-def _project(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    if query is key and key is value:  # one product keeps the parameter whole: no slices to pull back through
-        q, k, v = F.linear(query, weight, bias).chunk(3, -1)
-        return q, k, v
-    weights = weight.chunk(3)
-    biases = [None, None, None] if bias is None else list(bias.chunk(3))
-    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    return q, k, v
+    joined = mixed.transpose(1, 2).flatten(2)
+    return F.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1), shown
 
 
 def _additive_mask(

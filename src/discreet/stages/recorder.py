@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ class _Source(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, use: Use) -> Tensor:
         ctx.use = use
-        result: Tensor = use.func(*use.args, **use.kwargs)
+        result: Tensor = use.func(*_in_one_product(use.func, use.args), **use.kwargs)
         return result
 
     @staticmethod
@@ -108,13 +108,26 @@ class Recorder:
         )
         self.uses.append(use)
         if any(tensor.requires_grad for tensor in swapped):
-            result: Tensor = call.func(*args, **kwargs)
+            result: Tensor = call.func(*_in_one_product(call.func, args), **kwargs)
             if result.requires_grad:
                 if type(result.grad_fn).__name__ == "NativeGroupNormBackward0":
                     use.statistics = result.grad_fn._saved_result1, result.grad_fn._saved_result2  # type: ignore[union-attr]
                 result.register_hook(use.keep_gradient)
                 return result
         return _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
+
+
+_PRODUCTS: Final = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
+
+
+def _in_one_product(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Positions side by side in memory, where torch would else take a product for each of them.
+
+    torch makes that copy itself for a weight that requires a gradient; here none does.
+    """
+    if func not in _PRODUCTS or len(args) < 2 or args[0].is_contiguous():
+        return args
+    return (args[0].contiguous(), *args[1:]) if args[0].dim() > 2 >= args[1].dim() else args
 
 
 class Collector:
