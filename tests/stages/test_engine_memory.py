@@ -141,3 +141,9 @@ def test_only_shapes_decide_the_micro_batch() -> None:
         for value in (0.0, 1e30, float("nan"))
     }
     assert len(sizes) == 1
+
+
+def test_many_records_are_cut_unless_they_are_small() -> None:
+    wide, narrow = Engine(torch.nn.Linear(40_000, 2)), Engine(torch.nn.Linear(40, 2))
+    assert micro_batch_for(wide, (torch.zeros(4, 40_000),), records=4, batch=5120) == 512
+    assert micro_batch_for(narrow, (torch.zeros(4, 40),), records=4, batch=5120) == 5120

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SMALL_BYTES = 256 << 20
 # A private step may take this much of the memory that plain SGD takes for the whole batch.
 SHARE = 1.2
+# More records than this are slower at once, not faster, unless all that they save is small: activations leave the
+# cache, and memory beyond 32 MB in one piece is handed out anew, page by page, for every tensor.
+ENOUGH, ENOUGH_BYTES = 512, 64 << 20
 # Below this many records, a pass costs about as much as one of twice as many.
 LEAST = 8
 
@@ -113,7 +116,7 @@ def micro_batch_for(
     args, kwargs  inputs of the model for `records` records; only their shapes and types are used
     batch         the public batch size; default: `records`
     limit_bytes   the most memory; default: about what plain SGD takes for the whole batch, at least 256 MB, at most
-                  a quarter of the machine's
+                  a quarter of the machine's; and at most 512 records, if they save more than 64 MB
 
     It never changes a result, only how much memory and time it takes: per-sample gradients are made once while those
     of every parameter may be kept, and twice above that.
@@ -129,7 +132,7 @@ def micro_batch_for(
     check.count("the most memory for one micro-batch, in bytes", limit_bytes=limit_bytes)
     each = bytes_a_record(script.saved_bytes, script.kept_bytes)
     fit = min(int(limit_bytes // max(each, 1.0)), limits.KEEP_ELEMENTS // max(script.largest, 1))
-    fit = max(LEAST, fit)
+    fit = max(LEAST, min(fit, max(ENOUGH, int(ENOUGH_BYTES // max(each, 1.0)))))
     if fit >= batch:
         return batch
     return math.ceil(batch / math.ceil(batch / fit))  # pieces of one size: no short one at the end
