@@ -265,9 +265,11 @@ def test_the_command_writes_and_merges(
     assert plain["over_plain"] == 1.0
     monkeypatch.setattr(sys, "argv", ["discreet", "bench", "second"])
     assert main([*words, "--no-time", "--out", str(out)]) == 0
-    assert json.loads(capsys.readouterr().out) == answer  # the command and the machine are those of the times
-    assert main([*words, "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["command"] == "discreet bench second"  # control
+    assert json.loads(capsys.readouterr().out) == answer  # nothing was measured: nothing is signed
+    assert main([*words, "--rows", "plain", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["models"]["mlp"]["rows"]
+    assert rows["plain"]["timed_by"] == "discreet bench second"
+    assert rows["discreet"]["timed_by"] == "discreet bench first"
     assert main(["bench", "--models", "nothing"]) == 2
 
 

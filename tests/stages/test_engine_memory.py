@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from discreet.core.check import Refused
 from discreet.stages import convolution, factors, memory, outer
@@ -147,3 +151,69 @@ def test_many_records_are_cut_unless_they_are_small() -> None:
     wide, narrow = Engine(torch.nn.Linear(40_000, 2)), Engine(torch.nn.Linear(40, 2))
     assert micro_batch_for(wide, (torch.zeros(4, 40_000),), records=4, batch=5120) == 512
     assert micro_batch_for(narrow, (torch.zeros(4, 40),), records=4, batch=5120) == 5120
+
+
+class Calls(TorchDispatchMode):
+    """Counts the products that a pass makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.found[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("by_matmul", [False, True])
+def test_positions_that_lie_apart_are_multiplied_in_one_product(by_matmul: bool) -> None:
+    """torch multiplies position by position where a weight without a gradient meets a transposed input."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            turned = self.first(x).transpose(0, 1)
+            scores = turned @ self.second.weight.t() if by_matmul else self.second(turned)
+            return scores.mean(0)
+
+    torch.manual_seed(0)
+    model, x, y = Turned(), torch.randn(5, 7, 4), torch.tensor([0, 1, 2, 0, 1])
+    if by_matmul:
+        model.second.bias.requires_grad_(False)
+    engine = Engine(model)
+    answer(engine, x, y, torch.ones(5, dtype=torch.float64))  # the probe has passes of its own
+    engine.begin(5)
+    with Calls() as calls:
+        losses = F.cross_entropy(model(x), y, reduction="none")
+    assert calls.found["bmm"] == 0
+    engine.backward(losses)
+    engine.discard()
+    with Calls() as control:
+        F.linear(x.transpose(0, 1), model.first.weight.detach(), model.first.bias)
+    assert control.found["bmm"] == 1
+
+
+def test_attention_keeps_a_record_together() -> None:
+    """Queries, keys and values of one record are next to each other when attention reads them."""
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten())
+    seen: list[tuple[int, ...]] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if func is F.scaled_dot_product_attention:
+                seen.append(args[0].stride())
+            return func(*args, **(kwargs or {}))
+
+    x, y = torch.randn(3, 5, 8), torch.tensor([0, 1, 2])
+    engine = Engine(model)
+    with Watch():
+        answer(engine, x, y, torch.ones(3, dtype=torch.float64))
+    record, head, position, feature = seen[-1]
+    assert record > position > head > feature

@@ -52,24 +52,28 @@ def bench(
     chosen = _chosen("models", models, list(MODELS))
     named = {row.name: row for row in ROWS}
     picked = [named[name] for name in _chosen("rows", rows, list(named))]
+    command = shlex.join(["discreet", *sys.argv[1:]])
     answer: dict[str, Any] = {
-        "command": shlex.join(["discreet", *sys.argv[1:]]),
         "versions": table.versions(),
         "machine": table.machine(),
         "threads": torch.get_num_threads(),
         "models": {name: {"about": MODELS[name].about, "rows": {}} for name in chosen},
     }
     old = json.loads(out.read_text()) if out is not None and out.exists() else {}
-    if not time:  # command, machine and versions are those of the times
+    if not time:  # machine and versions are those of the times
         answer = {name: value for name, value in answer.items() if name == "models" or name not in old}
     if time:
         _times(answer["models"], picked, repeats, patience, quiet=as_json)
+        _sign(answer["models"], "timed_by", command)
     if memory:
         _peaks(answer["models"], picked, torch.get_num_threads(), quiet=as_json)
+        _sign(answer["models"], "memory_by", command)
     if methods:
         _methods(answer, repeats, patience, quiet=as_json)
+        answer["methods_by"] = command
     if scaling:
         _scaling(answer, repeats, out, quiet=as_json)
+        answer["scaling_by"] = command
     whole = table.merged(old, answer)
     for name, own in whole["models"].items():
         own["verdict"] = table.verdict(name, own["rows"])
@@ -110,6 +114,13 @@ def _peaks(models: dict[str, Any], rows: Sequence[Row], threads: int, *, quiet: 
             peak = measure_peak(name, row.name, threads=threads)
             key, value = ("absent", peak) if isinstance(peak, str) else ("peak_mb", round(peak / 1e6, 1))
             own["rows"].setdefault(row.name, {})[key] = value
+
+
+def _sign(models: dict[str, Any], key: str, command: str) -> None:
+    """Every row keeps the command that measured it: a later call may bring some rows up to date."""
+    for own in models.values():
+        for row in own["rows"].values():
+            row[key] = command
 
 
 def _methods(answer: dict[str, Any], repeats: int, patience: float, *, quiet: bool) -> None:
