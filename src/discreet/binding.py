@@ -17,11 +17,9 @@ from discreet.loading import to_device
 from discreet.plan import Plan
 from discreet.stages.capture import tensors_in
 from discreet.stages.engine import Engine
-from discreet.stages.memory import micro_batch_for
+from discreet.stages.memory import ENOUGH, micro_batch_for
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.stages.selfcheck import self_check
-
-_WITHOUT_EXAMPLE = 512
 
 
 def check_data(data: Any) -> None:
@@ -75,7 +73,7 @@ def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: 
     five deviations above its mean, so that what fits is not cut.
     """
     if example is None:
-        return _WITHOUT_EXAMPLE
+        return ENOUGH
     rows = views * math.ceil(batch + 5 * math.sqrt(batch))
     return max(1, micro_batch_for(engine, *example, records=2, batch=rows) // views)
 

@@ -37,12 +37,16 @@ def _reduce(by_record: Tensor, shape: Sequence[int]) -> Tensor:
 def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
     if weight.dim() != 2:
         raise UnfitError
-    rows_NPA = widen(use.gradient_rows)
+    rows_NPA, lengths_N = widen(use.gradient_rows), None
+    is_one_row = rows_NPA.shape[1] == 1
     if use.wants(weight):
-        yield weight, Outer(rows_NPA, use.rows(input), weight.shape)
+        outer = Outer(rows_NPA, use.rows(input), weight.shape)
+        lengths_N = outer.lengths[0] if is_one_row else None
+        yield weight, outer
     if bias is not None and use.wants(bias):
-        summed = rows_NPA.squeeze(1) if rows_NPA.shape[1] == 1 else rows_NPA.sum(1)
-        yield bias, Dense(_reduce(summed, bias.shape))
+        summed = rows_NPA.squeeze(1) if is_one_row else rows_NPA.sum(1)
+        reduced = _reduce(summed, bias.shape)
+        yield bias, Dense(reduced, lengths_N if reduced is summed else None)  # a single row is measured already
 
 
 def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
