@@ -5,7 +5,7 @@ from __future__ import annotations
 from discreet.experiments.experiment import Experiment
 from discreet.experiments.geodp_noise import figure_3, figure_4
 from discreet.experiments.geodp_time import figure_6
-from discreet.experiments.geodp_training import equal_epsilon, figure_5, table_2
+from discreet.experiments.geodp_training import equal_epsilon, figure_5, table_2, table_2_companions
 
 _PAPER = "002 GeoDP"
 
@@ -45,6 +45,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         minutes_quick=3.0,
         minutes_full=75.0,
         run=table_2,
+    ),
+    Experiment(
+        name="geodp-table-2-companions",
+        paper=_PAPER,
+        artefact="Table II",
+        what="the same with selective update and PSAC together",
+        minutes_quick=3.0,
+        minutes_full=24.0,
+        run=table_2_companions,
     ),
     Experiment(
         name="geodp-figure-6",

@@ -46,7 +46,10 @@ def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None)
     if bias is not None and use.wants(bias):
         summed = rows_NPA.squeeze(1) if is_one_row else rows_NPA.sum(1)
         reduced = _reduce(summed, bias.shape)
-        yield bias, Dense(reduced, lengths_N if reduced is summed else None)  # a single row is measured already
+        yield (
+            bias,
+            Dense(reduced, lengths_N if reduced is summed else None),
+        )  # a single row is measured already
 
 
 def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
