@@ -105,7 +105,7 @@ def speed(held: dict[str, Any]) -> str:
         [
             "A private step takes this many times as long as a step of plain SGD on the same batch:",
             _table(["model", *columns], rows),
-            # The file's own command is that of the last call that brought it up to date, perhaps for one model.
+            # Rows may come from several calls; this one measures them all.
             f"    discreet bench --threads {held['threads']} --out results/step-time.json",
         ]
     )
