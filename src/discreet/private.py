@@ -64,8 +64,8 @@ class Private:
     plan              a complete plan (`plan.for_budget(...)`)
     data              a map-style dataset; its size is private. None for `OwnLoader` plans (see `over`)
     micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
-                      the memory that plain SGD takes for a batch, by the shape that all records share, and no more than
-                      512 unless they are small; 512 with a collate_fn, behind which their shapes may differ
+                      the memory that plain SGD takes for a batch, by the shape that all records share, but no more than
+                      512, copies counted, unless they are small; 512 with a collate_fn, behind which shapes may differ
     inputs            batch -> arguments of the model, for the dry run; default: the batch, or its first part
     views, augment    `views` copies of each record pass through `augment`; losses are averaged per record
     average           decay of an exponential average of the released iterates, or None

@@ -306,6 +306,12 @@ def pinned(own: Bare, x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
     return out
 
 
+def turned(own: Bare, x: Tensor) -> Tensor:
+    """Positions first, by keyword; torch gives a view for one record and none for several."""
+    hidden = F.linear(own.first(x).transpose(0, 1), weight=own.second.weight, bias=own.second.bias)
+    return hidden.relu_().transpose(0, 1)
+
+
 def in_place(own: Bare, x: Tensor) -> Tensor:
     hidden = own.first(x)
     hidden.view(-1).mul_(0.5)
@@ -378,6 +384,21 @@ LIST: list[Problem] = [
     Problem("linear 3-D", lambda: S(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), floats(6, 4)),
     Problem("linear 4-D", lambda: S(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), floats(2, 6, 4)),
     Problem("linear, long sequence", lambda: S(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), floats(40, 4)),
+    Problem(
+        "linear 3-D, in place behind it",
+        lambda: S(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3), nn.ReLU(inplace=True)),
+        floats(6, 4),
+    ),
+    Problem(
+        "linear, transposed and in place behind it",
+        lambda: Bare(turned, first=nn.Linear(4, 5), second=nn.Linear(5, 3)),
+        floats(6, 4),
+    ),
+    Problem(
+        "linear, bias of two dimensions",
+        lambda: Bare(lambda own, x: F.linear(x, own.w, own.b), w=parameter(5, 4), b=parameter(1, 5)),
+        floats(4),
+    ),
     Problem("linear, wide", lambda: nn.Linear(40, 50, bias=False), floats(3, 40)),
     Problem("bilinear", lambda: nn.Bilinear(3, 4, 5), pairs((3,), (4,))),
     Problem("conv1d", lambda: nn.Conv1d(3, 5, 3, stride=2, padding=1), floats(3, 9)),

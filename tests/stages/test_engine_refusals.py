@@ -306,6 +306,37 @@ def test_gradient_hooks_that_mix() -> None:
     refused(Bare(run, net=nn.Linear(4, 3)), x(7, 4), match="to equal autograd's")
 
 
+@pytest.mark.parametrize("by", ["hook", "prehook"])
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_hooks_that_write_into_a_gradient(by: str, from_the_start: bool) -> None:
+    """They run after the engine has measured what they then change."""
+    writing = from_the_start
+
+    def write(gradient: Any) -> None:
+        if writing:
+            (gradient if by == "hook" else gradient[0]).mul_(1000.0)
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        hidden: Tensor = own.net(batch * own.scale)
+        if hidden.grad_fn is not None:
+            (hidden.register_hook if by == "hook" else hidden.grad_fn.register_prehook)(write)
+        return hidden
+
+    model, batch = Bare(run, net=nn.Linear(5, 3), scale=parameter(1)), x(7, 5)
+    engine = Engine(model)
+
+    def train() -> None:
+        engine.begin(7)
+        engine.backward(losses_of(model(batch)))
+        engine.add_weighted(torch.ones(1, 1, 7, dtype=torch.float64), engine.zeros())
+
+    if not from_the_start:
+        train()  # control
+        writing = True
+    with pytest.raises(Refused, match="stay as they are until they are summed"):
+        train()
+
+
 def test_gradients_inside_the_forward_pass() -> None:
     """Forces as gradients of an energy: second derivatives reach the weights by a way that is not watched."""
 

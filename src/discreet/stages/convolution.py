@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.stages import factors
-from discreet.stages.factors import norms_by_chunks, row_norms, share, widen
+from discreet.stages.factors import Seal, norms_by_chunks, row_norms, share, widen
 
 # Where one grouped convolution beats patches (measured, 3x3 kernels): few channel pairs, but more than a stem's,
 # on many positions. A rule and no stopwatch: the route decides the last bits, and a seeded run repeats them.
@@ -48,7 +48,7 @@ class Convolution:
     ) -> None:
         self.images, self.outputs = widen(images), widen(outputs)
         self.shape, self.geometry = tuple(shape), geometry
-        self._records = records
+        self._records, self._seal = records, Seal(self.images, self.outputs)
         self._lengths: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -76,6 +76,7 @@ class Convolution:
         return norms_by_chunks(self), patches * outputs
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        self._seal.check()
         for weights_N, total in zip(weights_QN, total_Q, strict=True):
             scales = share(weights_N, *self.lengths, prefer_left=False, dtype=self.dtype)
             images, outputs = (
@@ -108,6 +109,7 @@ class Convolution:
                 grads.copy_(_by_groups(images, outputs, self.shape, self.geometry, end - at))
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Convolution:
+        self._seal.check()
         images, outputs = (
             self._by_record(values)[index_K].flatten(0, 1).to(dtype or self.dtype)
             for values in (self.images, self.outputs)

@@ -84,8 +84,9 @@ def attention(
         mixed, shown = share @ v, (share.mean(1) if average_attn_weights else share)
     else:
         mixed, shown = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
-    joined = mixed.transpose(1, 2).flatten(2)
-    return F.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1), shown
+    # As torch lays it out: dropout behind it draws in the order of memory.
+    joined = mixed.permute(2, 0, 1, 3).reshape(T, N, E)
+    return F.linear(joined, out_proj_weight, out_proj_bias), shown
 
 
 def _additive_mask(

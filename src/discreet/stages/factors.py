@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import Protocol
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
+
+from discreet.core.check import require
 
 # Rounding of a sum over positions, in ulps of the sum of absolute products.
 ROUNDING_ULPS = 4.0
@@ -70,6 +72,25 @@ class Factors(Part, Protocol):
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Factors:
         """The factors of some records."""
+
+
+@final
+class Seal:
+    """Refuses tensors that were written to after they were measured: the norm of other values bounds nothing.
+
+    Hooks that torch runs after ours may write to the gradient that a part holds.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors, self._versions = tensors, [tensor._version for tensor in tensors]
+
+    def check(self) -> None:
+        require(
+            [tensor._version for tensor in self._tensors] == self._versions,
+            "inputs and gradients to stay as they are until they are summed",
+            "one that was written to during the backward pass",
+            "remove the hook that writes to a gradient in place",
+        )
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -202,7 +223,7 @@ class Dense:
 
     def __init__(self, grads_N: Tensor, norms: Tensor | None = None) -> None:
         self.grads_N = widen(grads_N)
-        self._norms = norms
+        self._norms, self._seal = norms, Seal(self.grads_N)
 
     @property
     def records(self) -> int:
@@ -226,6 +247,7 @@ class Dense:
         return self.norms, self.norms
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        self._seal.check()
         flat = self.grads_N.reshape(self.records, math.prod(self.shape)).to(total_Q.dtype)
         total_Q.view(total_Q.shape[0], flat.shape[1]).addmm_(in_range(weights_QN, total_Q.dtype), flat)
 
@@ -233,6 +255,7 @@ class Dense:
         return self.grads_N[start:stop]
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Dense:
+        self._seal.check()
         return Dense(self.grads_N[index_K].to(dtype or self.dtype))
 
 

@@ -35,7 +35,7 @@ def _reduce(by_record: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
-    if weight.dim() != 2:
+    if weight.dim() != 2 or (bias is not None and bias.dim() > 1):
         raise UnfitError
     rows_NPA, lengths_N = widen(use.gradient_rows), None
     is_one_row = rows_NPA.shape[1] == 1

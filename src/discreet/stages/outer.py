@@ -17,6 +17,7 @@ from discreet.stages.factors import (
     Dense,
     Factors,
     Part,
+    Seal,
     Settled,
     Written,
     in_range,
@@ -35,7 +36,7 @@ class Outer:
 
     def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
-        self.shape = tuple(shape)
+        self.shape, self._seal = tuple(shape), Seal(self.left_NPA, self.right_NPB)
         self._lengths: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -69,6 +70,7 @@ class Outer:
         return inner_products(self, self).clamp(min=0).sqrt(), absolute
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        self._seal.check()
         A, B = self.left_NPA.shape[2], self.right_NPB.shape[2]
         left, right = self.left_NPA.to(total_Q.dtype), self.right_NPB.to(total_Q.dtype)
         for weights_N, total in zip(weights_QN, total_Q, strict=True):
@@ -92,6 +94,7 @@ class Outer:
         torch.bmm(left.transpose(1, 2), right, out=out.view(-1, left.shape[2], right.shape[2]))
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Outer:
+        self._seal.check()
         dtype = dtype or self.dtype
         return Outer(self.left_NPA[index_K].to(dtype), self.right_NPB[index_K].to(dtype), self.shape)
 
@@ -101,7 +104,7 @@ class OneHot:
 
     def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.index_NP, self.right_NPB = _distinct(index_NP, widen(right_NPB))
-        self.shape = tuple(shape)
+        self.shape, self._seal = tuple(shape), Seal(self.index_NP, self.right_NPB)
 
     @property
     def records(self) -> int:
@@ -116,6 +119,7 @@ class OneHot:
         return norms, norms
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        self._seal.check()
         rows = self.index_NP.flatten()
         for weights_N, total in zip(in_range(weights_QN, total_Q.dtype), total_Q, strict=True):
             scaled = self.right_NPB.to(total_Q.dtype) * weights_N.view(-1, 1, 1)
@@ -127,6 +131,7 @@ class OneHot:
         return grads.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> OneHot:
+        self._seal.check()
         return OneHot(self.index_NP[index_K], self.right_NPB[index_K].to(dtype or self.dtype), self.shape)
 
 

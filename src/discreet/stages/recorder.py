@@ -21,14 +21,44 @@ from discreet.stages.use import Use
 from discreet.stages.values import Layout
 
 
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` as one product of all positions, in memory of its own.
+
+    Without the weight's gradient torch multiplies position by position where these lie apart, and what it gives is
+    a view or not by the shape of the batch: a hook on a view does not survive an in-place operation on it.
+    """
+    if input.dim() <= 2 or weight.dim() != 2:
+        return F.linear(input, weight, bias)
+    rows = F.linear(input.flatten(0, -2), weight, bias)
+    result: Tensor = torch.ops.aten._unsafe_view(rows, [*input.shape[:-1], rows.shape[-1]])
+    return result
+
+
+def _matmul(input: Tensor, other: Tensor) -> Tensor:
+    """The same for `input @ other`; what it gives is never a view."""
+    return torch.matmul(input.contiguous() if input.dim() > 2 >= other.dim() else input, other)
+
+
+_PRODUCTS: Final[dict[Callable[..., Any], Callable[..., Tensor]]] = {
+    F.linear: _linear,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+}
+
+
+def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    own: Callable[..., Tensor] = _PRODUCTS.get(func, func)
+    return own(*args, **kwargs)
+
+
 class _Source(torch.autograd.Function):
     """A call none of whose inputs needs a gradient: run it, and keep the gradient of its output."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, use: Use) -> Tensor:
         ctx.use = use
-        result: Tensor = use.func(*_in_one_product(use.func, use.args), **use.kwargs)
-        return result
+        return _computed(use.func, use.args, use.kwargs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
@@ -108,26 +138,13 @@ class Recorder:
         )
         self.uses.append(use)
         if any(tensor.requires_grad for tensor in swapped):
-            result: Tensor = call.func(*_in_one_product(call.func, args), **kwargs)
+            result = _computed(call.func, args, kwargs)
             if result.requires_grad:
                 if type(result.grad_fn).__name__ == "NativeGroupNormBackward0":
                     use.statistics = result.grad_fn._saved_result1, result.grad_fn._saved_result2  # type: ignore[union-attr]
                 result.register_hook(use.keep_gradient)
                 return result
         return _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
-
-
-_PRODUCTS: Final = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
-
-
-def _in_one_product(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Positions side by side in memory, where torch would else take a product for each of them.
-
-    torch makes that copy itself for a weight that requires a gradient; here none does.
-    """
-    if func not in _PRODUCTS or len(args) < 2 or args[0].is_contiguous():
-        return args
-    return (args[0].contiguous(), *args[1:]) if args[0].dim() > 2 >= args[1].dim() else args
 
 
 class Collector:
@@ -191,11 +208,6 @@ class Collector:
 
 def _roots_of(use: Use) -> set[str]:
     return {root.name for target in use.targets.values() for root in target.roots}
-
-
-def collect(uses: Iterable[Use], layout: Layout) -> list[Factors | None]:
-    """The factors of every parameter, from all of its uses that a gradient reached; None where none did."""
-    return Collector(uses, layout).finish()
 
 
 def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:

@@ -18,7 +18,7 @@ from discreet.stages.factors import Factors
 from discreet.stages.forbidden import FORBIDDEN
 from discreet.stages.memory import kept_bytes, largest_kept, tally
 from discreet.stages.probe import PROBE_SEED, forked_generator
-from discreet.stages.recorder import Recorder, collect
+from discreet.stages.recorder import Collector, Recorder
 from discreet.stages.values import Layout
 
 if TYPE_CHECKING:
@@ -91,9 +91,11 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: S
                 for tensor in use.record_tensors():
                     saved.pack(tensor)
         recorder.finish()
+        collector = Collector(recorder.uses, layout)
+        collector.watch()  # as in training: while the backward pass runs
         _losses(script, output).sum().backward()
     with torch.no_grad():
-        factors = collect(recorder.uses, layout)
+        factors = collector.finish()
     script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
     script.largest = largest_kept(factors)
     with torch.enable_grad():
