@@ -110,12 +110,11 @@ class Private:
         self._schedulers = tuple(schedulers)
         self._batch: LogicalBatch | None = None
         self._trial: Trial | None = None
-        self._turns = Turns()
-        self._records, self._keys_noted = 0, False
+        self._turns, self._records, self._keys_noted = Turns(), 0, False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
-        alone = self.world.size == 1
         share_public_streams(self.streams, self.world)
-        self._sampling = self.streams.sampling if alone else self.streams.sampling.at(self.world.rank)
+        sampling = self.streams.sampling
+        self._sampling = sampling if self.world.size == 1 else sampling.at(self.world.rank)
         self._testing = self._sampling.at(TESTS) if plan.has_tests else self._sampling
         self._engine = Engine(model)
         try:
@@ -123,11 +122,9 @@ class Private:
             plan.mechanism.check(self._engine.layout)
             self._average = None if average is None else Average(model, average)
             example = dry_run(self._engine, data, collate_fn, inputs, self._device)
-            if micro_batch is None:
-                share = plan.known_horizon.known_batch / self.world.size
-                alike = example if collate_fn is None else None
-                micro_batch = fitting_micro_batch(self._engine, alike, share, views)
-            self.micro_batch = micro_batch
+            alike = example if collate_fn is None else None
+            share = plan.known_horizon.known_batch / self.world.size
+            self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._watch = watch_of(plan, model, optimizer)
             self._watch.begin(average, self._schedulers, views, self.world)

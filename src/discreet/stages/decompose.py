@@ -56,20 +56,8 @@ def attention(
             f"query of shape {tuple(query.shape)}" if static_k is None else "static keys",
             "add the record axis to the query, and leave static_k and static_v unset",
         )
-    is_self = query is key and key is value
-    query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    if (
-        is_self and not use_separate_proj_weight
-    ):  # one product keeps the parameter whole: no slices to pull back
-        assert in_proj_weight is not None
-        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
-    else:
-        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
-        if not use_separate_proj_weight:
-            assert in_proj_weight is not None
-            weights = in_proj_weight.chunk(3)
-        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight
+    q, k, v = _project(query, key, value, weights, in_proj_bias)
     N, T, E = q.shape
     if bias_k is not None and bias_v is not None:
         k, v = torch.cat([k, bias_k.expand(N, 1, E)], 1), torch.cat([v, bias_v.expand(N, 1, E)], 1)
@@ -87,6 +75,21 @@ def attention(
     # As torch lays it out: dropout behind it draws in the order of memory.
     joined = mixed.permute(2, 0, 1, 3).reshape(T, N, E)
     return F.linear(joined, out_proj_weight, out_proj_bias), shown
+
+
+def _project(
+    query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None
+) -> Sequence[Tensor]:
+    """Queries, keys and values, records first; `weights` are three, or one that holds them all."""
+    inputs = [x.transpose(0, 1) for x in (query, key, value)]
+    if isinstance(weights, Tensor):
+        if (
+            query is key and key is value
+        ):  # one product keeps the parameter whole: no slices to pull back through
+            return F.linear(inputs[0], weights, bias).chunk(3, -1)
+        weights = weights.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
 
 
 def _additive_mask(

@@ -41,15 +41,12 @@ def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None)
     is_one_row = rows_NPA.shape[1] == 1
     if use.wants(weight):
         outer = Outer(rows_NPA, use.rows(input), weight.shape)
-        lengths_N = outer.lengths[0] if is_one_row else None
+        lengths_N = outer.lengths[0] if is_one_row else None  # a single row is the bias's gradient itself
         yield weight, outer
     if bias is not None and use.wants(bias):
         summed = rows_NPA.squeeze(1) if is_one_row else rows_NPA.sum(1)
         reduced = _reduce(summed, bias.shape)
-        yield (
-            bias,
-            Dense(reduced, lengths_N if reduced is summed else None),
-        )  # a single row is measured already
+        yield bias, Dense(reduced, lengths_N if reduced is summed else None)
 
 
 def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
