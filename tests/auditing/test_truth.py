@@ -78,6 +78,39 @@ def test_a_method_has_its_rows_in_order() -> None:
     assert told[0] == "dp-sgd, one step"
 
 
+def test_rows_are_kept_for_their_effort_and_torn_ones_are_not(tmp_path: Path) -> None:
+    row = rows.statistic(SMALL).row(generator=np.random.default_rng(2))
+    kept = truth.KeptRows(tmp_path / "deep" / "rows")
+    kept.add("one", row, SMALL)
+    with kept.path.open("a") as file:
+        file.write('{"label": "two", ')
+    again = truth.KeptRows(kept.path)
+    assert again.made(SMALL) == {"one": row}
+    assert again.made(truth.QUICK) == {}
+    again.add("three", row, truth.QUICK)
+    assert set(again.made(truth.QUICK)) == {"three"}
+    kept.path.write_text("no rows\n")
+    with pytest.raises(Refused, match="delete the file"):
+        again.made(SMALL)
+
+
+def test_several_workers_give_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
+    """But for what is random."""
+    kept = truth.KeptRows(tmp_path / "rows")
+    told: list[str] = []
+    alone = truth.truth_table(Scope.of("dp-sgd"), effort=SMALL)
+    together = truth.truth_table(
+        Scope.of("dp-sgd"), effort=SMALL, workers=2, kept=kept, listener=lambda label, *_: told.append(label)
+    )
+    assert [(row.parameters, row.certified) for row in together] == [
+        (row.parameters, row.certified) for row in alone
+    ]
+    assert sorted(told) == sorted(kept.made(SMALL))
+    assert (
+        truth.truth_table(Scope.of("dp-sgd"), effort=SMALL, kept=kept) == together
+    )  # nothing is played again
+
+
 def test_a_method_without_a_guarantee_has_an_infinite_certificate() -> None:
     (row, *_) = truth.truth_table(Scope.of("geodp"), effort=SMALL)
     assert row.certified == math.inf

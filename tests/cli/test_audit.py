@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from cli_runner import refused, run
 
 from discreet.auditing import truth
+from discreet.auditing.rows import Attack
 from discreet.auditing.truth import Effort, Row
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
@@ -30,6 +32,33 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_a_stopped_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, flags = tmp_path / "table.json", ("audit", "--method", "dp-sgd", "--quick", "--out")
+    played: list[str] = []
+    whole = Attack.row
+
+    def row(attack: Attack, *args: Any) -> Row:
+        if len(played) == 1:
+            played.append("stopped")
+            raise KeyboardInterrupt
+        played.append(attack.label)
+        return whole(attack, *args)
+
+    monkeypatch.setattr(Attack, "row", row)
+    stopped = run(*flags, out)
+    assert stopped.code == 130
+    assert f"goes on with the rows in {out}.part" in stopped.err
+    assert not out.exists()
+    answer = run(*flags, out, "--json").json
+    assert played == ["dp-sgd, one step", "stopped", "dp-sgd, one number a trial"]
+    assert [row["parameters"]["game"] for row in answer["rows"]] == [
+        "one step, crafted gradient",
+        "one step, sufficient statistic",
+    ]
+    assert list(tmp_path.iterdir()) == [out]  # the rows are in the table now
+
+
+@pytest.mark.usefixtures("small")
 def test_the_command_prints_a_table() -> None:
     told = run("audit", "--method", "geodp", "--quick")
     assert told.code == 0
@@ -48,7 +77,7 @@ def test_a_broken_certificate_fails_the_command(monkeypatch: pytest.MonkeyPatch)
         audited=2.0,
         confidence=0.999,
     )
-    monkeypatch.setattr(truth, "truth_table", lambda *_, **__: iter([row]))
+    monkeypatch.setattr(truth, "truth_table", lambda *_, **__: (row,))
     told = run("audit", "--method", "dp-sgd", "--json")
     assert told.code == 1
     assert json.loads(told.out)["rows"][0]["verdict"] == "CERTIFICATE BROKEN"
@@ -60,6 +89,8 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(run("audit", "--all", "--run", tmp_path), "--all and --run")
     refused(run("audit", "--method", "dp-sdg"), "dp-sgd")
     refused(run("audit", "--all", "--one-run"), "--one-run with --method")
+    refused(run("audit", "--method", "dp-sgd", "--workers", "2"), "--workers with --all")
+    refused(run("audit", "--all", "--quick", "--workers", "0"), "workers")
     refused(run("audit", "--method", "dp-sgd", "--canaries", "5"), "--run or --one-run")
     refused(run("audit", "--method", "dp-sgd", "--one-run", "--canaries", "5"), "canaries")
     refused(run("audit", "--run", tmp_path / "nothing"), "directory of a run")

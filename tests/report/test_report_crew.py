@@ -13,8 +13,8 @@ import pytest
 
 from discreet.accounting import read
 from discreet.core.command import command_line
+from discreet.core.workers import cores
 from discreet.report import Candidate, CompareSettings, Phase, Progress, compare
-from discreet.report.crew import cores
 
 PLAIN = Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -936,3 +937,74 @@ def test_a_part_without_parameters_that_begins_to_mix_records(how: str) -> None:
     engine.begin(7)
     with pytest.raises(Refused):
         engine.backward(losses_of(model(x(7, 4))))
+
+
+class Steered(nn.Module):
+    """A part without parameters whose behaviour hangs on plain attributes."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.settings = SimpleNamespace(axis=1, shift=0, scale=1.0, **settings)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        own = self.settings
+        hidden = self.inner(batch).softmax(own.axis).roll(own.shift, 0)
+        return self.outer(own.scale * hidden)
+
+
+@pytest.mark.parametrize(("name", "value"), [("axis", 0), ("shift", 1)])
+def test_a_setting_that_begins_to_mix_records(name: str, value: int) -> None:
+    """A module of the user's own, steered by something that no key of the engine's can hold."""
+    model = Steered()
+    engine = Engine(model)
+    engine.begin(7)
+    engine.backward(losses_of(model(x(7, 4))))
+    engine.discard()
+    setattr(model.settings, name, value)
+    engine.begin(7)
+    with pytest.raises(Refused, match="another axis, size or option"):
+        model(x(7, 4))
+
+
+def test_a_fraction_may_change_between_passes() -> None:
+    """A temperature that falls with the steps mixes nothing."""
+    model = Steered()
+    engine = Engine(model)
+    for scale in (1.0, 0.5):
+        model.settings.scale = scale
+        engine.begin(7)
+        engine.backward(losses_of(model(x(7, 4))))
+        assert engine.finite().all()
+
+
+def test_records_mixed_in_large_batches_alone() -> None:
+    """The probe's batches are small: a setting that is the same for them and another here is refused."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        return own.net(batch.roll(len(batch) // 10, 0))
+
+    model = Bare(run, net=nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(9)
+    engine.backward(losses_of(model(x(9, 4))))
+    engine.discard()
+    engine.begin(20)
+    with pytest.raises(Refused, match="another axis, size or option"):
+        model(x(20, 4))
+
+
+def test_settings_that_follow_the_number_of_records_or_the_generator() -> None:
+    """Shapes and a crop at random: both are other in every pass, neither mixes records."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        start = int(torch.randint(0, 1000, ())) % 4
+        cut = batch.reshape(len(batch), 2, 6)[:, :, start : start + 3]
+        return own.net(cut.reshape(len(batch), -1))
+
+    model = Bare(run, net=nn.Linear(6, 3))
+    engine = Engine(model)
+    for records in (7, 1, 12, 7, 7, 7):
+        engine.begin(records)
+        engine.backward(losses_of(model(x(records, 12))))
+        assert engine.finite().all()

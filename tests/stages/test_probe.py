@@ -214,7 +214,7 @@ def test_a_script_says_what_a_pass_does() -> None:
     product = script.calls[1]
     assert product.axes == (RecordAxis(0), None)
     assert product.output == RecordAxis(0)
-    assert [func.__name__ for func in script.path] == ["tanh", "flatten"]
+    assert [step.func.__name__ for step in script.path] == ["tanh", "flatten"]
     assert script.outputs == [RecordAxis(0)]
 
 

@@ -64,7 +64,7 @@ class Effort:
 
 QUICK = Effort(scalar=20_000_000, canaries=100_000, runs=600, copies=20_000, few=100)
 FULL = Effort(
-    scalar=100_000_000, canaries=1_000_000, runs=20_000, copies=200_000, trainings=4000, few=4000, times=4
+    scalar=100_000_000, canaries=1_000_000, runs=10_000, copies=200_000, trainings=1000, few=2000, times=4
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from discreet.auditing import broken
 from discreet.auditing.games import CONFIDENCE
+from discreet.auditing.playing import KeptRows, play_all
 from discreet.auditing.rows import (
     FULL,
     QUICK,
@@ -33,6 +34,7 @@ __all__ = [
     "FULL",
     "QUICK",
     "Effort",
+    "KeptRows",
     "Row",
     "Scope",
     "Verdict",
@@ -86,10 +88,27 @@ def attacks(scope: Scope, effort: Effort) -> tuple[Attack, ...]:
     return *found, *(against_claim(claim, effort) for claim in scope.claims)
 
 
-def truth_table(scope: Scope, *, effort: Effort, listener: OnProgress | None = None) -> Iterator[Row]:
-    """Row after row."""
-    for attack in attacks(scope, effort):
-        yield attack.row(listener)
+def truth_table(
+    scope: Scope,
+    *,
+    effort: Effort,
+    listener: OnProgress | None = None,
+    workers: int | None = 1,
+    kept: KeptRows | None = None,
+) -> tuple[Row, ...]:
+    """Every row, in order.
+
+    workers  processes that play at once; None: one for each core, four at most
+    kept     where rows are kept as they are made; those that are there are not played again
+    """
+    planned = attacks(scope, effort)
+    made = {} if kept is None else kept.made(effort)
+    missing = [attack for attack in planned if attack.label not in made]
+    for label, row in play_all(missing, effort, workers=workers, listener=listener):
+        made[label] = row
+        if kept is not None:
+            kept.add(label, row, effort)
+    return tuple(made[attack.label] for attack in planned)
 
 
 def document(rows: Iterable[Row], *, command: str) -> dict[str, Any]:

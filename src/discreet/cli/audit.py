@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import math
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from discreet.core.plain import plain
 
 if TYPE_CHECKING:
     from discreet.auditing.planted import RunAudit
-    from discreet.auditing.truth import Row, Scope
+    from discreet.auditing.truth import Row
     from discreet.runs import RunConfig
 
 
@@ -44,7 +43,12 @@ def audit(
     ] = None,
     canaries: Annotated[int | None, flag("How many coins (default: 1000).", "Canaries in one run")] = None,
     quick: Annotated[bool, flag("Fewer trials: minutes, and bounds further from the truth.")] = False,
-    out: Annotated[Path | None, flag("Also write the answer to this JSON file.")] = None,
+    out: Annotated[
+        Path | None, flag("Also write the answer to this JSON file; a table that was stopped goes on.")
+    ] = None,
+    workers: Annotated[
+        int | None, flag("With --all: rows that are played at once (default: one for each core, at most 4).")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Attack a method: the epsilon that is exceeded at 99.9 % confidence, beside the certificate and the claim."""
@@ -65,39 +69,47 @@ def audit(
         "a table of many small runs",
         "drop them",
     )
+    check.require(
+        everything or workers is None,
+        "--workers with --all",
+        given[0],
+        "drop it: few rows are played in turn",
+    )
     try:
         if planted:
             return _canaries(method, run, canary, canaries, quick, out, as_json)
-        return _table(method, quick, out, as_json)
+        return _table(method, quick, workers if everything else 1, out, as_json)
     except KeyboardInterrupt:
-        print("Stopped. An audit leaves nothing behind: run the command again.", file=sys.stderr)
+        left = "leaves nothing behind" if planted or out is None else f"goes on with the rows in {_part(out)}"
+        print(f"Stopped. An audit {left}: run the command again.", file=sys.stderr)
         return INTERRUPTED
 
 
 # -- the table --------------------------------------------------------------------------------------------------
 
 
-def _table(method: str | None, quick: bool, out: Path | None, as_json: bool) -> int:
+def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing import truth
     from discreet.report import terminal
 
     scope = truth.Scope.everything() if method is None else truth.Scope.of(method)
-    rows = _watched(scope, quick, as_json)
+    effort = truth.QUICK if quick else truth.FULL
+    kept = None if out is None else truth.KeptRows(_part(out))
+    count = len(truth.attacks(scope, effort))
+    with terminal.audit_bar(count, visible=not as_json and terminal.is_live()) as listener:
+        rows = truth.truth_table(scope, effort=effort, listener=listener, workers=workers, kept=kept)
     _answer(truth.document(rows, command=command_line()), out, as_json)
+    if kept is not None:
+        kept.discard()
     if not as_json:
         terminal.show(terminal.truth_table([_in_words(row) for row in rows]))
     broken = any(row.verdict is truth.Verdict.CERTIFICATE_BROKEN for row in rows)
     return FAILED if broken else 0
 
 
-def _watched(scope: Scope, quick: bool, as_json: bool) -> list[Row]:
-    from discreet.auditing import truth
-    from discreet.report import terminal
-
-    effort = truth.QUICK if quick else truth.FULL
-    count = len(truth.attacks(scope, effort))
-    with terminal.audit_bar(count, visible=not as_json and terminal.is_live()) as listener:
-        return list(truth.truth_table(scope, effort=effort, listener=listener))
+def _part(out: Path) -> Path:
+    """Where the rows of a table lie until it is whole."""
+    return out.with_name(out.name + ".part")
 
 
 def _in_words(row: Row) -> Row:
@@ -177,7 +189,9 @@ def told(found: RunAudit) -> str:
 
 def _answer(answer: dict[str, object], out: Path | None, as_json: bool) -> None:
     if out is not None:
+        from discreet.runs.folder import write_json
+
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(plain(answer), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(out, plain(answer))
     if as_json:
         emit(answer)

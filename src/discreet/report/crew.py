@@ -14,9 +14,8 @@ from multiprocessing.connection import wait
 from typing import IO, Protocol, final
 
 from discreet import runs
+from discreet.core.workers import cores, crew_size
 from discreet.report.worker import reason
-
-MOST_WORKERS = 4
 
 
 @final
@@ -40,15 +39,10 @@ class Watch(Protocol):
         """`why` is empty if the run finished."""
 
 
-def cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def carry_out(orders: Iterable[Order], watch: Watch, workers: int | None = None) -> None:
     """Train all orders; `workers` None: one for each core, four at most. One worker is this very process."""
     waiting = deque(orders)
-    at_once = min(len(waiting), min(cores(), MOST_WORKERS) if workers is None else workers)
+    at_once = crew_size(len(waiting), workers)
     if at_once > 1:
         _with_processes(waiting, watch, at_once)
         return

@@ -61,14 +61,31 @@ class Tracked:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A call that makes something of the records without a parameter, and its settings (arguments.py)."""
+
+    func: Callable[..., Any]
+    settings: list[Any]
+
+    @property
+    def where(self) -> str:
+        return f"{name_of(self.func)} on the records"
+
+
+@dataclass(frozen=True)
 class Call:
-    """What the probe learned about one call: what it involves, and where the record lies."""
+    """What the probe learned about one call: what it involves, its settings, and where the record lies."""
 
     func: Callable[..., Any]
     names: tuple[str, ...]
+    settings: list[Any]
     derives: bool
     axes: tuple[RecordAxis | None, ...] = ()
     output: RecordAxis | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{name_of(self.func)} with {', '.join(self.names)}"
 
 
 @dataclass
@@ -85,7 +102,7 @@ class Script:
 
     batched: tuple[bool, ...]
     calls: list[Call]
-    path: list[Callable[..., Any]]
+    path: list[Step]
     outputs: list[RecordAxis | None]
     loss_checked: bool = False
     saved_bytes: float = 0.0

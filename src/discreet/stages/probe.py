@@ -17,8 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from discreet.core.check import Refused, refuse, require
+from discreet.stages.arguments import agreed, settings_of
 from discreet.stages.axes import LARGE, SMALL, record_axis, same_for_every_size
-from discreet.stages.capture import Call, Marks, Script, Tracked, Watch, name_of, tensors_in, track_derived
+from discreet.stages.capture import (
+    Call,
+    Marks,
+    Script,
+    Step,
+    Tracked,
+    Watch,
+    name_of,
+    tensors_in,
+    track_derived,
+)
 from discreet.stages.decompose import DECOMPOSITIONS
 from discreet.stages.draws import DRAWS, Draw
 from discreet.stages.forbidden import FORBIDDEN, refuse_reading
@@ -40,6 +51,7 @@ class Seen:
 
     func: Callable[..., Any]
     names: tuple[str, ...]
+    settings: list[Any]
     derives: bool
     inputs: list[Tensor]
     is_tracked: list[bool]
@@ -56,7 +68,7 @@ class Passed:
     """One probe pass: its calls, its other calls on records, and what the model gave."""
 
     seen: list[Seen]
-    path: list[Callable[..., Any]]
+    path: list[Step]
     outputs: list[Tensor]
 
     def tensors(self) -> Iterator[Tensor]:
@@ -76,11 +88,12 @@ class _Prober:
     marks: Marks
     quiet: bool
     seen: list[Seen] = field(default_factory=list)
-    path: list[Callable[..., Any]] = field(default_factory=list)
+    path: list[Step] = field(default_factory=list)
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if self.marks.on(tensors):
             refuse_reading(func)
+        settings = settings_of((args, kwargs))
         if self.quiet and func in _DROPOUTS:
             return args[0].clone()
         if self.quiet and func is F.scaled_dot_product_attention:
@@ -88,11 +101,11 @@ class _Prober:
             kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
         result = func(*args, **kwargs)
         if self.marks.follow(func, args, tensors, result):
-            self.path.append(func)
+            self.path.append(Step(func, settings))
         return result
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
-        tensors = tensors_in((args, kwargs))
+        tensors, settings = tensors_in((args, kwargs)), settings_of((args, kwargs))
         inputs = [tensor.detach().clone() for tensor in tensors]
         on_records = self.marks.on(tensors)
         if on_records:
@@ -101,13 +114,14 @@ class _Prober:
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         if not outputs:
             if self.marks.follow(func, args, tensors, result):
-                self.path.append(func)
+                self.path.append(Step(func, settings))
             return result
         derives = not on_records and len(self.seen) not in self.spreads
         names = tuple(tracked.name for tracked in found)
         is_tracked = [id(tensor) in self.tracked for tensor in tensors]
         copies = [tensor.detach().clone() for tensor in outputs]
-        self.seen.append(Seen(func, names, derives, inputs, is_tracked, copies, isinstance(result, Tensor)))
+        is_single = isinstance(result, Tensor)
+        self.seen.append(Seen(func, names, settings, derives, inputs, is_tracked, copies, is_single))
         if derives:
             track_derived(self.tracked, func, args, kwargs, result, found)
         return result
@@ -170,10 +184,14 @@ class Probe:
             self._pass(draw.replaced(large, self._batched, record, self._views, generator), spreads)
             for record in range(LARGE)
         ]
-        _same_path(first, grown, *moved)
+        reseeded = self._reseeded(small, first, spreads)
+        _same_path(first, grown, *moved, *reseeded)
         _no_nan(first, grown, *moved)
-        script = self._script(first, grown, moved)
-        self._same_for_every_size(small, large, first, grown, spreads)
+        script = self._script(first, grown, moved, reseeded)
+        if reseeded:
+            self._same_without_dropout(small, large, spreads)
+        else:
+            _same_values(first, grown)
         _buffers_unchanged(self._model, state)
         return script, small
 
@@ -192,20 +210,29 @@ class Probe:
                 return first, grown, spreads
             spreads |= {found[0]}  # one at a time: the calls after it will be others
 
-    def _same_for_every_size(
-        self, small: Any, large: Any, first: Passed, grown: Passed, spreads: frozenset[int]
-    ) -> None:
-        """Refuse values of a record that move with the number of records. Dropout is switched off for it."""
-        if not _equal(first, self._pass(small, spreads, seed=1)):
-            first, grown = (self._pass(inputs, spreads, quiet=True) for inputs in (small, large))
-            if not _equal(first, self._pass(small, spreads, seed=1, quiet=True)):
-                return  # other randomness: batches of two sizes draw different numbers
-        for a, b in zip(first.tensors(), grown.tensors(), strict=True):
-            same_for_every_size(a, b)
+    def _reseeded(self, small: Any, first: Passed, spreads: frozenset[int]) -> list[Passed]:
+        """Passes with other seeds of torch's generator; none if nothing is drawn from it."""
+        passes = [self._pass(small, spreads, seed=seed) for seed in (1, 2, 3)]
+        return passes if not all(_equal(first, other) for other in passes) else []
 
-    def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> Script:
+    def _same_without_dropout(self, small: Any, large: Any, spreads: frozenset[int]) -> None:
+        first, grown = (self._pass(inputs, spreads, quiet=True) for inputs in (small, large))
+        if _equal(first, self._pass(small, spreads, seed=1, quiet=True)):
+            _same_values(first, grown)
+        # else other randomness: batches of two sizes draw different numbers
+
+    def _script(
+        self, first: Passed, grown: Passed, moved: Sequence[Passed], reseeded: Sequence[Passed]
+    ) -> Script:
+        alike = (first, grown, *reseeded)
         calls = [
-            _call(first.seen[i], grown.seen[i], [m.seen[i] for m in moved]) for i in range(len(first.seen))
+            _call(
+                seen, grown.seen[i], [m.seen[i] for m in moved], agreed([p.seen[i].settings for p in alike])
+            )
+            for i, seen in enumerate(first.seen)
+        ]
+        path = [
+            Step(step.func, agreed([p.path[i].settings for p in alike])) for i, step in enumerate(first.path)
         ]
         outputs = [
             record_axis(output, grown.outputs[i], [m.outputs[i] for m in moved], "the model's output")
@@ -217,7 +244,7 @@ class Probe:
                 f"{'the same for different random inputs' if outputs else 'no differentiable tensor'}. Remedy: "
                 "return the predictions from forward() as tensors, in tuples, lists or dictionaries."
             )
-        return Script(self._batched, calls, first.path, outputs)
+        return Script(self._batched, calls, path, outputs)
 
     def _pass(self, inputs: Any, spreads: frozenset[int], seed: int = 0, quiet: bool = False) -> Passed:
         args, kwargs = inputs
@@ -252,7 +279,7 @@ def _same_path(first: Passed, *others: Passed) -> None:
         calls = [(seen.func, seen.names, len(seen.inputs)) for seen in first.seen]
         if (
             [(seen.func, seen.names, len(seen.inputs)) for seen in other.seen] != calls
-            or other.path != first.path
+            or [step.func for step in other.path] != [step.func for step in first.path]
             or len(other.outputs) != len(first.outputs)
         ):
             refuse(
@@ -260,6 +287,12 @@ def _same_path(first: Passed, *others: Passed) -> None:
                 "calls that differ between random batches",
                 "remove control flow that depends on the data or on the batch size",
             )
+
+
+def _same_values(first: Passed, grown: Passed) -> None:
+    """Refuse values of a record that move with the number of records."""
+    for a, b in zip(first.tensors(), grown.tensors(), strict=True):
+        same_for_every_size(a, b)
 
 
 def _no_nan(*passes: Passed) -> None:
@@ -291,7 +324,7 @@ def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
         )
 
 
-def _call(small: Seen, large: Seen, moved: Sequence[Seen]) -> Call:
+def _call(small: Seen, large: Seen, moved: Sequence[Seen], settings: list[Any]) -> Call:
     if small.derives:
         require(
             all(_same(a, b) for m in moved for a, b in zip(m.outputs, large.outputs, strict=True)),
@@ -299,7 +332,7 @@ def _call(small: Seen, large: Seen, moved: Sequence[Seen]) -> Call:
             "a result that moves with the records",
             "keep the records on an axis of their own: this looks like a statistic of the batch",
         )
-        return Call(small.func, small.names, derives=True)
+        return Call(small.func, small.names, settings, derives=True)
     require(
         len(small.outputs) == 1 and small.is_single,
         "a call with one output",
@@ -321,4 +354,4 @@ def _call(small: Seen, large: Seen, moved: Sequence[Seen]) -> Call:
             f"{small.where} gives one value for all records",
             "keep the records apart until the per-sample losses",
         )
-    return Call(small.func, small.names, derives=False, axes=axes, output=output)
+    return Call(small.func, small.names, settings, derives=False, axes=axes, output=output)

@@ -13,7 +13,18 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.stages import factors as limits
-from discreet.stages.capture import Call, Marks, Script, Tracked, name_of, replace, tensors_in, track_derived
+from discreet.stages.arguments import fits, settings_of
+from discreet.stages.capture import (
+    Call,
+    Marks,
+    Script,
+    Step,
+    Tracked,
+    name_of,
+    replace,
+    tensors_in,
+    track_derived,
+)
 from discreet.stages.factors import Dense, Factors, Part, Room
 from discreet.stages.ops import parts_of, simple_parts
 from discreet.stages.outer import OneHot, Outer, merge
@@ -81,8 +92,10 @@ class Recorder:
         result = func(*args, **kwargs)
         if self._marks.follow(func, args, tensors, result):
             path = self._script.path
-            if self._place >= len(path) or path[self._place] != func:
+            if self._place >= len(path) or path[self._place].func != func:
                 self._another_path(f"a call of {name_of(func)} on the records")
+            expected = path[self._place]
+            self._same_settings(expected, args, kwargs)
             self._place += 1
         return result
 
@@ -91,6 +104,7 @@ class Recorder:
         if self._position < len(self._script.calls):
             expected = self._script.calls[self._position]
             if expected.func == func and expected.names == names:
+                self._same_settings(expected, args, kwargs)
                 self._position += 1
                 step = self._derive if expected.derives else self._use
                 return step(expected, args, kwargs, found)
@@ -103,9 +117,17 @@ class Recorder:
         """Refuse a pass that left out calls of the probe."""
         if self._position < len(self._script.calls):
             left_out = self._script.calls[self._position]
-            self._another_path(f"no {name_of(left_out.func)} with {', '.join(left_out.names)}")
+            self._another_path(f"no {left_out.where}")
         if self._place < len(self._script.path):
-            self._another_path(f"no {name_of(self._script.path[self._place])} on the records")
+            self._another_path(f"no {self._script.path[self._place].where}")
+
+    def _same_settings(self, expected: Call | Step, args: Any, kwargs: Any) -> None:
+        if not fits(settings_of((args, kwargs)), expected.settings):
+            refuse(
+                "the forward pass to make the same calls on every batch of one shape",
+                f"{expected.where} with another axis, size or option than before",
+                "build a new Private after changing what the model does",
+            )
 
     def _another_path(self, came: str) -> NoReturn:
         refuse(
