@@ -674,6 +674,42 @@ def test_losses_whose_check_was_unclear_are_checked_again() -> None:
         engine.backward(centred(model(x(4, 4))).square().sum(1))
 
 
+def passes_of(sizes: tuple[int, ...], scaled: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    engine = Engine(model)
+    for records in sizes:
+        engine.begin(records)
+        engine.backward(scaled(losses_of(model(x(records, 4)))))
+
+
+BY_THE_SIZE: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda losses: losses / len(losses),
+    lambda losses: losses * (1 / len(losses)),
+    lambda losses: 10 * losses.div(torch.tensor(float(len(losses)))) + 1,
+    lambda losses: losses * len(losses),
+)
+
+
+@pytest.mark.parametrize("scaled", BY_THE_SIZE)
+@pytest.mark.parametrize("sizes", [(7, 12), (1, 7, 7, 1, 30)])
+def test_losses_divided_by_the_number_of_records(
+    scaled: Callable[[Tensor], Tensor], sizes: tuple[int, ...]
+) -> None:
+    """That number is private: one record more would move the gradients of all others."""
+    with pytest.raises(Refused, match="divided by the size of the batch"):
+        passes_of(sizes, scaled)
+
+
+@pytest.mark.parametrize("sizes", [(7, 12, 7, 12), (7, 7, 7), (1, 7, 1)])
+def test_losses_divided_by_a_number_that_a_batch_happens_to_have(sizes: tuple[int, ...]) -> None:
+    passes_of(sizes, lambda losses: losses / 7 * 12)
+
+
+def test_losses_divided_by_the_size_of_every_batch_there_is() -> None:
+    """Batches of one size have a public size."""
+    passes_of((7, 7, 7), lambda losses: losses / len(losses))
+
+
 def test_losses_of_the_wrong_form() -> None:
     model = nn.Linear(4, 3)
     engine = Engine(model)

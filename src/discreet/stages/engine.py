@@ -23,7 +23,7 @@ from discreet.stages.capture import Script, Tracked, Watch, tensors_in
 from discreet.stages.decompose import DECOMPOSITIONS
 from discreet.stages.factors import Factors, Room
 from discreet.stages.forbidden import FORBIDDEN
-from discreet.stages.losses import check_losses
+from discreet.stages.losses import check_losses, check_scale
 from discreet.stages.recorder import Collector, Recorder
 from discreet.stages.restrict import restrict
 from discreet.stages.scripts import Scripts
@@ -148,19 +148,20 @@ class Engine:
             "losses that do not depend on it",
             "call the model on the batch that the iterator gave, outside torch.no_grad()",
         )
-        losses = losses.view(records, self._views).mean(1) if self._views > 1 else losses
+        each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
         self._watching = False
         passes, self._passes = self._passes, []
         with _fresh_graph(), untouched(self._roots, UNSEEN):
             for one in passes:
+                check_scale(losses, one.script, one.outputs)
                 if not one.script.loss_checked:
-                    one.script.loss_checked = check_losses(losses, one.script, one.outputs, one.recorder)
+                    one.script.loss_checked = check_losses(each, one.script, one.outputs, one.recorder)
             uses = [use for one in passes for use in one.recorder.uses]
             for use in uses:
                 use.gradient = None  # a backward pass of the caller's own may have left one
             collector = Collector(uses, self.layout, self._room)
             collector.watch()
-            losses.sum().backward()
+            each.sum().backward()
         with torch.no_grad():
             self._factors = collector.finish()
 

@@ -1,7 +1,8 @@
-"""Whether each per-sample loss depends on its own record alone."""
+"""Whether each per-sample loss depends on its own record alone, and not on how many there are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -47,6 +48,51 @@ def check_losses(losses: Tensor, script: Script, outputs: Sequence[Tensor], reco
         for use in recorder.uses:
             clear &= use.gradient is None or _silent(use.gradient, use.output_axis, ~chosen)
     return clear
+
+
+_SCALINGS = ("DivBackward0", "MulBackward0")
+_FARTHEST = 1000  # nodes between losses and outputs; few have ten
+
+
+def check_scale(losses: Tensor, script: Script, outputs: Sequence[Tensor]) -> None:
+    """Refuse losses divided by the number of records, which is private: one record more would move all others.
+
+    A factor of the losses that is this number proves nothing, one that follows it from batch to batch does. So two
+    passes of different sizes are looked at.
+    """
+    rows = losses.shape[0]
+    if rows < 2 or rows in script.scaled or len(script.scaled) == 2:
+        return
+    script.scaled[rows] = frozenset(
+        i
+        for i, factor in enumerate(_factors(losses, outputs))
+        if _near(factor, rows) or _near(factor * rows, 1)
+    )
+    require(
+        len(script.scaled) < 2 or not frozenset.intersection(*script.scaled.values()),
+        "losses that do not know how many records were drawn",
+        "losses divided by the size of the batch; steps before this one are not covered by their certificate",
+        "leave the division out: sums are divided by the public `batch`",
+    )
+
+
+def _factors(losses: Tensor, outputs: Sequence[Tensor]) -> Iterator[float]:
+    """The numbers by which losses were multiplied or divided on the way from the outputs, in a fixed order."""
+    ahead, seen = [losses.grad_fn], {output.grad_fn for output in outputs}
+    while ahead and len(seen) < _FARTHEST:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        ahead += [parent for parent, _ in node.next_functions]
+        if type(node).__name__ in _SCALINGS:
+            for held in (node._saved_self, node._saved_other):  # type: ignore[attr-defined]
+                if held is not None and held.dim() == 0:
+                    yield float(held)
+
+
+def _near(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=1e-6)
 
 
 def _splits(records: int, device: torch.device) -> Iterator[Tensor]:
