@@ -7,8 +7,7 @@ Index legend: N records, P positions, A rows, B columns.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,19 +18,9 @@ from discreet.core.check import Refused, refuse
 from discreet.stages.capture import RecordAxis, Tracked, name_of, replace, tensors_in
 from discreet.stages.convolution import Convolution, Geometry
 from discreet.stages.factors import Dense, Part, widen
+from discreet.stages.normalisation import NORMALISATIONS
 from discreet.stages.outer import OneHot, Outer
-from discreet.stages.use import UnfitError, Use, names_in
-
-Parts = Iterator[tuple[Tensor, Part]]
-Rule = Callable[..., Parts]
-
-
-def _reduce(by_record: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sum [N, ...] over all that was broadcast from `shape`."""
-    missing = by_record.dim() - 1 - len(shape)
-    summed = by_record.sum(tuple(range(1, 1 + missing))) if missing else by_record
-    spread = [1 + i for i, size in enumerate(shape) if size == 1 and summed.shape[1 + i] != 1]
-    return summed.sum(spread, keepdim=True) if spread else summed
+from discreet.stages.use import Parts, Rule, UnfitError, Use, names_in, summed_to
 
 
 def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
@@ -45,7 +34,7 @@ def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None)
         yield weight, outer
     if bias is not None and use.wants(bias):
         summed = rows_NPA.squeeze(1) if is_one_row else rows_NPA.sum(1)
-        reduced = _reduce(summed, bias.shape)
+        reduced = summed_to(summed, bias.shape)
         yield bias, Dense(reduced, lengths_N if reduced is summed else None)
 
 
@@ -68,7 +57,7 @@ def _addmm(use: Use, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any =
     if use.wants(weight):
         yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
     if use.wants(bias):
-        yield bias, Dense(_reduce(widen(use.gradient_by_record), bias.shape))
+        yield bias, Dense(summed_to(widen(use.gradient_by_record), bias.shape))
 
 
 def _embedding(
@@ -155,116 +144,12 @@ def _conv_transpose(
         yield bias, Dense(widen(channels).sum(2))
 
 
-def _affine(use: Use, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None) -> Parts:
-    """weight * plain + bias along the channels (`axis`) or over the trailing shape (None)."""
-    for argument, product in ((weight, plain), (bias, None)):
-        if argument is None or not use.wants(argument):
-            continue
-        gradient = widen(use.gradient_by_record)
-        if product is not None:
-            gradient = gradient * use.output_axis.split(product, use.records)
-        if axis is not None:  # [N, F, C, ...] -> [N, ..., C], the channels last
-            gradient = gradient.movedim(1 + axis, -1)
-        yield argument, Dense(_reduce(gradient, argument.shape))
-
-
-def _layer_norm(
-    use: Use,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Parts:
-    return _affine(use, F.layer_norm(input, normalized_shape, eps=eps), weight, bias, None)
-
-
-def _rms_norm(
-    use: Use,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Parts:
-    return _affine(use, F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, None)
-
-
-def _group_norm(
-    use: Use,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Parts:
-    gradient = use.gradient
-    fits = use.output_axis == RecordAxis(0) == use.axes.get(id(input)) and input.is_contiguous()
-    full = input.dtype in (torch.float32, torch.float64)
-    if gradient is None or use.statistics is None or not fits or not full or gradient.dtype != input.dtype:
-        yield from _affine(use, F.group_norm(input, num_groups, eps=eps), weight, bias, 1)
-        return
-    yield from _group_norm_in_one_pass(use, input, gradient, weight, bias)
-
-
-def _group_norm_in_one_pass(
-    use: Use, input: Tensor, gradient: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> Parts:
-    """All channels of all records as the channels of one record: torch's own gradient is then per sample."""
-    mean, deviation = use.statistics or (gradient, gradient)
-    rows, channels = input.shape[:2]
-    _, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
-        gradient.contiguous().view(1, rows * channels, -1),
-        input.view(1, rows * channels, -1),
-        mean.view(1, -1),
-        deviation.view(1, -1),
-        input.new_ones(rows * channels),
-        1,
-        rows * channels,
-        math.prod(input.shape[2:]),
-        mean.numel(),
-        [False, True, True],
-    )
-    for argument, grads in ((weight, by_weight), (bias, by_bias)):
-        if argument is not None and use.wants(argument):
-            yield argument, Dense(grads.view(use.records, -1, channels).sum(1))
-
-
-def _instance_norm(
-    use: Use,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Parts:
-    plain = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
-    return _affine(use, plain, weight, bias, 1)
-
-
-def _batch_norm(
-    use: Use,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Parts:
-    plain = F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps)
-    return _affine(use, plain, weight, bias, 1)
-
-
 def _add(use: Use, first: Any, second: Any, *, alpha: Any = 1) -> Parts:
     if alpha != 1:
         raise UnfitError
     for argument in (first, second):
         if use.wants(argument):
-            yield argument, Dense(_reduce(widen(use.gradient_by_record), argument.shape))
+            yield argument, Dense(summed_to(widen(use.gradient_by_record), argument.shape))
 
 
 def _mul(use: Use, first: Any, second: Any) -> Parts:
@@ -276,11 +161,11 @@ def _mul(use: Use, first: Any, second: Any) -> Parts:
         or other.shape != use.gradient.shape
     ):
         raise UnfitError
-    yield argument, Dense(_reduce(widen(use.gradient_by_record) * use.by_record(other), argument.shape))
+    yield argument, Dense(summed_to(widen(use.gradient_by_record) * use.by_record(other), argument.shape))
 
 
 def _expand(use: Use, input: Tensor, *sizes: Any, **named: Any) -> Parts:
-    yield input, Dense(_reduce(widen(use.gradient_by_record), input.shape))
+    yield input, Dense(summed_to(widen(use.gradient_by_record), input.shape))
 
 
 def _repeat(use: Use, input: Tensor, *sizes: Any) -> Parts:
@@ -288,7 +173,7 @@ def _repeat(use: Use, input: Tensor, *sizes: Any) -> Parts:
     shape = (1,) * (len(counts) - input.dim()) + tuple(input.shape)
     if any(count != 1 and size != 1 for count, size in zip(counts, shape, strict=True)):
         raise UnfitError
-    yield input, Dense(_reduce(widen(use.gradient_by_record), input.shape))
+    yield input, Dense(summed_to(widen(use.gradient_by_record), input.shape))
 
 
 def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
@@ -381,11 +266,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     F.conv_transpose1d: _conv_transpose,
     F.conv_transpose2d: _conv_transpose,
     F.conv_transpose3d: _conv_transpose,
-    F.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    F.group_norm: _group_norm,
-    F.instance_norm: _instance_norm,
-    F.batch_norm: _batch_norm,
+    **NORMALISATIONS,
     torch.add: _add,
     Tensor.add: _add,
     Tensor.__add__: _add,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,10 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.stages.capture import RecordAxis, Tracked, name_of
+from discreet.stages.factors import Part
+
+Parts = Iterator[tuple[Tensor, Part]]
+Rule = Callable[..., Parts]
 
 
 class UnfitError(Exception):
@@ -91,3 +95,11 @@ def rows_of(by_record: Tensor) -> Tensor:
     if by_record.dim() == 3:
         return by_record
     return by_record.reshape(by_record.shape[0], -1, by_record.shape[-1])
+
+
+def summed_to(by_record: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum [N, ...] over all that was broadcast from `shape`."""
+    missing = by_record.dim() - 1 - len(shape)
+    summed = by_record.sum(tuple(range(1, 1 + missing))) if missing else by_record
+    spread = [1 + i for i, size in enumerate(shape) if size == 1 and summed.shape[1 + i] != 1]
+    return summed.sum(spread, keepdim=True) if spread else summed
