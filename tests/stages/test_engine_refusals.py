@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -976,58 +978,118 @@ def test_a_part_without_parameters_that_begins_to_mix_records(how: str) -> None:
 
 
 class Steered(nn.Module):
-    """A part without parameters whose behaviour hangs on plain attributes."""
+    """A part without parameters whose behaviour hangs on what no key of the engine's can hold."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, part: Callable[[Tensor, Any], Tensor], value: Any) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.settings = SimpleNamespace(axis=1, shift=0, scale=1.0, **settings)
+        self.part, self.settings = part, SimpleNamespace(value=value)
 
     def forward(self, batch: Tensor) -> Tensor:
-        own = self.settings
-        hidden = self.inner(batch).softmax(own.axis).roll(own.shift, 0)
-        return self.outer(own.scale * hidden)
+        return self.outer(self.part(self.inner(batch), self.settings.value))
 
 
-@pytest.mark.parametrize(("name", "value"), [("axis", 0), ("shift", 1)])
-def test_a_setting_that_begins_to_mix_records(name: str, value: int) -> None:
-    """A module of the user's own, steered by something that no key of the engine's can hold."""
-    model = Steered()
+def passes_with(part: Callable[[Tensor, Any], Tensor], *values: Any) -> None:
+    model = Steered(part, values[0])
     engine = Engine(model)
-    engine.begin(7)
-    engine.backward(losses_of(model(x(7, 4))))
-    engine.discard()
-    setattr(model.settings, name, value)
-    engine.begin(7)
-    with pytest.raises(Refused, match="another axis, size or option"):
-        model(x(7, 4))
-
-
-def test_a_fraction_may_change_between_passes() -> None:
-    """A temperature that falls with the steps mixes nothing."""
-    model = Steered()
-    engine = Engine(model)
-    for scale in (1.0, 0.5):
-        model.settings.scale = scale
+    for value in values:
+        model.settings.value = value
         engine.begin(7)
         engine.backward(losses_of(model(x(7, 4))))
-        assert engine.finite().all()
+        assert bool(engine.finite().all())
+
+
+MIXING_LATER: dict[str, tuple[Callable[[Tensor, Any], Tensor], Any, Any]] = {
+    "axis": (lambda h, axis: h.softmax(axis), 1, 0),
+    "axis by keyword": (lambda h, axis: torch.softmax(h, dim=axis), -1, 0),
+    "shift": (lambda h, shift: h.roll(shift, 0), 0, 1),
+    "shift of numpy": (lambda h, shift: h.roll(shift, 0), np.int64(0), np.int64(1)),
+    "index in an array": (lambda h, index: h[:, index], np.arange(4), np.arange(4)[::-1].copy()),
+    "groups": (lambda h, size: (v := h.view(-1, size, 4)).sub(v.mean(1, keepdim=True)).view(-1, 4), 1, 7),
+    "word": (lambda h, how: torch.einsum(how, h, h), "na,nb->na", "na,ma->na"),
+    "flag": (lambda h, keep: h - h.mean(1, keepdim=keep).view(-1, 1), True, False),
+}
+
+
+@pytest.mark.parametrize(("part", "before", "after"), MIXING_LATER.values(), ids=MIXING_LATER)
+def test_a_setting_that_changes(part: Callable[[Tensor, Any], Tensor], before: Any, after: Any) -> None:
+    with pytest.raises(Refused, match=r"on random inputs|apart|move"):
+        passes_with(part, before, after)
+
+
+WARMING_UP: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "mean": lambda h, a: h + a * h.mean(0),
+    "lerp": lambda h, a: torch.lerp(h, h.flip(0), a),
+    "alpha": lambda h, a: torch.sub(h, h.mean(0), alpha=a),
+    "whole": lambda h, a: h + int(a) * h.mean(0),
+}
+
+
+@pytest.mark.parametrize("part", WARMING_UP.values(), ids=WARMING_UP)
+def test_mixing_that_zero_hides_at_first(part: Callable[[Tensor, Any], Tensor]) -> None:
+    """Before the first record is seen: the weight would grow later."""
+    with pytest.raises(Refused, match=r"apart|move"):
+        passes_with(part, 0.0)
+
+
+def test_mixing_that_a_zero_buffer_hides_at_first() -> None:
+    model = Bare(lambda own, batch: own.net(batch + own.weight * batch.mean(0)), net=nn.Linear(4, 3))
+    model.register_buffer("weight", torch.zeros(()))
+    refused(model, x(7, 4), match="apart|move")
+    assert float(model.weight) == 0.0
+
+
+ANNEALED: dict[str, tuple[Callable[[Tensor, Any], Tensor], tuple[Any, ...]]] = {
+    "a weight that becomes whole": (lambda h, a: a * h.square(), (0.0, 0.2, 0.6, 1)),
+    "a whole number": (lambda h, k: h * k, (0, 1, 2, 3)),
+    "a power": (lambda h, k: h.abs() ** k, (1, 2, 3)),
+    "a clamp": (lambda h, k: h.clamp(-k, k), (1, 2.5, 3)),
+    "a temperature that becomes whole": (lambda h, t: F.gumbel_softmax(h, tau=t, dim=1), (5.0, 2.5, 1)),
+    "a value filled in": (lambda h, v: h.masked_fill(h > 0, v), (0, 0.0, 1)),
+}
+
+
+@pytest.mark.parametrize(("part", "values"), ANNEALED.values(), ids=ANNEALED)
+def test_values_may_change_between_passes(
+    part: Callable[[Tensor, Any], Tensor], values: tuple[Any, ...]
+) -> None:
+    """Numbers that are added or multiplied, and fractions everywhere, mix nothing."""
+    passes_with(part, *values)
+
+
+def test_a_whole_number_that_changes_can_be_an_argument() -> None:
+    """As the remedy says: arguments of forward() are part of what is learned."""
+    model = Bare(lambda own, batch, shift: own.net(batch.roll(shift, 1)), net=nn.Linear(4, 3))
+    engine = Engine(model)
+    for shift in (0, 1, 2):
+        engine.begin(7)
+        engine.backward(losses_of(model(x(7, 4), shift)))
 
 
 def test_records_mixed_in_large_batches_alone() -> None:
     """The probe's batches are small: a setting that is the same for them and another here is refused."""
-
-    def run(own: Bare, batch: Tensor) -> Tensor:
-        return own.net(batch.roll(len(batch) // 10, 0))
-
-    model = Bare(run, net=nn.Linear(4, 3))
+    model = Bare(lambda own, batch: own.net(batch.roll(len(batch) // 10, 0)), net=nn.Linear(4, 3))
     engine = Engine(model)
     engine.begin(9)
     engine.backward(losses_of(model(x(9, 4))))
     engine.discard()
     engine.begin(20)
-    with pytest.raises(Refused, match="another axis, size or option"):
+    with pytest.raises(Refused, match="roll on the records with 2 where it had 0 on random inputs"):
         model(x(20, 4))
+
+
+def test_records_mixed_in_batches_of_some_sizes() -> None:
+    """A size that follows the number of records has to follow it on a line."""
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        groups = batch.view(len(batch) // math.gcd(len(batch), 8), -1, 8)
+        return own.net((groups - groups.mean(1, keepdim=True) / 2).view(-1, 8))
+
+    model = Bare(run, net=nn.Linear(8, 3))
+    engine = Engine(model)
+    engine.begin(16)
+    with pytest.raises(Refused, match=r"view on the records with 2 where it had 16\.0"):
+        model(x(16, 8))
 
 
 def test_settings_that_follow_the_number_of_records_or_the_generator() -> None:
@@ -1043,4 +1105,47 @@ def test_settings_that_follow_the_number_of_records_or_the_generator() -> None:
     for records in (7, 1, 12, 7, 7, 7):
         engine.begin(records)
         engine.backward(losses_of(model(x(records, 12))))
-        assert engine.finite().all()
+        assert bool(engine.finite().all())
+
+
+def mixed_up(own: Bare, batch: Tensor) -> Tensor:
+    share = torch.where(torch.rand(()) < 0.5, 0.7, 1.0)
+    return own.net(share * batch + (1 - share) * batch[torch.randperm(len(batch))])
+
+
+def shifted(own: Bare, batch: Tensor) -> Tensor:
+    return own.net(batch.roll(int(torch.randint(0, 2, ())), 0))
+
+
+@pytest.mark.parametrize("run", [mixed_up, shifted])
+@pytest.mark.parametrize("before", range(6))
+def test_records_mixed_in_some_passes(run: Callable[[Bare, Tensor], Tensor], before: int) -> None:
+    """One pass in two mixes: whichever the first is, others are looked at. `before` moves the generator on."""
+
+    def later(own: Bare, batch: Tensor) -> Tensor:
+        torch.rand(before)
+        return run(own, batch)
+
+    refused(Bare(later, net=nn.Linear(4, 3)), x(7, 4), match="whatever is drawn|apart")
+
+
+def test_a_size_of_the_batch_beside_noise() -> None:
+    """Noise is other for every size; with one value in its place the size shows."""
+    model = Bare(
+        lambda own, batch: own.net(batch + torch.randn_like(batch)) / len(batch), net=nn.Linear(4, 3)
+    )
+    refused(model, x(7, 4), match="move with the number of records")
+    model = Bare(lambda own, batch: own.net(batch + torch.randn_like(batch)), net=nn.Linear(4, 3))
+    engine = Engine(model)
+    for records in (7, 12):
+        engine.begin(records)
+        engine.backward(losses_of(model(x(records, 4))))
+
+
+def test_a_slice_up_to_a_value_of_the_records() -> None:
+    def run(own: Bare, batch: Tensor, lengths: Tensor) -> Tensor:
+        return own.net(batch[:, : lengths.max()].mean(1, keepdim=True))
+
+    refused(
+        Bare(run, net=nn.Linear(1, 3)), x(7, 4), torch.randint(1, 5, (7,)), match="plain numbers as bounds"
+    )

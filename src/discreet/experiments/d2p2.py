@@ -209,7 +209,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         artefact="Figures 4, 5, 6",
         what="the impact of sigma, batch and reduction rate on accuracy and epsilon",
         minutes_quick=8,
-        minutes_full=170,
+        minutes_full=150,
         run=figures_4_5_6,
     ),
     *d2p2_projection.EXPERIMENTS,

@@ -65,7 +65,7 @@ class Step:
     """A call that makes something of the records without a parameter, and its settings (arguments.py)."""
 
     func: Callable[..., Any]
-    settings: list[Any]
+    settings: tuple[Any, ...]
 
     @property
     def where(self) -> str:
@@ -78,7 +78,7 @@ class Call:
 
     func: Callable[..., Any]
     names: tuple[str, ...]
-    settings: list[Any]
+    settings: tuple[Any, ...]
     derives: bool
     axes: tuple[RecordAxis | None, ...] = ()
     output: RecordAxis | None = None

@@ -62,11 +62,23 @@ def _no_rewriting_embedding(
         )
 
 
+def _no_tensor_as_bound(target: Tensor, index: Any, value: Any = None) -> None:
+    for one in index if isinstance(index, tuple) else (index,):
+        if isinstance(one, slice) and any(isinstance(b, Tensor) for b in (one.start, one.stop, one.step)):
+            refuse(
+                "slices with plain numbers as bounds",
+                "a tensor as a bound, which reads its value",
+                "pad to a public length and mask; of a tensor that is public, take int(...)",
+            )
+
+
 FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
     F.batch_norm: _no_training_batch_norm,
     torch.batch_norm: _no_training_batch_norm,
     F.instance_norm: _no_tracking_instance_norm,
     F.embedding: _no_rewriting_embedding,
+    Tensor.__getitem__: _no_tensor_as_bound,
+    Tensor.__setitem__: _no_tensor_as_bound,
 }
 
 

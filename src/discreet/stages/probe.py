@@ -7,124 +7,30 @@ that moves with the number of records is refused, for that number is private.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from discreet.core.check import Refused, refuse, require
-from discreet.stages.arguments import agreed, settings_of
+from discreet.stages.arguments import learned
 from discreet.stages.axes import LARGE, SMALL, record_axis, same_for_every_size
-from discreet.stages.capture import (
-    Call,
-    Marks,
-    Script,
-    Step,
-    Tracked,
-    Watch,
-    name_of,
-    tensors_in,
-    track_derived,
-)
+from discreet.stages.capture import Call, Marks, RecordAxis, Script, Tracked, Watch, tensors_in
 from discreet.stages.decompose import DECOMPOSITIONS
 from discreet.stages.draws import DRAWS, Draw
-from discreet.stages.forbidden import FORBIDDEN, refuse_reading
+from discreet.stages.forbidden import FORBIDDEN
+from discreet.stages.passes import Passed, Prober, Seen
 
 PROBE_SEED = 20_011
-_DROPOUTS = (
-    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
-    *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
-)
+_OTHER_SEEDS = range(1, 13)  # what happens with probability p in a pass is overlooked with (1 - p)^13
+_HALVES: Final[tuple[tuple[int, ...], ...]] = ((0, 2, 4), (1, 3))
 
 
 class UnclearError(Refused):
     """Nothing shows on these random inputs; on others it may."""
-
-
-@dataclass
-class Seen:
-    """One call with tracked tensors, as one probe pass saw it."""
-
-    func: Callable[..., Any]
-    names: tuple[str, ...]
-    settings: list[Any]
-    derives: bool
-    inputs: list[Tensor]
-    is_tracked: list[bool]
-    outputs: list[Tensor]
-    is_single: bool
-
-    @property
-    def where(self) -> str:
-        return f"{name_of(self.func)} with {', '.join(self.names)}"
-
-
-@dataclass
-class Passed:
-    """One probe pass: its calls, its other calls on records, and what the model gave."""
-
-    seen: list[Seen]
-    path: list[Step]
-    outputs: list[Tensor]
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Everything that was seen, in order."""
-        for seen in self.seen:
-            yield from seen.inputs
-            yield from seen.outputs
-        yield from self.outputs
-
-
-@dataclass
-class _Prober:
-    """The follower of a probe pass. `spreads` are the calls known to spread a parameter over the records."""
-
-    tracked: dict[int, Tracked]
-    spreads: frozenset[int]
-    marks: Marks
-    quiet: bool
-    seen: list[Seen] = field(default_factory=list)
-    path: list[Step] = field(default_factory=list)
-
-    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        if self.marks.on(tensors):
-            refuse_reading(func)
-        settings = settings_of((args, kwargs))
-        if self.quiet and func in _DROPOUTS:
-            return args[0].clone()
-        if self.quiet and func is F.scaled_dot_product_attention:
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-        result = func(*args, **kwargs)
-        if self.marks.follow(func, args, tensors, result):
-            self.path.append(Step(func, settings))
-        return result
-
-    def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
-        tensors, settings = tensors_in((args, kwargs)), settings_of((args, kwargs))
-        inputs = [tensor.detach().clone() for tensor in tensors]
-        on_records = self.marks.on(tensors)
-        if on_records:
-            refuse_reading(func)
-        result = func(*args, **kwargs)
-        outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
-        if not outputs:
-            if self.marks.follow(func, args, tensors, result):
-                self.path.append(Step(func, settings))
-            return result
-        derives = not on_records and len(self.seen) not in self.spreads
-        names = tuple(tracked.name for tracked in found)
-        is_tracked = [id(tensor) in self.tracked for tensor in tensors]
-        copies = [tensor.detach().clone() for tensor in outputs]
-        is_single = isinstance(result, Tensor)
-        self.seen.append(Seen(func, names, settings, derives, inputs, is_tracked, copies, is_single))
-        if derives:
-            track_derived(self.tracked, func, args, kwargs, result, found)
-        return result
 
 
 class Probe:
@@ -173,27 +79,31 @@ class Probe:
         large = draw.extended(small, self._batched, (LARGE - SMALL) * self._views, generator)
         first, grown, spreads = self._settle(small, large)
         state = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        again = self._pass(small, spreads)
-        require(
-            _equal(first, again),
-            "the same values from the same inputs",
-            "a second pass that differs from the first",
-            "remove state that a pass leaves behind, and draw randomness from torch's generator only",
-        )
-        moved = [
-            self._pass(draw.replaced(large, self._batched, record, self._views, generator), spreads)
-            for record in range(LARGE)
-        ]
-        reseeded = self._reseeded(small, first, spreads)
-        _same_path(first, grown, *moved, *reseeded)
+        _repeats(first, self._pass(small, spreads))
+
+        def replaced(*records: int) -> Any:
+            inputs = large
+            for record in records:
+                inputs = draw.replaced(inputs, self._batched, record, self._views, generator)
+            return inputs
+
+        moved = [self._pass(replaced(record), spreads) for record in range(LARGE)]
+        _same_path(first, grown, *moved)
         _no_nan(first, grown, *moved)
-        script = self._script(first, grown, moved, reseeded)
-        if reseeded:
-            self._same_without_dropout(small, large, spreads)
-        else:
-            _same_values(first, grown)
+        _settings_stay(grown, moved)
+        script = self._script(first, grown, moved)
+        quiet, redrawn = (first, grown), []
+        if first.draws:
+            quiet = self._pass(small, spreads, quiet=True), self._pass(large, spreads, quiet=True)
+        if quiet[
+            0
+        ].draws:  # more than dropout, which keeps records apart: others may do so in some passes only
+            halves = {half: replaced(*half) for half in _HALVES}
+            redrawn = [self._redrawn(script, first, large, halves, spreads, seed) for seed in _OTHER_SEEDS]
+        if not redrawn or _equal(quiet[0], self._pass(small, spreads, seed=1, quiet=True)):
+            _same_values(*quiet)
         _buffers_unchanged(self._model, state)
-        return script, small
+        return _with_settings(script, first, grown, redrawn), small
 
     def _settle(self, small: Any, large: Any) -> tuple[Passed, Passed, frozenset[int]]:
         """Passes of both sizes, once it is known which calls spread a parameter over the records."""
@@ -210,30 +120,25 @@ class Probe:
                 return first, grown, spreads
             spreads |= {found[0]}  # one at a time: the calls after it will be others
 
-    def _reseeded(self, small: Any, first: Passed, spreads: frozenset[int]) -> list[Passed]:
-        """Passes with other seeds of torch's generator; none if nothing is drawn from it."""
-        passes = [self._pass(small, spreads, seed=seed) for seed in (1, 2, 3)]
-        return passes if not all(_equal(first, other) for other in passes) else []
+    def _redrawn(
+        self,
+        script: Script,
+        first: Passed,
+        large: Any,
+        halves: dict[tuple[int, ...], Any],
+        spreads: frozenset[int],
+        seed: int,
+    ) -> list[tuple[Any, ...]]:
+        """The settings of a pass with another seed, which has to keep the records apart as well."""
+        whole = self._pass(large, spreads, seed=seed)
+        for half, inputs in halves.items():
+            other = self._pass(inputs, spreads, seed=seed)
+            _same_path(first, whole, other)
+            _apart(script, whole, other, half)
+        return whole.settings
 
-    def _same_without_dropout(self, small: Any, large: Any, spreads: frozenset[int]) -> None:
-        first, grown = (self._pass(inputs, spreads, quiet=True) for inputs in (small, large))
-        if _equal(first, self._pass(small, spreads, seed=1, quiet=True)):
-            _same_values(first, grown)
-        # else other randomness: batches of two sizes draw different numbers
-
-    def _script(
-        self, first: Passed, grown: Passed, moved: Sequence[Passed], reseeded: Sequence[Passed]
-    ) -> Script:
-        alike = (first, grown, *reseeded)
-        calls = [
-            _call(
-                seen, grown.seen[i], [m.seen[i] for m in moved], agreed([p.seen[i].settings for p in alike])
-            )
-            for i, seen in enumerate(first.seen)
-        ]
-        path = [
-            Step(step.func, agreed([p.path[i].settings for p in alike])) for i, step in enumerate(first.path)
-        ]
+    def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> Script:
+        calls = [_call(seen, grown.seen[i], [m.seen[i] for m in moved]) for i, seen in enumerate(first.seen)]
         outputs = [
             record_axis(output, grown.outputs[i], [m.outputs[i] for m in moved], "the model's output")
             for i, output in enumerate(first.outputs)
@@ -244,19 +149,23 @@ class Probe:
                 f"{'the same for different random inputs' if outputs else 'no differentiable tensor'}. Remedy: "
                 "return the predictions from forward() as tensors, in tuples, lists or dictionaries."
             )
-        return Script(self._batched, calls, path, outputs)
+        return Script(self._batched, calls, first.path, outputs)
 
     def _pass(self, inputs: Any, spreads: frozenset[int], seed: int = 0, quiet: bool = False) -> Passed:
         args, kwargs = inputs
         tracked = {id(root.tensor): root for root in self._parameters}
         records = [t for t, own in zip(tensors_in(inputs), self._batched, strict=True) if own]
-        prober = _Prober(tracked, spreads, Marks(tracked, records), quiet)
-        # The same dropout in every pass, and the caller's generator as it was.
-        generator = forked_generator(self._parameters[0].tensor.device, PROBE_SEED + seed)
-        with generator, torch.enable_grad(), Watch(prober, DECOMPOSITIONS, FORBIDDEN):
-            result = self._model(*args, **kwargs)
+        prober = Prober(tracked, spreads, Marks(tracked, records), quiet)
+        device = self._parameters[0].tensor.device
+        with forked_generator(
+            device, PROBE_SEED + seed
+        ):  # the same draws in every pass, none of the caller's
+            before = _drawn(device)
+            with torch.enable_grad(), Watch(prober, DECOMPOSITIONS, FORBIDDEN):
+                result = self._model(*args, **kwargs)
+            draws = _drawn(device) != before
         outputs = [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
-        return Passed(prober.seen, prober.path, outputs)
+        return Passed(prober.seen, prober.path, outputs, draws)
 
 
 @contextmanager
@@ -268,10 +177,25 @@ def forked_generator(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
+def _drawn(device: torch.device) -> bytes:
+    """Where torch's generators stand."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else ())]
+    return b"".join(state.numpy().tobytes() for state in states)
+
+
 def _restore(model: nn.Module, saved: dict[str, Tensor]) -> None:
     for name, buffer in model.named_buffers():
         if name in saved and buffer.shape == saved[name].shape:
             buffer.copy_(saved[name])
+
+
+def _repeats(first: Passed, again: Passed) -> None:
+    require(
+        _equal(first, again),
+        "the same values from the same inputs",
+        "a second pass that differs from the first",
+        "remove state that a pass leaves behind, and draw randomness from torch's generator only",
+    )
 
 
 def _same_path(first: Passed, *others: Passed) -> None:
@@ -287,6 +211,52 @@ def _same_path(first: Passed, *others: Passed) -> None:
                 "calls that differ between random batches",
                 "remove control flow that depends on the data or on the batch size",
             )
+
+
+def _with_settings(
+    script: Script, first: Passed, grown: Passed, redrawn: Sequence[Sequence[tuple[Any, ...]]]
+) -> Script:
+    every = [
+        learned(small, large, others)
+        for small, large, *others in zip(first.settings, grown.settings, *redrawn, strict=True)
+    ]
+    calls = [replace(call, settings=own) for call, own in zip(script.calls, every, strict=False)]
+    path = [replace(step, settings=own) for step, own in zip(script.path, every[len(calls) :], strict=True)]
+    return replace(script, calls=calls, path=path)
+
+
+def _settings_stay(grown: Passed, moved: Sequence[Passed]) -> None:
+    require(
+        all(other.settings == grown.settings for other in moved),
+        "calls with the same axes and sizes for all records",
+        "an axis or a size that moves with the records",
+        "pad to a public length and mask",
+    )
+
+
+def _apart(script: Script, whole: Passed, other: Passed, replaced: Sequence[int]) -> None:
+    """Refuse entries that moved without being a replaced record's."""
+    others = [record for record in range(LARGE) if record not in replaced]
+    for axis, before, after in _placed(script, whole, other):
+        if axis is not None:
+            before, after = (axis.split(tensor, LARGE)[others] for tensor in (before, after))
+        require(
+            _same(before, after),
+            "records that are kept apart whatever is drawn at random",
+            "a pass whose draws mix them",
+            "draw for each record by itself, and do not exchange records in the model",
+        )
+
+
+def _placed(
+    script: Script, whole: Passed, other: Passed
+) -> Iterator[tuple[RecordAxis | None, Tensor, Tensor]]:
+    """What two passes saw that is not derived from parameters alone, with the axis of its records."""
+    for call, one, two in zip(script.calls, whole.seen, other.seen, strict=True):
+        if not call.derives:
+            axes = *call.axes, call.output
+            yield from zip(axes, [*one.inputs, *one.outputs], [*two.inputs, *two.outputs], strict=True)
+    yield from zip(script.outputs, whole.outputs, other.outputs, strict=True)
 
 
 def _same_values(first: Passed, grown: Passed) -> None:
@@ -324,7 +294,7 @@ def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
         )
 
 
-def _call(small: Seen, large: Seen, moved: Sequence[Seen], settings: list[Any]) -> Call:
+def _call(small: Seen, large: Seen, moved: Sequence[Seen]) -> Call:
     if small.derives:
         require(
             all(_same(a, b) for m in moved for a, b in zip(m.outputs, large.outputs, strict=True)),
@@ -332,7 +302,7 @@ def _call(small: Seen, large: Seen, moved: Sequence[Seen], settings: list[Any]) 
             "a result that moves with the records",
             "keep the records on an axis of their own: this looks like a statistic of the batch",
         )
-        return Call(small.func, small.names, settings, derives=True)
+        return Call(small.func, small.names, small.settings, derives=True)
     require(
         len(small.outputs) == 1 and small.is_single,
         "a call with one output",
@@ -354,4 +324,4 @@ def _call(small: Seen, large: Seen, moved: Sequence[Seen], settings: list[Any]) 
             f"{small.where} gives one value for all records",
             "keep the records apart until the per-sample losses",
         )
-    return Call(small.func, small.names, settings, derives=False, axes=axes, output=output)
+    return Call(small.func, small.names, small.settings, derives=False, axes=axes, output=output)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.stages import factors as limits
-from discreet.stages.arguments import fits, settings_of
+from discreet.stages.arguments import settings_of, strange
 from discreet.stages.capture import (
     Call,
     Marks,
@@ -122,11 +122,16 @@ class Recorder:
             self._another_path(f"no {self._script.path[self._place].where}")
 
     def _same_settings(self, expected: Call | Step, args: Any, kwargs: Any) -> None:
-        if not fits(settings_of((args, kwargs)), expected.settings):
+        settings = settings_of(expected.func, args, kwargs)
+        if settings == expected.settings:  # nearly always
+            return
+        found = strange(settings, expected.settings, self._records)
+        if found is not None:
+            came, known = found
             refuse(
-                "the forward pass to make the same calls on every batch of one shape",
-                f"{expected.where} with another axis, size or option than before",
-                "build a new Private after changing what the model does",
+                "the forward pass to make the same calls with the same axes, sizes and options",
+                f"{expected.where} with {came!r} where it had {known!r} on random inputs",
+                "give forward() what changes as an argument of its own, or build a new Private",
             )
 
     def _another_path(self, came: str) -> NoReturn:
