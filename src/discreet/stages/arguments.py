@@ -25,7 +25,7 @@ class Mark(enum.Enum):
 
     VALUE = "a value"
     VARIES = "anything"
-    OTHER = "a tensor"
+    OTHER = "a tensor or the like"
 
     def __repr__(self) -> str:
         return self.value
@@ -38,16 +38,18 @@ class Line:
     small: int
     large: int
 
-    def at(self, records: int) -> float:
-        """What it has to be for another."""
-        return self.small + (self.large - self.small) * (records - SMALL) / (LARGE - SMALL)
+    def at(self, records: int) -> int | float:
+        """What it has to be for another; a fraction if nothing fits."""
+        value = self.small + (self.large - self.small) * (records - SMALL) / (LARGE - SMALL)
+        return int(value) if value.is_integer() else value
 
 
-_TENSOR: Final = Mark.OTHER  # members of an enum are slow to find
+_OTHER: Final = Mark.OTHER  # members of an enum are slow to find
 _PLAIN: Final = frozenset([int, bool, str, type(None), type(...), torch.dtype, torch.device])
 _LISTS: Final = frozenset([tuple, list, torch.Size])
 _OPERATIONS: Final = (
-    *("add", "sub", "rsub", "mul", "div", "truediv", "true_divide", "pow", "lerp", "addcmul", "addcdiv"),
+    *("add", "sub", "rsub", "subtract", "mul", "multiply", "div", "divide", "truediv", "true_divide", "pow"),
+    *("mod", "fmod", "remainder", "lerp", "addcmul", "addcdiv", "full_like"),
     *("clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "masked_fill", "where"),
     *("eq", "ne", "lt", "le", "gt", "ge"),
 )
@@ -65,7 +67,7 @@ def settings_of(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, 
     """The settings of a call, nested as its arguments are.
 
     >>> settings_of(torch.sum, (torch.zeros(2, 3), [0, 1]), {"keepdim": True})
-    (a tensor, (0, 1), ('keepdim', True))
+    (a tensor or the like, (0, 1), ('keepdim', True))
     >>> settings_of(torch.mul, (torch.zeros(2, 3), 2), {})
     ()
     """
@@ -78,7 +80,7 @@ def settings_of(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, 
 def _collect(tree: Any) -> Any:
     kind = type(tree)
     if kind is Tensor:  # nearly always
-        return _TENSOR
+        return _OTHER
     if kind in _PLAIN:
         return tree
     if kind in _LISTS:
@@ -86,18 +88,20 @@ def _collect(tree: Any) -> Any:
     if kind is float:
         return Mark.VALUE
     if isinstance(tree, Tensor):
-        return Mark.OTHER
+        return _OTHER
     if kind is slice:
-        return _collect(tree.start), _collect(tree.stop), _collect(tree.step)
+        return tuple(
+            int(b) if isinstance(b, Tensor) else _collect(b) for b in (tree.start, tree.stop, tree.step)
+        )
     if isinstance(tree, dict):
         return tuple((name, _collect(branch)) for name, branch in tree.items())
     if isinstance(tree, np.ndarray):
         return _collect(tree.tolist())
     if isinstance(tree, (tuple, range)):
         return tuple(map(_collect, tree))
-    if isinstance(tree, numbers.Integral):
-        return int(tree)
-    return str(tree) if isinstance(tree, str) else Mark.OTHER
+    if isinstance(tree, numbers.Real):
+        return int(tree) if isinstance(tree, numbers.Integral) else Mark.VALUE
+    return str(tree) if isinstance(tree, str) else _OTHER
 
 
 def learned(small: Any, large: Any, redrawn: Sequence[Any]) -> Any:

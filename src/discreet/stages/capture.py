@@ -96,7 +96,7 @@ class Script:
     calls    the calls that involve parameters, in order
     path     the other calls that make something of the records, in order
     outputs  the record axis of each differentiable output
-    scaled   which factors of the losses were the number of records, for two numbers (losses.py)
+    factors  by which losses were multiplied, for up to three numbers of records (losses.py)
     saved_bytes, kept_bytes  what autograd saves, and what the engine keeps, for each record
     largest                  elements of the largest gradient of one parameter that is kept for each record
     """
@@ -106,7 +106,7 @@ class Script:
     path: list[Step]
     outputs: list[RecordAxis | None]
     loss_checked: bool = False
-    scaled: dict[int, frozenset[int]] = field(default_factory=dict)
+    factors: dict[int, tuple[float, ...]] = field(default_factory=dict)
     saved_bytes: float = 0.0
     kept_bytes: float = 0.0
     largest: int = 0

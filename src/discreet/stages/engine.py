@@ -43,6 +43,7 @@ class _Pass:
     watching: ExitStack
     before: Snapshot
     outputs: list[Tensor]
+    ends: set[Any]  # their autograd nodes, as the pass left them
 
 
 class _Hook:
@@ -153,7 +154,7 @@ class Engine:
         passes, self._passes = self._passes, []
         with _fresh_graph(), untouched(self._roots, UNSEEN):
             for one in passes:
-                check_scale(losses, one.script, one.outputs)
+                check_scale(losses, one.script, one.ends)
                 if not one.script.loss_checked:
                     one.script.loss_checked = check_losses(each, one.script, one.outputs, one.recorder)
             uses = [use for one in passes for use in one.recorder.uses]
@@ -268,7 +269,7 @@ class Engine:
         script = self.script(args, kwargs, self._records, self._views)
         recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
-        self._open[-1] = _Pass(recorder, script, watching, Snapshot(self.model), [])
+        self._open[-1] = _Pass(recorder, script, watching, Snapshot(self.model), [], set())
         watching.enter_context(Watch(recorder, DECOMPOSITIONS, FORBIDDEN))
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -281,6 +282,7 @@ class Engine:
         one.recorder.finish()
         one.before.compare(self.model)
         one.outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        one.ends = {tensor.grad_fn for tensor in one.outputs}
         self._passes.append(one)
 
     # -- inside ----------------------------------------------------------------------------------------

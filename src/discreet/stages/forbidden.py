@@ -62,23 +62,11 @@ def _no_rewriting_embedding(
         )
 
 
-def _no_tensor_as_bound(target: Tensor, index: Any, value: Any = None) -> None:
-    for one in index if isinstance(index, tuple) else (index,):
-        if isinstance(one, slice) and any(isinstance(b, Tensor) for b in (one.start, one.stop, one.step)):
-            refuse(
-                "slices with plain numbers as bounds",
-                "a tensor as a bound, which reads its value",
-                "pad to a public length and mask; of a tensor that is public, take int(...)",
-            )
-
-
 FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
     F.batch_norm: _no_training_batch_norm,
     torch.batch_norm: _no_training_batch_norm,
     F.instance_norm: _no_tracking_instance_norm,
     F.embedding: _no_rewriting_embedding,
-    Tensor.__getitem__: _no_tensor_as_bound,
-    Tensor.__setitem__: _no_tensor_as_bound,
 }
 
 
@@ -93,9 +81,22 @@ _READS = frozenset(
 def refuse_reading(func: Callable[..., Any]) -> None:
     """Refuse a call that turns a value of the records into a number that control flow can depend on."""
     if name_of(func) in _READS:
-        refuse(
-            "a forward pass that does not read values of the records",
-            f"a call of {name_of(func)} on them",
-            "decide with torch.where, pad to a fixed length and mask, and check values before training: a "
-            "branch or an error tells something about the records",
-        )
+        _refuse_reading(f"a call of {name_of(func)} on them")
+
+
+def refuse_bounds(func: Callable[..., Any], args: Any, on_records: Callable[[list[Tensor]], bool]) -> None:
+    """Refuse a slice up to a value of the records."""
+    if func in (Tensor.__getitem__, Tensor.__setitem__):
+        for index in args[1] if isinstance(args[1], tuple) else args[1:2]:
+            bounds = (index.start, index.stop, index.step) if isinstance(index, slice) else ()
+            if on_records([bound for bound in bounds if isinstance(bound, Tensor)]):
+                _refuse_reading("a slice with one of them as its bound")
+
+
+def _refuse_reading(came: str) -> None:
+    refuse(
+        "a forward pass that does not read values of the records",
+        came,
+        "decide with torch.where, pad to a fixed length and mask, and check values before training: a "
+        "branch or an error tells something about the records",
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,49 +52,54 @@ def check_losses(losses: Tensor, script: Script, outputs: Sequence[Tensor], reco
     return clear
 
 
-_SCALINGS = ("DivBackward0", "MulBackward0")
+_SCALINGS = ("DivBackward0", "DivBackward2", "MulBackward0")
 _FARTHEST = 1000  # nodes between losses and outputs; few have ten
 
 
-def check_scale(losses: Tensor, script: Script, outputs: Sequence[Tensor]) -> None:
+def check_scale(losses: Tensor, script: Script, ends: set[Any]) -> None:
     """Refuse losses divided by the number of records, which is private: one record more would move all others.
 
-    A factor of the losses that is this number proves nothing, one that follows it from batch to batch does. So two
-    passes of different sizes are looked at.
+    A factor of the losses that is this number proves nothing, one that follows it from batch to batch does: being
+    it for two sizes, or proportional to it for three. `ends` are the nodes of the model's outputs.
     """
     rows = losses.shape[0]
-    if rows < 2 or rows in script.scaled or len(script.scaled) == 2:
+    if rows < 2 or rows in script.factors or len(script.factors) == 3:
         return
-    script.scaled[rows] = frozenset(
-        i
-        for i, factor in enumerate(_factors(losses, outputs))
-        if _near(factor, rows) or _near(factor * rows, 1)
-    )
+    script.factors[rows] = tuple(_factors(losses, ends))
+    sizes = list(script.factors)
     require(
-        len(script.scaled) < 2 or not frozenset.intersection(*script.scaled.values()),
+        not any(_follows(factors, sizes) for factors in zip(*script.factors.values(), strict=False)),
         "losses that do not know how many records were drawn",
         "losses divided by the size of the batch; steps before this one are not covered by their certificate",
         "leave the division out: sums are divided by the public `batch`",
     )
 
 
-def _factors(losses: Tensor, outputs: Sequence[Tensor]) -> Iterator[float]:
+def _follows(factors: Sequence[float], sizes: Sequence[int]) -> bool:
+    products = [factor * size for factor, size in zip(factors, sizes, strict=True)]
+    ratios = [factor / size for factor, size in zip(factors, sizes, strict=True)]
+    if len(sizes) == 2:
+        return _all_near(products, 1.0) or _all_near(ratios, 1.0)
+    return len(sizes) == 3 and (_all_near(products, products[0]) or _all_near(ratios, ratios[0]))
+
+
+def _all_near(values: Sequence[float], target: float) -> bool:
+    return target != 0 and all(math.isclose(value, target, rel_tol=1e-6) for value in values)
+
+
+def _factors(losses: Tensor, ends: set[Any]) -> Iterator[float]:
     """The numbers by which losses were multiplied or divided on the way from the outputs, in a fixed order."""
-    ahead, seen = [losses.grad_fn], {output.grad_fn for output in outputs}
+    ahead, seen = deque([losses.grad_fn]), set(ends)
     while ahead and len(seen) < _FARTHEST:
-        node = ahead.pop()
+        node = ahead.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
-        ahead += [parent for parent, _ in node.next_functions]
+        ahead.extend(parent for parent, _ in node.next_functions)
         if type(node).__name__ in _SCALINGS:
             for held in (node._saved_self, node._saved_other):  # type: ignore[attr-defined]
-                if held is not None and held.dim() == 0:
+                if held is not None and held.numel() == 1 and not held.is_complex():
                     yield float(held)
-
-
-def _near(first: float, second: float) -> bool:
-    return math.isclose(first, second, rel_tol=1e-6)
 
 
 def _splits(records: int, device: torch.device) -> Iterator[Tensor]:

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.stages.arguments import ELEMENTWISE, settings_of
+from discreet.stages.arguments import settings_of
 from discreet.stages.capture import Marks, Step, Tracked, name_of, tensors_in, track_derived
-from discreet.stages.forbidden import refuse_reading
+from discreet.stages.forbidden import refuse_bounds, refuse_reading
 
 _DROPOUTS = (
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
 )
 _NOISES = (
-    *(torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.bernoulli, Tensor.bernoulli),
+    *(torch.rand_like, torch.randn_like, torch.bernoulli, Tensor.bernoulli),
     *(Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_),
 )
+_WEIGHTINGS = (
+    *(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_),
+    *(torch.lerp, Tensor.lerp, torch.add, torch.sub, Tensor.add, Tensor.sub),
+)
+
+
+class Manner(enum.Enum):
+    """How a probe pass runs."""
+
+    PLAIN = "as it is"
+    QUIET = "without dropout, and with one value in the place of noise on records"
+    UNHIDDEN = "with 0.1 in the place of a weight of zero on records"
 
 
 @dataclass
@@ -44,12 +58,20 @@ class Seen:
 
 @dataclass
 class Passed:
-    """One probe pass: its calls, its other calls on records, what the model gave, and whether it drew at random."""
+    """What one probe pass showed.
+
+    seen     its calls with parameters
+    path     its other calls on records
+    outputs  what the model gave
+    draws    whether torch's generator was used
+    hides    whether something of the records had the weight zero, which may grow later
+    """
 
     seen: list[Seen]
     path: list[Step]
     outputs: list[Tensor]
     draws: bool
+    hides: bool
 
     @property
     def settings(self) -> list[tuple[Any, ...]]:
@@ -66,31 +88,33 @@ class Passed:
 
 @dataclass
 class Prober:
-    """The follower of a probe pass.
-
-    spreads  the calls known to spread a parameter over the records
-    quiet    without dropout, and with one value in the place of noise
-    """
+    """The follower of a probe pass. `spreads` are the calls known to spread a parameter over the records."""
 
     tracked: dict[int, Tracked]
     spreads: frozenset[int]
     marks: Marks
-    quiet: bool
+    manner: Manner
     seen: list[Seen] = field(default_factory=list)
     path: list[Step] = field(default_factory=list)
+    hides: bool = False
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        if self.marks.on(tensors):
+        on_records = self.marks.on(tensors)
+        if on_records:
             refuse_reading(func)
+            refuse_bounds(func, args, self.marks.on)
         settings = settings_of(func, args, kwargs)
-        args, kwargs = _nothing_hidden(func, args, kwargs, tensors)
-        if self.quiet and func in _DROPOUTS:
-            return args[0].clone()
-        if self.quiet and func is F.scaled_dot_product_attention:
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            kwargs = {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+        if self.manner is Manner.QUIET:
+            if func in _DROPOUTS:
+                return args[0].clone()
+            args, kwargs = _without_dropout(func, args, kwargs)
+        if on_records and func in _WEIGHTINGS and any(map(_is_zero, (*args, *kwargs.values()))):
+            self.hides = True
+            if self.manner is Manner.UNHIDDEN:
+                args = tuple(0.1 if _is_zero(value) else value for value in args)
+                kwargs = {name: 0.1 if _is_zero(value) else value for name, value in kwargs.items()}
         result = func(*args, **kwargs)
-        if self.quiet and func in _NOISES:
+        if self.manner is Manner.QUIET and on_records and func in _NOISES:
             with torch.no_grad():
                 result.fill_(0.5)
         if self.marks.follow(func, args, tensors, result):
@@ -98,12 +122,13 @@ class Prober:
         return result
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
-        tensors, settings = tensors_in((args, kwargs)), settings_of(func, args, kwargs)
-        args, kwargs = _nothing_hidden(func, args, kwargs, tensors)
+        tensors = tensors_in((args, kwargs))
         inputs = [tensor.detach().clone() for tensor in tensors]
         on_records = self.marks.on(tensors)
         if on_records:
             refuse_reading(func)
+            refuse_bounds(func, args, self.marks.on)
+        settings = settings_of(func, args, kwargs)
         result = func(*args, **kwargs)
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         if not outputs:
@@ -121,14 +146,12 @@ class Prober:
         return result
 
 
-def _nothing_hidden(
-    func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]
-) -> tuple[Any, Any]:
-    """Zeros hide what they multiply, and may grow later, as in a warm-up: the probe has 0.1 in their place."""
-    if func not in ELEMENTWISE or not any(tensor.is_floating_point() for tensor in tensors):
+def _without_dropout(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if func is not F.scaled_dot_product_attention:
         return args, kwargs
-    return tuple(map(_not_zero, args)), {name: _not_zero(value) for name, value in kwargs.items()}
+    args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+    return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
 
 
-def _not_zero(value: Any) -> Any:
-    return 0.1 if type(value) in (int, float) and value == 0 else value
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and value == 0

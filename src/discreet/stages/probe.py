@@ -2,7 +2,8 @@
 
 Nothing here sees private data. The pass runs for two batch sizes and with single records replaced. An axis is
 the record axis if its size follows the number of records and only the replaced record's entries move; a value
-that moves with the number of records is refused, for that number is private.
+that moves with the number of records is refused, for that number is private. A pass that draws more than dropout
+is looked at under other seeds, and one that gives something of the records the weight zero with another weight.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from discreet.stages.capture import Call, Marks, RecordAxis, Script, Tracked, Wa
 from discreet.stages.decompose import DECOMPOSITIONS
 from discreet.stages.draws import DRAWS, Draw
 from discreet.stages.forbidden import FORBIDDEN
-from discreet.stages.passes import Passed, Prober, Seen
+from discreet.stages.passes import Manner, Passed, Prober, Seen
 
 PROBE_SEED = 20_011
-_OTHER_SEEDS = range(1, 13)  # what happens with probability p in a pass is overlooked with (1 - p)^13
-_HALVES: Final[tuple[tuple[int, ...], ...]] = ((0, 2, 4), (1, 3))
+_OTHER_SEEDS = range(1, 9)  # what happens with probability p in a pass is overlooked with (1 - p)^9
+_HALVES: Final = tuple(
+    tuple(record for record in range(LARGE) if (record >> bit) % 2 == own)
+    for bit in range((LARGE - 1).bit_length())
+    for own in (0, 1)
+)
+"""Records by each bit of their number: of any two, each is replaced once while the other is not."""
 
 
 class UnclearError(Refused):
@@ -92,16 +98,17 @@ class Probe:
         _no_nan(first, grown, *moved)
         _settings_stay(grown, moved)
         script = self._script(first, grown, moved)
-        quiet, redrawn = (first, grown), []
+        halves = {half: replaced(*half) for half in _HALVES}
+        if first.hides:
+            self._also_unhidden(script, first, large, halves, spreads)
+        still, grown_still, redrawn = first, grown, []
         if first.draws:
-            quiet = self._pass(small, spreads, quiet=True), self._pass(large, spreads, quiet=True)
-        if quiet[
-            0
-        ].draws:  # more than dropout, which keeps records apart: others may do so in some passes only
-            halves = {half: replaced(*half) for half in _HALVES}
+            still, grown_still = (self._pass(inputs, spreads, Manner.QUIET) for inputs in (small, large))
+        if still.draws:  # more than dropout, which keeps records apart
             redrawn = [self._redrawn(script, first, large, halves, spreads, seed) for seed in _OTHER_SEEDS]
-        if not redrawn or _equal(quiet[0], self._pass(small, spreads, seed=1, quiet=True)):
-            _same_values(*quiet)
+        seeds = _OTHER_SEEDS if still.draws else ()
+        if all(_equal(still, self._pass(small, spreads, Manner.QUIET, seed)) for seed in seeds):
+            _same_values(still, grown_still)
         _buffers_unchanged(self._model, state)
         return _with_settings(script, first, grown, redrawn), small
 
@@ -137,6 +144,24 @@ class Probe:
             _apart(script, whole, other, half)
         return whole.settings
 
+    def _also_unhidden(
+        self,
+        script: Script,
+        first: Passed,
+        large: Any,
+        halves: dict[tuple[int, ...], Any],
+        spreads: frozenset[int],
+    ) -> None:
+        """Refuse mixing that a weight of zero hides, as at the start of a warm-up."""
+        try:
+            whole = self._pass(large, spreads, Manner.UNHIDDEN)
+            others = {half: self._pass(inputs, spreads, Manner.UNHIDDEN) for half, inputs in halves.items()}
+            _same_path(first, whole, *others.values())
+        except Exception:  # the model does not take another weight: nothing shows
+            return
+        for half, other in others.items():
+            _apart(script, whole, other, half)
+
     def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> Script:
         calls = [_call(seen, grown.seen[i], [m.seen[i] for m in moved]) for i, seen in enumerate(first.seen)]
         outputs = [
@@ -151,11 +176,13 @@ class Probe:
             )
         return Script(self._batched, calls, first.path, outputs)
 
-    def _pass(self, inputs: Any, spreads: frozenset[int], seed: int = 0, quiet: bool = False) -> Passed:
+    def _pass(
+        self, inputs: Any, spreads: frozenset[int], manner: Manner = Manner.PLAIN, seed: int = 0
+    ) -> Passed:
         args, kwargs = inputs
         tracked = {id(root.tensor): root for root in self._parameters}
         records = [t for t, own in zip(tensors_in(inputs), self._batched, strict=True) if own]
-        prober = Prober(tracked, spreads, Marks(tracked, records), quiet)
+        prober = Prober(tracked, spreads, Marks(tracked, records), manner)
         device = self._parameters[0].tensor.device
         with forked_generator(
             device, PROBE_SEED + seed
@@ -165,7 +192,7 @@ class Probe:
                 result = self._model(*args, **kwargs)
             draws = _drawn(device) != before
         outputs = [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
-        return Passed(prober.seen, prober.path, outputs, draws)
+        return Passed(prober.seen, prober.path, outputs, draws, prober.hides)
 
 
 @contextmanager
@@ -220,7 +247,10 @@ def _with_settings(
         learned(small, large, others)
         for small, large, *others in zip(first.settings, grown.settings, *redrawn, strict=True)
     ]
-    calls = [replace(call, settings=own) for call, own in zip(script.calls, every, strict=False)]
+    calls = [
+        replace(call, settings=own)
+        for call, own in zip(script.calls, every[: len(script.calls)], strict=True)
+    ]
     path = [replace(step, settings=own) for step, own in zip(script.path, every[len(calls) :], strict=True)]
     return replace(script, calls=calls, path=path)
 
@@ -242,8 +272,8 @@ def _apart(script: Script, whole: Passed, other: Passed, replaced: Sequence[int]
             before, after = (axis.split(tensor, LARGE)[others] for tensor in (before, after))
         require(
             _same(before, after),
-            "records that are kept apart whatever is drawn at random",
-            "a pass whose draws mix them",
+            "records that are kept apart whatever is drawn at random or has the weight zero at first",
+            "a pass that mixes them",
             "draw for each record by itself, and do not exchange records in the model",
         )
 

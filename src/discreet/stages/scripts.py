@@ -85,7 +85,7 @@ class Scripts:
     def _learn(self, inputs: Any, batched: tuple[bool, ...], views: int) -> Script:
         self.busy = True
         try:
-            with _nothing_hidden(self._model, self._roots):
+            with _nothing_hidden(self._roots):
                 script, small = Probe(self._model, self._roots, inputs, batched, views).learn()
                 verify(self._model, self._roots, self._layout, script, small)
             return script
@@ -97,22 +97,21 @@ _PLAIN = (bool, int, float, str)
 
 
 @contextmanager
-def _nothing_hidden(model: nn.Module, roots: Sequence[Tracked]) -> Iterator[None]:
-    """Zeros hide what they multiply: parameters and buffers that are all zero have random values inside the block.
+def _nothing_hidden(roots: Sequence[Tracked]) -> Iterator[None]:
+    """Zeros hide what they multiply: parameters that are all zero have random values inside the block.
 
     Their own tensors come back untouched, so that nothing which was recorded before is changed.
     """
-    held = *(root.tensor for root in roots), *(b for b in model.buffers() if b.is_floating_point())
-    zeros = [tensor for tensor in held if not bool(tensor.detach().any())]
-    own = [tensor.data for tensor in zeros]
+    zeros = [root.tensor for root in roots if not bool(root.tensor.detach().any())]
+    own = [parameter.data for parameter in zeros]
     generator = torch.Generator().manual_seed(PROBE_SEED)
     try:
-        for tensor in zeros:
-            tensor.data = (0.1 * torch.randn(tensor.shape, generator=generator)).to(tensor.data)
+        for parameter in zeros:
+            parameter.data = (0.1 * torch.randn(parameter.shape, generator=generator)).to(parameter.data)
         yield
     finally:
-        for tensor, values in zip(zeros, own, strict=True):
-            tensor.data = values
+        for parameter, values in zip(zeros, own, strict=True):
+            parameter.data = values
 
 
 def _mode(model: nn.Module, roots: Sequence[Tracked]) -> Any:
