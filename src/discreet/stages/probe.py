@@ -39,6 +39,21 @@ class UnclearError(Refused):
     """Nothing shows on these random inputs; on others it may."""
 
 
+class MixingError(Refused):
+    """Records move others in some passes."""
+
+
+@contextmanager
+def _unless_it_fails() -> Iterator[None]:
+    """Take a model that does not stand another weight as one in which nothing shows."""
+    try:
+        yield
+    except MixingError:
+        raise
+    except Exception:
+        return
+
+
 class Probe:
     """Learns the script of one model for inputs of one shape.
 
@@ -99,13 +114,23 @@ class Probe:
         _settings_stay(grown, moved)
         script = self._script(first, grown, moved)
         halves = {half: replaced(*half) for half in _HALVES}
+
+        def kept_apart(manner: Manner, seed: int) -> Passed:
+            whole = self._pass(large, spreads, manner, seed)
+            for half, inputs in halves.items():
+                other = self._pass(inputs, spreads, manner, seed)
+                _same_path(first, whole, other)
+                _apart(script, whole, other, half)
+            return whole
+
         if first.hides:
-            self._also_unhidden(script, first, large, halves, spreads)
+            with _unless_it_fails():
+                kept_apart(Manner.UNHIDDEN, seed=0)
         still, grown_still, redrawn = first, grown, []
         if first.draws:
             still, grown_still = (self._pass(inputs, spreads, Manner.QUIET) for inputs in (small, large))
         if still.draws:  # more than dropout, which keeps records apart
-            redrawn = [self._redrawn(script, first, large, halves, spreads, seed) for seed in _OTHER_SEEDS]
+            redrawn = [kept_apart(Manner.PLAIN, seed).settings for seed in _OTHER_SEEDS]
         seeds = _OTHER_SEEDS if still.draws else ()
         if all(_equal(still, self._pass(small, spreads, Manner.QUIET, seed)) for seed in seeds):
             _same_values(still, grown_still)
@@ -126,41 +151,6 @@ class Probe:
             if not found:
                 return first, grown, spreads
             spreads |= {found[0]}  # one at a time: the calls after it will be others
-
-    def _redrawn(
-        self,
-        script: Script,
-        first: Passed,
-        large: Any,
-        halves: dict[tuple[int, ...], Any],
-        spreads: frozenset[int],
-        seed: int,
-    ) -> list[tuple[Any, ...]]:
-        """The settings of a pass with another seed, which has to keep the records apart as well."""
-        whole = self._pass(large, spreads, seed=seed)
-        for half, inputs in halves.items():
-            other = self._pass(inputs, spreads, seed=seed)
-            _same_path(first, whole, other)
-            _apart(script, whole, other, half)
-        return whole.settings
-
-    def _also_unhidden(
-        self,
-        script: Script,
-        first: Passed,
-        large: Any,
-        halves: dict[tuple[int, ...], Any],
-        spreads: frozenset[int],
-    ) -> None:
-        """Refuse mixing that a weight of zero hides, as at the start of a warm-up."""
-        try:
-            whole = self._pass(large, spreads, Manner.UNHIDDEN)
-            others = {half: self._pass(inputs, spreads, Manner.UNHIDDEN) for half, inputs in halves.items()}
-            _same_path(first, whole, *others.values())
-        except Exception:  # the model does not take another weight: nothing shows
-            return
-        for half, other in others.items():
-            _apart(script, whole, other, half)
 
     def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> Script:
         calls = [_call(seen, grown.seen[i], [m.seen[i] for m in moved]) for i, seen in enumerate(first.seen)]
@@ -184,9 +174,7 @@ class Probe:
         records = [t for t, own in zip(tensors_in(inputs), self._batched, strict=True) if own]
         prober = Prober(tracked, spreads, Marks(tracked, records), manner)
         device = self._parameters[0].tensor.device
-        with forked_generator(
-            device, PROBE_SEED + seed
-        ):  # the same draws in every pass, none of the caller's
+        with forked_generator(device, PROBE_SEED + seed):
             before = _drawn(device)
             with torch.enable_grad(), Watch(prober, DECOMPOSITIONS, FORBIDDEN):
                 result = self._model(*args, **kwargs)
@@ -197,7 +185,7 @@ class Probe:
 
 @contextmanager
 def forked_generator(device: torch.device, seed: int) -> Iterator[None]:
-    """Torch's global generators, seeded inside the block and restored after it."""
+    """Torch's global generators, seeded inside the block and restored after it: the same draws in every pass."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -270,12 +258,12 @@ def _apart(script: Script, whole: Passed, other: Passed, replaced: Sequence[int]
     for axis, before, after in _placed(script, whole, other):
         if axis is not None:
             before, after = (axis.split(tensor, LARGE)[others] for tensor in (before, after))
-        require(
-            _same(before, after),
-            "records that are kept apart whatever is drawn at random or has the weight zero at first",
-            "a pass that mixes them",
-            "draw for each record by itself, and do not exchange records in the model",
-        )
+        if not _same(before, after):
+            raise MixingError(
+                "Expected records that are kept apart whatever is drawn at random or has the weight zero at first, got "
+                "a pass that mixes them. Remedy: draw for each record by itself, and do not exchange records in the "
+                "model."
+            )
 
 
 def _placed(
