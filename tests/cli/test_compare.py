@@ -67,7 +67,7 @@ def test_a_comparison_in_which_nothing_finished_is_a_failure(
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr("discreet.runs.train", broken)
-    monkeypatch.setattr("discreet.report.crew.cores", lambda: 1)  # one worker is this very process
+    monkeypatch.setattr("discreet.core.workers.cores", lambda: 1)  # one worker is this very process
     result = run("compare", *RUN, "--out", tmp_path / "page", "--seeds", "0")
     assert result.code == 1
     assert "out of luck" in result.out

@@ -104,6 +104,7 @@ RESERVED = frozenset(
         "tune_on",
         "version",
         "weight_decay",
+        "workers",
     }
 )
 """The words that the commands use themselves: the same flag never means two things."""
