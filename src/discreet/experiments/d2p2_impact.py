@@ -92,8 +92,8 @@ def _summary(epochs: int, by_sigma: list[Curve], by_batch: Curve, by_reduction: 
         f"{epochs} epochs, one seed. D2P2-SGD from sigma {both.x[0]:g} to {both.x[-1]:g}: {both.y[0]:.1f} % to "
         f"{both.y[-1]:.1f} %; DPSGD {constant.y[0]:.1f} % to {constant.y[-1]:.1f} %. From batch {by_batch.x[0]:g} to "
         f"{by_batch.x[-1]:g}: {by_batch.y[0]:.1f} % to {by_batch.y[-1]:.1f} % (the paper: larger is better). The best "
-        f"reduction was {best:g} (the paper: 0.3). With orthonormal rows epsilon does not depend on the reduction, as Figure 6b says; with "
-        "the paper's Gaussian matrices it does."
+        f"reduction was {best:g} (the paper: 0.3). With orthonormal rows epsilon does not depend on the "
+        "reduction, as Figure 6b says; with the paper's Gaussian matrices it does."
     )
 
 
