@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.auditing import broken, rows, truth
+from discreet.auditing import broken, playing, rows, truth
 from discreet.auditing.truth import Effort, Row, Scope, Verdict, verdict
 from discreet.core.check import Refused
 from discreet.methods import METHODS
@@ -78,7 +78,9 @@ def test_a_method_has_its_rows_in_order() -> None:
     assert told[0] == "dp-sgd, one step"
 
 
-def test_rows_are_kept_for_their_effort_and_torn_ones_are_not(tmp_path: Path) -> None:
+def test_rows_are_kept_for_their_effort_and_code_and_torn_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = rows.statistic(SMALL).row(generator=np.random.default_rng(2))
     kept = truth.KeptRows(tmp_path / "deep" / "rows")
     kept.add("one", row, SMALL)
@@ -89,6 +91,8 @@ def test_rows_are_kept_for_their_effort_and_torn_ones_are_not(tmp_path: Path) ->
     assert again.made(truth.QUICK) == {}
     again.add("three", row, truth.QUICK)
     assert set(again.made(truth.QUICK)) == {"three"}
+    monkeypatch.setattr(playing, "_code", lambda: "another")  # whose certificates may be others
+    assert again.made(SMALL) == {}
     kept.path.write_text("no rows\n")
     with pytest.raises(Refused, match="delete the file"):
         again.made(SMALL)

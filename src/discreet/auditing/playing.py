@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
+import discreet
 from discreet.auditing.rows import Attack, Effort, OnProgress
 from discreet.auditing.verdicts import Row
 from discreet.core import check
+from discreet.core.plain import digest
 from discreet.core.workers import crew_size
 
 
@@ -23,7 +25,7 @@ class KeptRows:
     """Rows in a file, one a line, so that a table of hours which was stopped goes on.
 
     Only whole rows are kept, so nothing that was seen of a row can decide whether it counts. A row is taken again
-    for the same game, effort and version alone.
+    for the same game, effort and code alone: its certificate is that of the code that made it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +57,14 @@ class KeptRows:
 
 
 def _making(effort: Effort) -> dict[str, Any]:
-    return {"effort": asdict(effort), "version": version("discreet")}
+    return {"effort": asdict(effort), "code": _code()}
+
+
+@functools.cache
+def _code() -> str:
+    """What the library's source is, in one word."""
+    folder = Path(discreet.__file__).parent
+    return digest([path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))])
 
 
 def play_all(

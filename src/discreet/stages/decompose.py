@@ -83,9 +83,7 @@ def _project(
     """Queries, keys and values, records first; `weights` are three, or one that holds them all."""
     inputs = [x.transpose(0, 1) for x in (query, key, value)]
     if isinstance(weights, Tensor):
-        if (
-            query is key and key is value
-        ):  # one product keeps the parameter whole: no slices to pull back through
+        if query is key and key is value:  # one product: no slices of the parameter to pull back through
             return F.linear(inputs[0], weights, bias).chunk(3, -1)
         weights = weights.chunk(3)
     biases = (None, None, None) if bias is None else bias.chunk(3)
