@@ -9,17 +9,17 @@ import json
 
 import torch
 import torch.nn.functional as F
+from research.benchmarks.models import MODELS, Task
+from research.benchmarks.rows import Step, own_copy
+from research.benchmarks.timing import interleave
 
 from discreet import methods
-from discreet.bench.models import MODELS, Task
-from discreet.bench.rows import Step, own_copy
-from discreet.bench.timing import interleave
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
-from discreet.stages.engine import Engine
+from discreet.engine.engine import Engine
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, Progress
 
 RECIPES = {
     "dp-sgd": methods.dp_sgd(clip=0.1),

@@ -18,13 +18,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.stages import sparse
+from discreet.engine.engine import Engine
+from discreet.methods.random_freeze import sparse
+from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import FlatClip, Query
-from discreet.stages.engine import Engine
-from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.moment import Moment
-from discreet.stages.selection import Frozen, Order, RandomFreeze
+from discreet.stages.context import Moment
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.selection import Frozen, Order
 from discreet.stages.update import unpack, update
 from discreet.stages.values import Released
 

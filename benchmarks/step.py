@@ -2,7 +2,7 @@
 
     python -m benchmarks.step --models cnn-d2p2,resnet20 --threads 2
 
-The models, the rows and the clock are in `discreet.bench`; results/step-time.json holds the last whole table.
+The models, the rows and the clock are in `research.benchmarks`; results/step-time.json holds the last whole table.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import discreet
-from discreet import methods, tasks
+from discreet import methods
+from discreet import data as tasks
 from discreet.stages.sampling import Horizon
 
 BATCH, EPOCHS, NOISE, CLIP, LEARNING_RATE, DELTA = 128, 10, 1.5, 1.0, 1.0, 1e-5

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from discreet import methods
-from discreet.analyses.curvature import Link
 from discreet.core.streams import Streams
-from discreet.hidden import with_clipped_features
-from discreet.plan import Plan
-from discreet.private import Private
-from discreet.stages.features import ClippedFeatures
+from discreet.data import build
+from discreet.methods.dpsgd_dc.curvature import Link
+from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.methods.dpsgd_dc.guard import with_clipped_features
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.tasks import build
+from discreet.training.private import Private
 
 RECORDS, STEPS, RATE = 40, 6, 2.0
 

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 
 from discreet import methods
 from discreet.core.streams import Streams
-from discreet.plan import Plan
-from discreet.private import Private
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
+from discreet.training.private import Private
 
 RECORDS, BATCH, STEPS = 60, 12, 8
 

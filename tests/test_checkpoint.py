@@ -14,19 +14,20 @@ import torch
 from torch import nn
 
 import loop
-from discreet import checkpoint, methods
+from discreet import methods
 from discreet.accounting import Charge
 from discreet.accounting.ledger import read
-from discreet.checkpoint import Checkpoint
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
-from discreet.plan import Plan
-from discreet.private import Private
 from discreet.stages.bounding import FlatClip
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, OwnLoader
-from discreet.stages.schedules import Table
+from discreet.stages.schedule import Table
 from discreet.stages.values import PrivateState
+from discreet.training import checkpoint
+from discreet.training.checkpoint import Checkpoint
+from discreet.training.private import Private
 
 
 class Place:

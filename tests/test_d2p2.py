@@ -16,13 +16,13 @@ from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
-from discreet.methods.d2p2_sgd import Decay, Projection, Scale
-from discreet.plan import Plan
+from discreet.methods.d2p2.projected_gaussian import ProjectedGaussian, block_widths, layer_widths
+from discreet.methods.d2p2.recipes import Decay, Projection, Scale
+from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.runs import RunConfig
-from discreet.stages.bounding import AdaptiveQuantile
-from discreet.stages.mechanisms.projected_gaussian import ProjectedGaussian, block_widths, layer_widths
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon
-from discreet.stages.schedules import Constant, Exponential, InverseRoot, Period
+from discreet.stages.schedule import Constant, Exponential, InverseRoot, Period
 
 FAMILY = ["d2p2-sgd", "d2p-sgd", "dp2-sgd"]
 DELTA = 1e-5

@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from research.reproductions import EXPERIMENTS, Bench, Status, bounded_membership
+from research.reproductions.bounded_adult import _plan
+from research.reproductions.bounded_bounds import batch_sizes, diameters
+from research.reproductions.bounded_logistic import Records, trained
 from torch.utils.data import TensorDataset
 
 from discreet import methods
-from discreet.analyses.curvature import Link
-from discreet.analyses.last_iterate import with_visible_iterates
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.experiments import EXPERIMENTS, Bench, Status, bounded_membership
-from discreet.experiments.bounded_adult import _plan
-from discreet.experiments.bounded_bounds import batch_sizes, diameters
-from discreet.experiments.bounded_logistic import Records, trained
-from discreet.hidden import with_clipped_features
-from discreet.plan import Plan
-from discreet.private import Private
+from discreet.data import build
+from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
+from discreet.methods.dpsgd_dc.curvature import Link
+from discreet.methods.dpsgd_dc.guard import with_clipped_features
 from discreet.runs import RunConfig
 from discreet.stages.domain import Centre
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.tasks import build
+from discreet.training.private import Private
 
 RECORDS = 50
 

@@ -22,18 +22,20 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
+from discreet.engine.engine import Engine
+from discreet.engine.layout import Mask
 from discreet.methods import METHODS
-from discreet.plan import Plan
-from discreet.stages import masks
-from discreet.stages.engine import Engine
-from discreet.stages.kinds import Unit
-from discreet.stages.mechanisms import gaussian
-from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.moment import Moment
+from discreet.methods.random_freeze import masks
+from discreet.methods.random_freeze.granularity import Unit
+from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
+from discreet.stages import gaussian
+from discreet.stages.context import Moment
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader
-from discreet.stages.selection import Frozen, Order, RandomFreeze, RankedFreeze, Refresh
-from discreet.stages.values import Mask, Released
-from discreet.step import LogicalBatch, Progress
+from discreet.stages.selection import Frozen, Order
+from discreet.stages.values import Released
+from discreet.training.step import LogicalBatch, Progress
 
 ALPHA = 1e-6  # false-alarm rate of every statistical test here
 HALF = methods.random_freeze(clip=0.5, final_rate=0.5, cooling_epochs=1)

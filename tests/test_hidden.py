@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from discreet import methods, statement
 from discreet.accounting.events import LastIterateRun
 from discreet.accounting.ledger import Ledger
-from discreet.analyses.curvature import Link
-from discreet.analyses.last_iterate import with_visible_iterates
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.private import Private
-from discreet.stages.features import ClippedFeatures
+from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
+from discreet.methods.dpsgd_dc.curvature import Link
+from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.training.private import Private
 from hidden_loop import RATE, RECORDS, STEPS, data, losses, model, plan, private, train
 
 # What it does --------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from discreet import methods
-from discreet.analyses.curvature import LinearModel, Link
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.hidden import is_loss, linear_layer, with_clipped_features
-from discreet.stages.features import ClippedFeatures
+from discreet.data import build
+from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
+from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.methods.dpsgd_dc.guard import is_loss, linear_layer, with_clipped_features
 from discreet.stages.sampling import FixedSize
-from discreet.tasks import build
 from hidden_loop import RATE, STEPS, data, model, plan, private, train
 
 # Models and losses ---------------------------------------------------------------------------------------

@@ -17,16 +17,17 @@ from torch.utils.data import TensorDataset
 
 from discreet import Private, methods
 from discreet.accounting import Charge, Event, Free, Gaussian, NonPrivate, read
-from discreet.analyses.analysis import Unproven
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.plan import Plan
+from discreet.engine.layout import Layout
+from discreet.stages.analysis import Unproven
 from discreet.stages.bounding import Bounder, FlatClip, Query, Still
-from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.moment import Moment
+from discreet.stages.context import Moment
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Selection
-from discreet.stages.values import BoundedSum, Layout, PrivateState
+from discreet.stages.values import BoundedSum, PrivateState
 
 HORIZON = Horizon.of(records=40, batch=10, steps=6)
 PLAIN = GaussianNoise()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from discreet import tasks
+from discreet import data as tasks
 from discreet.accounting.ledger import read
 from discreet.runs import RunConfig, RunFolder, load_config, train
 
@@ -27,7 +27,7 @@ PROGRAM = """
 import json, os, random, signal, sys, time, traceback
 import torch
 from discreet.runs import RunConfig, RunFolder, complete, plan_of, train
-from discreet import tasks
+from discreet import data as tasks
 
 torch.set_num_threads(1)
 chance = random.Random(0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from discreet.loading import Loader, MicroBatch, to_device
+from discreet.training.loader import Loader, MicroBatch, to_device
 
 DRAWS = [[], [4, 1], [0, 1, 2, 3, 5, 7, 8], [], [], [6], [9, 2, 3], []]
 

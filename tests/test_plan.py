@@ -17,10 +17,11 @@ from discreet.accounting.events import BallsInBins as BallsInBinsEvent
 from discreet.accounting.events import CountQuery, Gaussian, PoissonSampled, Queries, WithoutReplacement
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
-from discreet.stages.bounding import FlatClip, TwoLevel
+from discreet.methods.dicesgd.bounding import TwoLevel
+from discreet.stages.bounding import FlatClip
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader, Poisson
-from discreet.stages.schedules import Period, Table
+from discreet.stages.schedule import Period, Table
 
 HORIZON = Horizon.of(records=1000, batch=50, steps=45)
 

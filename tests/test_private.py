@@ -24,10 +24,10 @@ from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
-from discreet.plan import Plan
-from discreet.stages import memory
+from discreet.engine import memory
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import FlatClip
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
 
 # The whole run --------------------------------------------------------------------------------------------

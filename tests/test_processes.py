@@ -17,11 +17,12 @@ from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
-from discreet.private import Private
-from discreet.stages.bounding import AdaptiveQuantile, FlatClip
+from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
+from discreet.methods.random_freeze.selection import RandomFreeze
+from discreet.stages.bounding import FlatClip
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch, TruncatedPoisson
-from discreet.stages.selection import RandomFreeze
+from discreet.training.private import Private
 
 FULL = Plan(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet import runs, tasks
+from discreet import data as tasks
+from discreet import runs
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring

@@ -15,15 +15,15 @@ from torch.utils.data import TensorDataset
 
 from discreet import Private, methods
 from discreet.accounting import Charge, Gaussian, PoissonSampled, SelectionQuery, read
-from discreet.analyses.analysis import Unproven
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.methods.clipping import Clipping
-from discreet.plan import Plan
+from discreet.stages.acceptance import LossTest
 from discreet.stages.aggregation import sum_of_numbers
+from discreet.stages.analysis import Unproven
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FullBatch, Horizon
-from discreet.stages.selective import LossTest
 
 HORIZON = Horizon.of(records=60, batch=20, steps=8)
 GRADIENT = PoissonSampled(HORIZON.rate, Gaussian(1.0))

@@ -19,11 +19,11 @@ from discreet.accounting.events import CountQuery, Event, Gaussian, PoissonSampl
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
-from discreet.stages.engine import Engine
+from discreet.engine.engine import Engine
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedules import Table
-from discreet.step import LogicalBatch, Progress
+from discreet.stages.schedule import Table
+from discreet.training.step import LogicalBatch, Progress
 
 ALPHA = 1e-6
 NOISE, CLIP, BATCH = 1.3, 0.7, 20

@@ -8,11 +8,10 @@ import math
 import pytest
 
 from discreet import methods
-from discreet.analyses.curvature import Link
-from discreet.analyses.last_iterate import with_visible_iterates
 from discreet.core.check import Refused
-from discreet.stages.sampling import Horizon
-from discreet.tuning.bounded import (
+from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
+from discreet.methods.dpsgd_dc.curvature import Link
+from discreet.methods.dpsgd_dc.utility import (
     Problem,
     propose,
     propose_bounded,
@@ -20,6 +19,7 @@ from discreet.tuning.bounded import (
     utility,
     utility_bounded,
 )
+from discreet.stages.sampling import Horizon
 
 LOG = math.log(1e5)
 MANY = Problem(

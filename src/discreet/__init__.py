@@ -12,10 +12,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Neighbouring": "discreet.core.relation",
-    "Plan": "discreet.plan",
-    "Private": "discreet.private",
+    "Plan": "discreet.stages.plan",
+    "Private": "discreet.training.private",
     "Refused": "discreet.core.check",
-    "fix": "discreet.swap",
+    "fix": "discreet.engine.fix",
     "statement": "discreet.runs.statement",
 }
 
@@ -24,10 +24,10 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from discreet.core.check import Refused as Refused
     from discreet.core.relation import Neighbouring as Neighbouring
-    from discreet.plan import Plan as Plan
-    from discreet.private import Private as Private
+    from discreet.engine.fix import fix as fix
     from discreet.runs.statement import statement as statement
-    from discreet.swap import fix as fix
+    from discreet.stages.plan import Plan as Plan
+    from discreet.training.private import Private as Private
 
 
 def __getattr__(name: str) -> Any:

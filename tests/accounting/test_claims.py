@@ -20,9 +20,9 @@ from discreet.accounting import (
     certify,
     rdp_epsilon,
 )
-from discreet.accounting.claims import _lemma_a13
 from discreet.accounting.rdp import sampled_gaussian
 from discreet.core.check import Refused
+from discreet.methods.dpsgd_dc.claim import _lemma_a13
 
 
 def accounted(count: int = 2344, by: Accounting = Accounting.PLD) -> AccountedClaim:

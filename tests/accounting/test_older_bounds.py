@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
+from research.reproductions.older_bounds import OLDER_BOUNDS, Setting, sampled_gaussian_regime
 
 from discreet.accounting import rdp
-from discreet.accounting.claims import LastIterateClaim
-from discreet.accounting.older_bounds import OLDER_BOUNDS, Setting, sampled_gaussian_regime
 from discreet.core.check import Refused
+from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 
 FIGURE_1 = Setting(
     records=8,

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.analyses.curvature import Assumed, LinearModel, Link
 from discreet.core.check import Refused
+from discreet.methods.dpsgd_dc.curvature import Assumed, LinearModel, Link
 
 
 def loss(link: Link, scores: Tensor, label: int) -> Tensor:

@@ -19,12 +19,12 @@ from scipy import special
 
 from discreet.accounting import Charge, delta_at
 from discreet.accounting.events import LastIterateRun
-from discreet.analyses.curvature import LinearModel, Link
-from discreet.analyses.last_iterate import LastIterate, with_visible_iterates
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
+from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
+from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.stages.bounding import FlatClip
 from discreet.stages.domain import Ball
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon, Sampling, TruncatedPoisson
 
 Floats = NDArray[np.float64]

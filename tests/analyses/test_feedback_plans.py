@@ -12,13 +12,13 @@ import loop
 from discreet import methods
 from discreet.accounting import certify
 from discreet.accounting.events import ClippedFeedback as FeedbackEvent
-from discreet.analyses.analysis import Composition
-from discreet.analyses.feedback import FeedbackRun
 from discreet.auditing import replay
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
-from discreet.stages.mechanisms.error_feedback import ClippedFeedback, Normalising
+from discreet.methods.dicesgd.analysis import FeedbackRun
+from discreet.methods.dicesgd.mechanism import ClippedFeedback, Normalising
+from discreet.stages.analysis import Composition
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, TruncatedPoisson
 
 DELTA = 1e-5

@@ -10,18 +10,18 @@ import pytest
 
 from discreet import methods
 from discreet.accounting.events import Gaussian, LastIterateRun, TruncatedPoisson, WithoutReplacement
-from discreet.analyses.analysis import Composition
-from discreet.analyses.curvature import Assumed, LinearModel, Link
-from discreet.analyses.last_iterate import LastIterate, with_visible_iterates
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
+from discreet.methods.d2p2.projected_gaussian import ProjectedGaussian
+from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
+from discreet.methods.dpsgd_dc.curvature import Assumed, LinearModel, Link
+from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages import bounding, sampling
+from discreet.stages.analysis import Composition
 from discreet.stages.domain import Ball, Box, Unbounded
-from discreet.stages.mechanisms.projected_gaussian import ProjectedGaussian
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedules import InverseRoot
-from discreet.stages.selection import RandomFreeze
+from discreet.stages.schedule import InverseRoot
 
 LOGISTIC = LinearModel(link=Link.LOGISTIC, features=1.0, bias=False)  # L = 1/4
 

@@ -18,9 +18,9 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
-from discreet.plan import Plan
 from discreet.stages import bounding
 from discreet.stages.bounding import FlatClip
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch, Horizon
 
 DELTA, CONFIDENCE = 1e-2, 1 - 1e-6

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.auditing import broken, playing, rows, truth
+from discreet.auditing import audit_runner as playing
+from discreet.auditing import broken, rows, truth
 from discreet.auditing.truth import Effort, Row, Scope, Verdict, verdict
 from discreet.core.check import Refused
 from discreet.methods import METHODS

@@ -17,8 +17,8 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
-from discreet.plan import Plan
 from discreet.stages.domain import Ball
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import FixedSize
 
 DELTA, CONFIDENCE = 1e-2, 1 - 1e-6

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from research.benchmarks import jax_models, peak, peers, rows, scaling, table, timing
+from research.benchmarks.methods import compare_methods
+from research.benchmarks.models import MODELS, Model, Task, images, perceptron, transformer
 from torch import Tensor
 
 from benchmarks import page
-from discreet.bench import jax_models, peak, peers, rows, scaling, table, timing
-from discreet.bench.methods import compare_methods
-from discreet.bench.models import MODELS, Model, Task, images, perceptron, transformer
 from discreet.cli import main
 from discreet.methods import METHODS
 
@@ -34,10 +34,11 @@ def small() -> Task:
 @pytest.fixture
 def small_model(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
-        "discreet.bench.models.MODELS", one := {"mlp": Model(about="small", kind="perceptron", make=small)}
+        "research.benchmarks.models.MODELS",
+        one := {"mlp": Model(about="small", kind="perceptron", make=small)},
     )
     monkeypatch.setattr(timing, "MODELS", one)
-    monkeypatch.setattr("discreet.bench.methods.MODELS", one)
+    monkeypatch.setattr("research.benchmarks.methods.MODELS", one)
     return "mlp"
 
 

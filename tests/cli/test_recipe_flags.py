@@ -12,8 +12,9 @@ from cli_runner import GOLDEN, refused, replaced, run
 from discreet.accounting import GeoDpOneStepClaim
 from discreet.cli import recipes, signature
 from discreet.cli.entry import COMMANDS
-from discreet.methods import METHODS, Method, dp_sgd
-from discreet.plan import Plan
+from discreet.methods import METHODS, Method
+from discreet.methods.dp_sgd import recipes as dp_sgd
+from discreet.stages.plan import Plan
 
 
 class Shape(enum.Enum):

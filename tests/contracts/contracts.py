@@ -19,20 +19,21 @@ from torch import Tensor, nn
 
 import loop
 from discreet.accounting import certify
-from discreet.analyses.analysis import Composition
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
-from discreet.private import Private
+from discreet.engine.engine import Engine
+from discreet.methods.d2p2.projected_gaussian import ProjectedGaussian, width
+from discreet.methods.d2p2.projections import padded_size
+from discreet.methods.dicesgd.combination import SmoothedResidual
+from discreet.methods.geodp.combination import FromAngles, FromPolar
+from discreet.stages.analysis import Composition
 from discreet.stages.bounding import Bounder, Query
-from discreet.stages.combining import SmoothedResidual, TakeFirst
-from discreet.stages.engine import Engine
-from discreet.stages.mechanisms.projected_gaussian import ProjectedGaussian, width
-from discreet.stages.polar import FromAngles, FromPolar
-from discreet.stages.projections import padded_size
+from discreet.stages.combination import TakeFirst
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon, Sampling
-from discreet.step import LogicalBatch, Progress
+from discreet.training.private import Private
+from discreet.training.step import LogicalBatch, Progress
 
 ALPHA = 1e-6  # false-alarm rate of every statistical contract
 NORMS = [0.0, 5e-324, 1e-38, 1e-12, 0.1, 0.5, 1.0, 1.0000001, 3.0, 1e4, 1e19, 1e38, 1e300]
@@ -59,7 +60,7 @@ def bounder_contract(bounder: Bounder) -> None:
 
 
 def _layout(count: int) -> Any:
-    from discreet.stages.values import Layout
+    from discreet.engine.layout import Layout
 
     return Layout(tuple(f"p{i}" for i in range(count)), ((2,),) * count)
 

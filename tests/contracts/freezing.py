@@ -10,11 +10,11 @@ from torch import Tensor, nn
 import loop
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
-from discreet.stages.engine import Engine
-from discreet.stages.selection import RankedFreeze
+from discreet.engine.engine import Engine
+from discreet.methods.random_freeze.selection import RankedFreeze
+from discreet.stages.plan import Plan
 from discreet.stages.values import Released
-from discreet.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, Progress
 
 PER_EPOCH = loop.RECORDS // loop.BATCH
 

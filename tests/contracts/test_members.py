@@ -19,8 +19,8 @@ from discreet import methods
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.methods import METHODS
-from discreet.private import Private
 from discreet.stages import bounding, sampling
+from discreet.training.private import Private
 
 BOUNDERS = [
     bounding.FlatClip(0.7),

@@ -9,17 +9,18 @@ from typing import Any, cast
 
 import pytest
 import torch
+from research.reproductions import Bench, Row, Status, d2p2, d2p2_impact, d2p2_projection
+from research.reproductions.d2p2_settings import FAMILY, PUBLISHED, TABLE_2, TUNED, Setting
+from research.reproductions.plain_sgd import PlainRun
 
 from discreet.core.streams import Streams
-from discreet.experiments import Bench, Row, Status, d2p2, d2p2_impact, d2p2_projection
-from discreet.experiments.d2p2_settings import FAMILY, PUBLISHED, TABLE_2, TUNED, Setting
-from discreet.experiments.plain_sgd import PlainRun
+from discreet.engine.layout import Layout
 from discreet.methods import METHODS
+from discreet.methods.d2p2.projected_gaussian import DenseLayers, ProjectedGaussian, layer_widths
 from discreet.runs import RunConfig, RunResult, complete
 from discreet.stages.bounding import Query
-from discreet.stages.mechanisms.projected_gaussian import DenseLayers, ProjectedGaussian, layer_widths
-from discreet.stages.moment import Moment
-from discreet.stages.values import _AGGREGATION, BoundedSum, Layout
+from discreet.stages.context import Moment
+from discreet.stages.values import _AGGREGATION, BoundedSum
 
 
 class Small:

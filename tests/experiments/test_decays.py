@@ -6,13 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from discreet.tuning import Candidate, Trial, choose_schedule
 
 from discreet import methods, tuning
 from discreet.core.check import Refused
-from discreet.methods.d2p2_sgd import Decay, decaying
+from discreet.methods.d2p2 import best_schedule as schedules
+from discreet.methods.d2p2.recipes import Decay, decaying
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedules import Constant, Exponential, InverseFourthRoot, InverseRoot, Linear, Period
-from discreet.tuning import Candidate, Trial, choose_schedule, schedules
+from discreet.stages.schedule import Constant, Exponential, InverseFourthRoot, InverseRoot, Linear, Period
 
 HORIZON = Horizon.of(records=1000, batch=100, epochs=4)
 

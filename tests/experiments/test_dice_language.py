@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from research.reproductions import Bench, dice_language, results
+from research.reproductions.dice_language import DRAWN, Size, language
+from research.reproductions.experiment import Experiment, Outcome
+from research.reproductions.results import perform
+from research.tasks.smollm2 import SmolLM2
 
 from discreet.core.check import Refused
-from discreet.experiments import Bench, dice_language, results
-from discreet.experiments.dice_language import DRAWN, Size, language
-from discreet.experiments.experiment import Experiment, Outcome
-from discreet.experiments.results import perform
-from discreet.tasks import e2e
-from discreet.tasks.smollm2 import SmolLM2
+from discreet.data import e2e
 from tasks.small_llama import TOKENS, speaker
 
 SMALL = Size(train=40, test=12, batch=20, epochs=1, spoken=3, vocabulary=len(TOKENS))

@@ -8,11 +8,8 @@ import math
 from pathlib import Path
 
 import pytest
-
-from cli.cli_runner import refused, run
-from discreet import experiments
-from discreet.core.check import Refused
-from discreet.experiments import (
+from research import reproductions as experiments
+from research.reproductions import (
     EXPERIMENTS,
     Bench,
     Curve,
@@ -28,7 +25,10 @@ from discreet.experiments import (
     perform,
     results,
 )
-from discreet.experiments.bench import key_of
+from research.reproductions.bench import key_of
+
+from cli.cli_runner import refused, run
+from discreet.core.check import Refused
 from discreet.runs import RunConfig
 from discreet.runs.folder import RunFolder
 
@@ -95,7 +95,7 @@ def test_a_run_is_trained_once_and_read_after(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from discreet.private import Private
+    from discreet.training.private import Private
 
     step = Private.step
     steps = 0

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from research.reproductions.bench import Bench
+from research.reproductions.experiment import Row
+from research.reproductions.freeze_gradients import errors
+from research.reproductions.freeze_looks import BATCH, CLIP
+from research.reproductions.freeze_ranks import LeakyNoise, RankedWithoutNoise, _apart, _deviation
+from research.reproductions.freeze_tables import CLIP as ADJUSTED
+from research.reproductions.freeze_tables import LOOSE, STRICT, Series, at_least
 
 import loop
 from discreet import methods
 from discreet.core.streams import Streams
-from discreet.experiments.bench import Bench
-from discreet.experiments.experiment import Row
-from discreet.experiments.freeze_gradients import errors
-from discreet.experiments.freeze_looks import BATCH, CLIP
-from discreet.experiments.freeze_ranks import LeakyNoise, RankedWithoutNoise, _apart, _deviation
-from discreet.experiments.freeze_tables import CLIP as ADJUSTED
-from discreet.experiments.freeze_tables import LOOSE, STRICT, Series, at_least
-from discreet.stages import masks
+from discreet.methods.random_freeze import masks
+from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.stages.sampling import Horizon
-from discreet.stages.selection import RandomFreeze, RankedFreeze
 
 STREAM = Streams.seeded(1).mask
 

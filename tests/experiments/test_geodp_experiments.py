@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from research.reproductions.geodp_noise import CLIP, errors
+from research.reproductions.geodp_time import quadratic, quadratic_angles
 
-from discreet.experiments.geodp_noise import CLIP, errors
-from discreet.experiments.geodp_time import quadratic, quadratic_angles
-from discreet.stages.spherical import from_spherical, to_spherical
+from discreet.methods.geodp.spherical import from_spherical, to_spherical
 
 
 @pytest.mark.parametrize("size", [2, 3, 40])

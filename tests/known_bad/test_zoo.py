@@ -27,18 +27,20 @@ from contracts import (
     sampler_contract,
     step_contract,
 )
-from discreet import methods, private, step
+from discreet import methods
 from discreet.accounting import Ledger, events
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream, Streams
-from discreet.private import Private
-from discreet.stages import aggregation, bounding, engine, sampling
+from discreet.engine import engine
+from discreet.methods.random_freeze.selection import Refresh
+from discreet.stages import aggregation, bounding, gaussian, sampling
 from discreet.stages import update as updating
 from discreet.stages.active import Active
-from discreet.stages.mechanisms import gaussian
-from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.selection import Frozen, Refresh
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
+from discreet.training import private, step
+from discreet.training.private import Private
 
 Patch = pytest.MonkeyPatch
 

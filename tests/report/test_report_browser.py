@@ -11,7 +11,7 @@ import synthetic
 from test_report_page import hostile
 
 from discreet.report import Comparison, planned, render
-from discreet.tuning.planner import Answer, BatchPrice, MethodPrice, Price, Question
+from discreet.runs.planner import Answer, BatchPrice, MethodPrice, Price, Question
 
 pytestmark = pytest.mark.skipif(
     headless.CHROMIUM is None,

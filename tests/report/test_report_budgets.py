@@ -22,8 +22,8 @@ from discreet.report import (
     render,
     truth_table,
 )
-from discreet.report.searching import search
-from discreet.tuning.search import Grid
+from discreet.runs.comparison.searching import search
+from discreet.runs.search import Grid
 
 ROWS = (
     Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0),

@@ -11,7 +11,8 @@ import pytest
 from discreet import Refused, runs
 from discreet.accounting import read
 from discreet.methods import METHODS
-from discreet.report import Candidate, CompareSettings, Phase, Progress, candidates, compare, default_seeds
+from discreet.report import Candidate, CompareSettings, Phase, Progress, candidates, default_seeds
+from discreet.runs.comparison import compare
 
 STEPS = 4
 TWO = (

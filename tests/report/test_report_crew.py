@@ -14,7 +14,8 @@ import pytest
 from discreet.accounting import read
 from discreet.core.command import command_line
 from discreet.core.workers import cores
-from discreet.report import Candidate, CompareSettings, Phase, Progress, compare
+from discreet.report import Candidate, CompareSettings, Phase, Progress
+from discreet.runs.comparison import compare
 
 PLAIN = Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0)
 
@@ -30,7 +31,9 @@ def children() -> list[int]:
     told = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
     )
-    return [int(line.split()[0]) for line in told.stdout.splitlines() if "discreet.report.worker" in line]
+    return [
+        int(line.split()[0]) for line in told.stdout.splitlines() if "discreet.runs.comparison.worker" in line
+    ]
 
 
 def test_processes_give_what_one_gives_and_their_failures_are_rows(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from discreet.tasks.models import build
+from discreet.data.models import build
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

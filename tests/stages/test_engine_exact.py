@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from truths import TOLERANCE, answer, by_autograd, by_func, cast, disagreement, gap, rows, trained, truth_of
 
 from discreet.core.check import Refused
-from discreet.stages import convolution, factors, outer, recorder, scripts
-from discreet.stages.capture import RecordAxis
-from discreet.stages.engine import Engine
-from discreet.stages.use import Use
+from discreet.engine import known_traces as scripts
+from discreet.engine import recorder
+from discreet.engine.engine import Engine
+from discreet.engine.factors import convolution
+from discreet.engine.factors import linear as outer
+from discreet.engine.factors import parts as factors
+from discreet.engine.factors.recorded_call import Use
+from discreet.engine.trace.capture import RecordAxis
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch's own remark, once a process
 each_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=str)

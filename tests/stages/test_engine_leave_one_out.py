@@ -20,20 +20,14 @@ from problems import Bare, Gpt, parameter
 from torch import Tensor, nn
 
 from discreet.core.world import World
-from discreet.stages import convolution, factors, outer
+from discreet.engine.engine import Engine
+from discreet.engine.factors import convolution
+from discreet.engine.factors import linear as outer
+from discreet.engine.factors import parts as factors
+from discreet.methods.dicesgd.bounding import TwoLevel
+from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
 from discreet.stages.aggregation import Aggregation
-from discreet.stages.bounding import (
-    AdaptiveQuantile,
-    AutoS,
-    AutoV,
-    Bounder,
-    FlatClip,
-    PerLayer,
-    Psac,
-    TwoLevel,
-    UnitDirection,
-)
-from discreet.stages.engine import Engine
+from discreet.stages.bounding import AutoS, AutoV, Bounder, FlatClip, Psac, UnitDirection
 from discreet.stages.selection import Order
 
 BOUNDERS: dict[str, Bounder] = {

@@ -11,9 +11,11 @@ from torch import Tensor
 from truths import TOLERANCE, answer, cast, gap, truth_of
 
 from discreet.core.check import Refused
-from discreet.stages import convolution, factors, outer, restrict
-from discreet.stages.engine import Engine
-from discreet.stages.values import Layout, Lines, Mask, Piece
+from discreet.engine.engine import Engine
+from discreet.engine.factors import convolution, restrict
+from discreet.engine.factors import linear as outer
+from discreet.engine.factors import parts as factors
+from discreet.engine.layout import Layout, Lines, Mask, Piece
 
 KINDS = (
     *("linear", "linear 3-D", "linear, wide", "linear, long sequence", "conv2d, stride", "conv_transpose2d"),

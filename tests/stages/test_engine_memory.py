@@ -15,9 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discreet.core.check import Refused
-from discreet.stages import convolution, factors, memory, outer
-from discreet.stages.engine import Engine
-from discreet.stages.memory import LEAST, bytes_a_record, micro_batch_for
+from discreet.engine import memory
+from discreet.engine.engine import Engine
+from discreet.engine.factors import convolution
+from discreet.engine.factors import linear as outer
+from discreet.engine.factors import parts as factors
+from discreet.engine.memory import LEAST, bytes_a_record, micro_batch_for
 
 
 def cnn() -> nn.Module:

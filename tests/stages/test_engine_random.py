@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from truths import answer, by_autograd, disagreement
 
 from discreet.core.check import Refused
-from discreet.stages import factors, outer
-from discreet.stages.engine import Engine
-from discreet.stages.probe import UnclearError
+from discreet.engine.engine import Engine
+from discreet.engine.factors import linear as outer
+from discreet.engine.factors import parts as factors
+from discreet.engine.proof.probe import UnclearError
 
 T, D = 5, 4  # positions and features: every op maps [n, T, D] to itself
 Op = Callable[[Tensor, Tensor], Tensor]

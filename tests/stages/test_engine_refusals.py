@@ -19,7 +19,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from discreet.core.check import Refused
-from discreet.stages.engine import Engine
+from discreet.engine.engine import Engine
 
 
 def refused(model: nn.Module, *args: Any, match: str, losses: Callable[[Any], Tensor] = losses_of) -> None:

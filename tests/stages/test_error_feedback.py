@@ -23,13 +23,13 @@ from discreet.accounting.events import Gaussian, NonPrivate
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
+from discreet.engine.engine import Engine
+from discreet.methods.dicesgd.bounding import LOUDEST, FeedbackClip, FeedbackNormalised
+from discreet.methods.dicesgd.mechanism import ERROR, ClippedFeedback, Normalising
 from discreet.stages.bounding import Query
-from discreet.stages.engine import Engine
-from discreet.stages.feedback_bounding import LOUDEST, FeedbackClip, FeedbackNormalised
-from discreet.stages.mechanisms.error_feedback import ERROR, ClippedFeedback, Normalising
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, Progress
 
 BATCH = 4
 

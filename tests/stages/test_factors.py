@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from discreet.stages import factors, outer
-from discreet.stages.convolution import Convolution, Geometry
-from discreet.stages.factors import Dense, Part, Settled, in_range, row_norms, share
-from discreet.stages.outer import OneHot, Outer, Sum, merge, settle
+from discreet.engine.factors import linear as outer
+from discreet.engine.factors import parts as factors
+from discreet.engine.factors.convolution import Convolution, Geometry
+from discreet.engine.factors.linear import OneHot, Outer, Sum, merge, settle
+from discreet.engine.factors.parts import Dense, Part, Settled, in_range, row_norms, share
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 ROUNDING = 2**-17  # what the guarantee allows a contribution to exceed its norm by

@@ -19,15 +19,16 @@ from discreet.auditing.broken import GeoDp
 from discreet.auditing.games import play
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
+from discreet.engine.layout import Layout, Mask
 from discreet.methods.clipping import Clipping
+from discreet.methods.geodp.mechanism import GeometricNoise
+from discreet.methods.geodp.spherical import to_spherical
+from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages import bounding
 from discreet.stages.bounding import Query
-from discreet.stages.mechanisms.geometric import GeometricNoise
-from discreet.stages.moment import Moment
+from discreet.stages.context import Moment
 from discreet.stages.sampling import FullBatch, Horizon
-from discreet.stages.selection import RandomFreeze
-from discreet.stages.spherical import to_spherical
-from discreet.stages.values import _AGGREGATION, BoundedSum, Layout, Mask
+from discreet.stages.values import _AGGREGATION, BoundedSum
 
 ALPHA = 1e-6
 CLIP, BATCH = 0.5, 200.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from discreet.engine.layout import Layout, Mask
 from discreet.stages.selection import Frozen
 from discreet.stages.update import update
-from discreet.stages.values import Layout, Mask, Released
+from discreet.stages.values import Released
 
 
 @pytest.mark.parametrize("frozen", list(Frozen))

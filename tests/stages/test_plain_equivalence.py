@@ -11,9 +11,9 @@ from problems import Bare
 from torch import Tensor, nn
 from truths import trained
 
+from discreet.data.models import build
+from discreet.engine.engine import Engine
 from discreet.stages.bounding import FlatClip
-from discreet.stages.engine import Engine
-from discreet.tasks.models import build
 
 STEPS, BATCH, CLASSES = 20, 8, 3
 

@@ -18,19 +18,20 @@ from discreet.auditing import replay
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.methods.geodp import best_split
-from discreet.plan import Plan
+from discreet.engine.engine import Engine
+from discreet.engine.layout import Layout
+from discreet.methods.geodp.bounding import ANGLES, AngleWindow, Polar, Window
+from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails
+from discreet.methods.geodp.recipes import best_split
+from discreet.methods.geodp.spherical import from_spherical, middle, to_spherical
+from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import ROUND_DOWN
-from discreet.stages.engine import Engine
-from discreet.stages.geometric_bounding import ANGLES, AngleWindow, Polar, Window
-from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.moment import Moment
-from discreet.stages.polar import FromAngles, FromPolar, Tails
+from discreet.stages.context import Moment
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.stages.selection import Order, RandomFreeze
-from discreet.stages.spherical import from_spherical, middle, to_spherical
-from discreet.stages.values import Layout
+from discreet.stages.selection import Order
 
 CLIP = 0.7
 BOUNDERS = [

@@ -13,11 +13,11 @@ from problems import Bare, losses_of, parameter
 from torch import Tensor, nn
 
 from discreet.core.check import Refused
-from discreet.stages.axes import LARGE, SMALL, record_axis, same_for_every_size
-from discreet.stages.capture import Marks, RecordAxis, Tracked, replace, tensors_in
-from discreet.stages.draws import DRAWS, Draw
-from discreet.stages.engine import Engine
-from discreet.stages.probe import Probe
+from discreet.engine.engine import Engine
+from discreet.engine.proof.axes import LARGE, SMALL, record_axis, same_for_every_size
+from discreet.engine.proof.draws import DRAWS, Draw
+from discreet.engine.proof.probe import Probe
+from discreet.engine.trace.capture import Marks, RecordAxis, Tracked, replace, tensors_in
 
 # Axes -------------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from discreet.accounting import events
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.stages.bounding import AdaptiveQuantile, FlatClip, Query, TwoLevel
-from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.mechanisms.projected_gaussian import (
+from discreet.engine.layout import Layout, Mask
+from discreet.methods.d2p2.projected_gaussian import (
     DenseBlocks,
     DenseLayers,
     Orthonormal,
@@ -28,9 +27,13 @@ from discreet.stages.mechanisms.projected_gaussian import (
     layer_widths,
     width,
 )
-from discreet.stages.moment import Moment
-from discreet.stages.projections import Hadamard, padded_size
-from discreet.stages.values import _AGGREGATION, BoundedSum, Layout, Mask
+from discreet.methods.d2p2.projections import Hadamard, padded_size
+from discreet.methods.dicesgd.bounding import TwoLevel
+from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
+from discreet.stages.bounding import FlatClip, Query
+from discreet.stages.context import Moment
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.values import _AGGREGATION, BoundedSum
 
 ALPHA = 1e-6
 LAYOUT = Layout(("w", "b"), ((6, 9), (9,)))

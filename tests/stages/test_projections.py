@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from discreet.core.streams import Streams
-from discreet.stages.projections import (
+from discreet.methods.d2p2.projections import (
     Blocks,
     Dense,
     Hadamard,
@@ -217,7 +217,7 @@ def test_dense_matrices_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.Mo
     whole = dense((40, 10), (30, 5))
     image = whole.project(value)
     lifted = whole.lift(image, torch.float32)
-    monkeypatch.setattr("discreet.stages.projections._CHUNK", 90)
+    monkeypatch.setattr("discreet.methods.d2p2.projections._CHUNK", 90)
     cut = dense((40, 10), (30, 5))
     assert torch.allclose(cut.project(value), image, atol=1e-6)
     assert torch.allclose(cut.lift(image, torch.float32), lifted, atol=1e-5)

@@ -30,7 +30,7 @@ from discreet.stages.sampling import (
     bill_run,
     event_at,
 )
-from discreet.stages.schedules import Constant, Period, Schedule, Table
+from discreet.stages.schedule import Constant, Period, Schedule, Table
 
 ALPHA = 1e-6
 BOTH = set(Neighbouring)

@@ -12,7 +12,7 @@ import pytest
 from discreet import methods
 from discreet.core.check import Refused
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedules import (
+from discreet.stages.schedule import (
     Constant,
     Exponential,
     InverseFourthRoot,

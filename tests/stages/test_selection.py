@@ -12,13 +12,15 @@ from scipy import stats
 
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.stages import masks
+from discreet.engine.layout import Layout, Mask
+from discreet.methods.random_freeze import masks
+from discreet.methods.random_freeze.granularity import Columns, Elements, Kind, Rows, Tensors, Unit, units_of
+from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.active import Active, from_indices
-from discreet.stages.kinds import Columns, Elements, Kind, Rows, Tensors, Unit, units_of
-from discreet.stages.moment import Moment
+from discreet.stages.context import Moment
 from discreet.stages.sampling import Horizon
-from discreet.stages.selection import Everything, RandomFreeze, RankedFreeze, Refresh
-from discreet.stages.values import Layout, Mask, Released
+from discreet.stages.selection import Everything
+from discreet.stages.values import Released
 
 LAYOUT = Layout(("conv", "w", "b", "s"), ((4, 3, 2, 2), (6, 5), (6,), ()))
 KINDS: list[Kind] = [Elements(), Rows(), Columns(), Tensors()]

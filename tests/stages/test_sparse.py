@@ -9,12 +9,13 @@ import torch
 
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
-from discreet.stages import masks, sparse
+from discreet.engine.layout import Layout, Mask
+from discreet.methods.random_freeze import masks, sparse
+from discreet.methods.random_freeze.granularity import Unit
+from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.active import from_indices
-from discreet.stages.kinds import Unit
-from discreet.stages.moment import Moment
-from discreet.stages.selection import RandomFreeze
-from discreet.stages.values import Layout, Mask, Released
+from discreet.stages.context import Moment
+from discreet.stages.values import Released
 
 LAYOUT = Layout(("w", "b"), ((50, 60), (50,)))
 

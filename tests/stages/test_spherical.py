@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.auditing import broken
 from discreet.core.check import Refused
-from discreet.stages.spherical import canonical_, from_spherical, middle, to_spherical, wrapped
+from discreet.methods.geodp.spherical import canonical_, from_spherical, middle, to_spherical, wrapped
 
 SIZES = [2, 3, 10, 1000, 10**6]
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import discreet
 from discreet.core.check import Refused
-from discreet.stages.engine import Engine
-from discreet.swap import fix
+from discreet.engine.engine import Engine
+from discreet.engine.fix import fix
 
 
 class OwnNorm(nn.BatchNorm2d):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from research.reproductions.dice_bias import Huber, settled
 from scipy import stats
 from torch import Tensor
 
@@ -15,13 +16,14 @@ from discreet import methods
 from discreet.accounting.events import Queries
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.experiments.dice_bias import Huber, settled
-from discreet.stages.bounding import FlatClip, TwoLevel
-from discreet.stages.combining import HELD, SmoothedResidual
-from discreet.stages.moment import Moment
+from discreet.engine.layout import Layout
+from discreet.methods.dicesgd.bounding import TwoLevel
+from discreet.methods.dicesgd.combination import SmoothedResidual
+from discreet.methods.random_freeze.selection import RandomFreeze
+from discreet.stages.bounding import FlatClip
+from discreet.stages.combination import HELD
+from discreet.stages.context import Moment
 from discreet.stages.sampling import Horizon
-from discreet.stages.selection import RandomFreeze
-from discreet.stages.values import Layout
 
 ALPHA = 1e-6  # false-alarm rate of the statistical tests
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.engine.layout import Layout, Mask
 from discreet.stages import update as module
 from discreet.stages.active import from_indices
 from discreet.stages.selection import Frozen
 from discreet.stages.update import COORDINATE_WISE, unpack, update
-from discreet.stages.values import Layout, Mask, Released
+from discreet.stages.values import Released
 
 LAYOUT = Layout(("w", "b", "c"), ((4, 5), (3,), (2, 2)))
 Make = Callable[[Any], torch.optim.Optimizer]

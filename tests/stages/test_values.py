@@ -11,16 +11,8 @@ import pytest
 import torch
 
 from discreet.core.check import Refused
-from discreet.stages.values import (
-    _AGGREGATION,
-    BoundedSum,
-    Layout,
-    Lines,
-    Mask,
-    PrivateState,
-    Public,
-    Released,
-)
+from discreet.engine.layout import Layout, Lines, Mask
+from discreet.stages.values import _AGGREGATION, BoundedSum, PrivateState, Public, Released
 
 
 def bounded(sensitivity: float = 2.0) -> BoundedSum:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from discreet.stages.engine import Engine
+from discreet.engine.engine import Engine
 
 Losses = Callable[[Any], Tensor]
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from discreet.tasks.bytepairs import _NAMES
-from discreet.tasks.gguf import read_gguf
-from discreet.tasks.smollm2 import SmolLM2
+from research.tasks.bytepairs import _NAMES
+from research.tasks.gguf import read_gguf
+from research.tasks.smollm2 import SmolLM2
 
 WIDTH, INNER, BLOCKS, HEADS, SHARED = 16, 24, 3, 4, 2
 MERGES = ("Ġ t", "Ġt h", "Ġth e", "a t")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from discreet.core.check import Refused
-from discreet.tasks import backbones, load
+from discreet.data import backbones, load
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
 

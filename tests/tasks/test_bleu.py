@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from research.tasks.bleu import bleu
 
 from discreet.core.check import Refused
-from discreet.tasks.bleu import bleu
 
 
 def test_a_worked_example() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from research.tasks.bytepairs import BytePairs
 
 from discreet.core.check import Refused
-from discreet.tasks.bytepairs import BytePairs
 from tasks.small_llama import MERGES, TOKENS
 
 

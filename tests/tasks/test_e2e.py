@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from research.tasks.smollm2 import SmolLM2
 
 from discreet.core.check import Refused
-from discreet.tasks import e2e
-from discreet.tasks.smollm2 import SmolLM2
+from discreet.data import e2e
 from tasks.small_llama import speaker
 
 CONTENT = {

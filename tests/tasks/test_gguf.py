@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from research.tasks.gguf import read_gguf
 
 from discreet.core.check import Refused
-from discreet.tasks.gguf import read_gguf
 from tasks.small_llama import floats, written
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from research.reproductions.dice_language import record_losses
+from research.tasks.llama import Heard, Llama, Tail, greedy, stacked
 from torch import Tensor
 from torch.func import functional_call, grad
 
-from discreet.experiments.dice_language import record_losses
-from discreet.stages.engine import Engine
-from discreet.tasks.llama import Heard, Llama, Tail, greedy, stacked
+from discreet.engine.engine import Engine
 from tasks.small_llama import BLOCKS, speaker
 
 TOKENS = [5, 90, 33, 7, 120, 64, 9]

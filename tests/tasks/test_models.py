@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from discreet.core.check import Refused
-from discreet.tasks import MODELS, build, load, parameters
+from discreet.data import MODELS, build, load, parameters
 
 GREY, COLOUR, DIGITS, ADULT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (107,)
 

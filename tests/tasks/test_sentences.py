@@ -8,11 +8,11 @@ import struct
 import numpy as np
 import pytest
 import torch
+from research.tasks.sentences import LENGTH, MiniLM
 from torch import Tensor
 
 from discreet.core.check import Refused
-from discreet.tasks import sentences
-from discreet.tasks.sentences import LENGTH, MiniLM
+from discreet.data import sentences
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "dress", "##es", "red", "cafe", "!", ",", "##y"]
 

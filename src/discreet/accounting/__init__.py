@@ -19,14 +19,7 @@ from discreet.accounting.calibration import (
     calibrate_steps,
 )
 from discreet.accounting.charges import Charge
-from discreet.accounting.claims import (
-    AccountedClaim,
-    Accounting,
-    Claim,
-    DiceClaim,
-    GeoDpOneStepClaim,
-    LastIterateClaim,
-)
+from discreet.accounting.claims import AccountedClaim, Accounting, Claim
 from discreet.accounting.events import (
     BallsInBins,
     ClippedFeedback,
@@ -48,6 +41,9 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.ledger import Ledger, merge, read, verify
 from discreet.core.relation import Neighbouring
+from discreet.methods.dicesgd.claim import DiceClaim
+from discreet.methods.dpsgd_dc.claim import LastIterateClaim
+from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 __all__ = [
     "AccountedClaim",

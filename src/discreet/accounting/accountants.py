@@ -32,7 +32,7 @@ from discreet.accounting.sampled import highest_loss
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 
-_ABOUT_DELTA = "delta is the probability that the bound fails; choose it well below 1/records"
+ABOUT_DELTA = "delta is the probability that the bound fails; choose it well below 1/records"
 _MOVE = 0.002  # the grid is fine enough once halving it moves epsilon by less than this
 _INFLATION = 0.001  # relative growth of the loss's variance that the first grid may cause
 _ROUNDS = 8
@@ -79,7 +79,7 @@ def certify(charge: Charge, *, delta: float, relation: Neighbouring) -> Certific
     >>> certificate.accountant, round(certificate.epsilon, 2)
     ('PLD', 1.83)
     """
-    check.inside_unit(_ABOUT_DELTA, delta=delta)
+    check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
     assumptions = tuple(sorted({*charge.assumptions, *run.assumptions}))
     epsilon, name = _tightest(run, delta)
@@ -137,7 +137,7 @@ def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: f
 
     With a grid given, every entry of a schedule is composed as it is.
     """
-    check.inside_unit(_ABOUT_DELTA, delta=delta)
+    check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
     if run.lost:
         return math.inf
@@ -151,7 +151,7 @@ def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: f
 
 def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> float:
     """epsilon by Rényi divergences alone."""
-    check.inside_unit(_ABOUT_DELTA, delta=delta)
+    check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
     if run.lost:
         return math.inf
@@ -163,7 +163,7 @@ def gdp_estimate(charge: Charge, *, delta: float, relation: Neighbouring) -> flo
 
     The run is taken for one Gaussian release whose privacy loss has the same variance, mu^2.
     """
-    check.inside_unit(_ABOUT_DELTA, delta=delta)
+    check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
     if run.lost:
         return math.inf

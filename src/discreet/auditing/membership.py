@@ -36,8 +36,8 @@ from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
 
 if TYPE_CHECKING:
-    from discreet.plan import Plan
     from discreet.runs import RunConfig
+    from discreet.stages.plan import Plan
 
 _COINS = 1000  # the theorem of the lower bound pays for each: more of them show less at a given delta
 

@@ -35,12 +35,12 @@ from discreet.auditing.whole_run import couples_nothing
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
-from discreet.stages.bounding import PerLayer
+from discreet.methods.dp_sgd.bounding import PerLayer
+from discreet.stages.plan import Plan
 
 if TYPE_CHECKING:
     from discreet.runs import RunConfig
-    from discreet.stages.moment import Moment
+    from discreet.stages.context import Moment
     from discreet.stages.values import Released
 
 Flags = npt.NDArray[np.bool_]

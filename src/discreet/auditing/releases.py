@@ -24,18 +24,18 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
-from discreet.stages.combining import TakeFirst
-from discreet.stages.engine import Engine
-from discreet.stages.mechanisms.gaussian import GaussianNoise
-from discreet.stages.mechanisms.geometric import GeometricNoise
-from discreet.stages.mechanisms.mechanism import Mechanism
-from discreet.stages.mechanisms.projected_gaussian import ProjectedGaussian
-from discreet.stages.moment import Moment
-from discreet.stages.projections import Projection
+from discreet.engine.engine import Engine
+from discreet.methods.d2p2.projected_gaussian import ProjectedGaussian
+from discreet.methods.d2p2.projections import Projection
+from discreet.methods.geodp.mechanism import GeometricNoise
+from discreet.stages.combination import TakeFirst
+from discreet.stages.context import Moment
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.mechanism import Mechanism
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released
-from discreet.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, Progress
 
 Flags = npt.NDArray[np.bool_]
 

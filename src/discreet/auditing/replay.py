@@ -19,18 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.events import Event, NonPrivate, Release
-from discreet.analyses.analysis import Composition
 from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.plan import Plan
+from discreet.engine.engine import Engine
+from discreet.engine.layout import Layout
+from discreet.methods.dicesgd.mechanism import ClippedFeedback
+from discreet.stages.analysis import Composition
 from discreet.stages.bounding import Query
-from discreet.stages.engine import Engine
-from discreet.stages.mechanisms.error_feedback import ClippedFeedback
-from discreet.stages.mechanisms.mechanism import Mechanism
-from discreet.stages.moment import Moment
-from discreet.stages.values import BoundedSum, Layout
-from discreet.step import LogicalBatch, Progress
+from discreet.stages.context import Moment
+from discreet.stages.mechanism import Mechanism
+from discreet.stages.plan import Plan
+from discreet.stages.values import BoundedSum
+from discreet.training.step import LogicalBatch, Progress
 
 _ROUNDING = 1e-5  # relative: sums are float32
 _SEED = 5

@@ -18,7 +18,7 @@ from discreet.auditing.verdicts import Row
 if TYPE_CHECKING:
     from discreet.auditing.whole_run import Record
     from discreet.methods import Method
-    from discreet.plan import Plan
+    from discreet.stages.plan import Plan
 
 OnProgress = Callable[[str, int, int], None]
 """Told the row under way, its trials so far, and of how many."""

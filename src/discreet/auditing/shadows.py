@@ -19,8 +19,8 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 
 if TYPE_CHECKING:
+    from discreet.data import Task
     from discreet.runs import RunConfig
-    from discreet.tasks import Task
 
 Flags = npt.NDArray[np.bool_]
 

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from discreet import tasks
-from discreet.analyses.curvature import LinearModel
-from discreet.analyses.last_iterate import LastIterate
+from discreet import data as tasks
 from discreet.core.streams import Streams
-from discreet.hidden import with_clipped_features
-from discreet.plan import Plan
-from discreet.private import Private
+from discreet.methods.dpsgd_dc.analysis import LastIterate
+from discreet.methods.dpsgd_dc.curvature import LinearModel
+from discreet.methods.dpsgd_dc.guard import with_clipped_features
 from discreet.runs import RunConfig, complete
 from discreet.runs.defaults import settle
 from discreet.runs.training import make_optimizer
+from discreet.stages.plan import Plan
+from discreet.training.private import Private
 
 _AT_ONCE = 2048
 

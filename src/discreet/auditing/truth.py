@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from discreet.auditing import broken
+from discreet.auditing.audit_runner import KeptRows, play_all
 from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.playing import KeptRows, play_all
 from discreet.auditing.rows import (
     FULL,
     QUICK,

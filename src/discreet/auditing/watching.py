@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from discreet.analyses.analysis import Composition
-from discreet.plan import Plan
+from discreet.stages.analysis import Composition
+from discreet.stages.plan import Plan
 from discreet.stages.selection import Frozen, Order, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.accounting.events import NonPrivate, Release
+    from discreet.engine.layout import Layout, Mask
     from discreet.stages.bounding import Query
-    from discreet.stages.mechanisms.mechanism import Mechanism
-    from discreet.stages.moment import Moment
+    from discreet.stages.context import Moment
+    from discreet.stages.mechanism import Mechanism
     from discreet.stages.sampling import Horizon
-    from discreet.stages.values import BoundedSum, Layout, Mask, Released
+    from discreet.stages.values import BoundedSum, Released
 
 Listener = Callable[["Released", float, "Moment"], None]
 """Told every release, the noise on each of its coordinates, and when; before the parameters move."""

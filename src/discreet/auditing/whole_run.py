@@ -21,21 +21,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from discreet.analyses.curvature import LinearModel
-from discreet.analyses.last_iterate import LastIterate
 from discreet.auditing.bounds import Floats
 from discreet.auditing.watching import active_in, watched
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
-from discreet.private import Private
-from discreet.stages.bounding import AutoS, AutoV, FlatClip, PerLayer, Psac, UnitDirection
-from discreet.stages.features import ClippedFeatures
+from discreet.methods.dp_sgd.bounding import PerLayer
+from discreet.methods.dpsgd_dc.analysis import LastIterate
+from discreet.methods.dpsgd_dc.curvature import LinearModel
+from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.methods.random_freeze.selection import RandomFreeze
+from discreet.stages.bounding import AutoS, AutoV, FlatClip, Psac, UnitDirection
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, Poisson
-from discreet.stages.selection import Everything, RandomFreeze
+from discreet.stages.selection import Everything
+from discreet.training.private import Private
 
 if TYPE_CHECKING:
-    from discreet.stages.moment import Moment
+    from discreet.stages.context import Moment
     from discreet.stages.values import Released
 
 COPIES = 1000

@@ -17,7 +17,7 @@ from discreet.cli.output import emit
 from discreet.cli.plans import PlanFlags, horizon_of, not_both, recipe_of
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
+from discreet.stages.plan import Plan
 
 
 class Unknown(enum.Enum):

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from research.benchmarks.__main__ import bench
+from research.reproductions.__main__ import reproduce
 from typer.main import get_command
 
 import discreet
 from discreet.cli.account import account, calibrate, methods
 from discreet.cli.audit import audit
-from discreet.cli.bench import bench
 from discreet.cli.compare import compare
 from discreet.cli.output import BAD_INPUT, INTERNAL
 from discreet.cli.plan import plan
-from discreet.cli.reproduce import reproduce
 from discreet.cli.signature import Command, expanded
 from discreet.cli.train import resume, train
 from discreet.core.check import Refused

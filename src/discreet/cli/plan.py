@@ -24,8 +24,8 @@ from discreet.core import check
 from discreet.core.command import command_line
 
 if TYPE_CHECKING:
-    from discreet.tuning.planner import Answer, Question
-    from discreet.tuning.trial import Trial
+    from discreet.runs.planner import Answer, Question
+    from discreet.runs.step_cost import Trial
 
 # Shapes and classes of published data, so that a trial needs no file.
 _KNOWN = {
@@ -86,7 +86,7 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
 
 
 def _question(flags: QuestionFlags) -> Question:
-    from discreet.tuning.planner import Question
+    from discreet.runs.planner import Question
 
     for name, example in (("records", 60000), ("batch", 1024), ("epochs", 20)):
         if getattr(flags, name) is None:
@@ -140,14 +140,14 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
 def _trial(flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int) -> Trial | None:
     if flags.model is None or shape is None:
         return None
-    from discreet.tuning.trial import measure
+    from discreet.runs.step_cost import measure
 
     return measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)
 
 
 def _watched(question: Question, as_json: bool) -> Answer:
     from discreet.report import terminal
-    from discreet.tuning.planner import answer
+    from discreet.runs.planner import answer
 
     with terminal.pricing_bar(visible=not as_json and terminal.is_live()) as listener:
         return answer(question, listener)

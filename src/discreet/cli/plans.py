@@ -26,10 +26,10 @@ from discreet.cli.flags import (
 )
 from discreet.core import check
 from discreet.methods import Method
-from discreet.plan import Plan
 from discreet.stages import sampling
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon, Sampling
-from discreet.stages.schedules import Constant, Period, Schedule, Table
+from discreet.stages.schedule import Constant, Period, Schedule, Table
 
 _SAMPLINGS: Mapping[SamplingName, Callable[[], Sampling]] = {
     SamplingName.POISSON: sampling.Poisson,

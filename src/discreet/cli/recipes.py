@@ -14,7 +14,7 @@ import typer
 
 from discreet.core import check
 from discreet.methods import METHODS, Method
-from discreet.plan import Plan
+from discreet.stages.plan import Plan
 
 __all__ = [
     "METHODS",

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
-from discreet.methods.d2p2_sgd import d2p2_sgd, d2p_sgd, dp2_sgd
-from discreet.methods.dicesgd import dicesgd, dicesgd_automatic, two_level
-from discreet.methods.dp_sgd import adaptive_quantile, automatic, dp_adam, dp_sgd, per_layer, psac
-from discreet.methods.dpsgd_dc import dpsgd_dc, dpsgd_gc
-from discreet.methods.geodp import geodp, geodp_sound, polar
-from discreet.methods.random_freeze import random_freeze, ranked_freeze
-from discreet.methods.selective import sur
-from discreet.plan import Plan
+from discreet.methods.d2p2.recipes import d2p2_sgd, d2p_sgd, dp2_sgd
+from discreet.methods.dicesgd.recipes import dicesgd, dicesgd_automatic, two_level
+from discreet.methods.dp_sgd.recipes import adaptive_quantile, automatic, dp_adam, dp_sgd, per_layer, psac
+from discreet.methods.dpsgd_dc.recipes import dpsgd_dc, dpsgd_gc
+from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
+from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
+from discreet.methods.selective_update.recipe import sur
+from discreet.stages.plan import Plan
 
 __all__ = [
     "METHODS",

@@ -6,12 +6,12 @@
 Nothing here imports torch before a run starts.
 """
 
-from discreet.report.compare import CompareSettings, Phase, Progress, compare, default_seeds
-from discreet.report.defaults import Candidate, candidates
-from discreet.report.estimates import Estimate
 from discreet.report.page import Written, read, render, write
-from discreet.report.stored import truth_table
-from discreet.report.values import (
+from discreet.runs.comparison.candidates import Candidate, candidates
+from discreet.runs.comparison.compare import CompareSettings, Phase, Progress, compare, default_seeds
+from discreet.runs.comparison.estimates import Estimate
+from discreet.runs.comparison.stored import truth_table
+from discreet.runs.comparison.values import (
     Choice,
     Comparison,
     Course,

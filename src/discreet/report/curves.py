@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.core import check
-from discreet.plan import Plan
+from discreet.stages.plan import Plan
 
 Points = Sequence[tuple[int, float]]
 SUFFIXES = (".svg", ".png")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from discreet.methods import METHODS
-from discreet.report.values import Comparison, Entry
+from discreet.runs.comparison.values import Comparison, Entry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

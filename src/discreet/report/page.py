@@ -17,7 +17,7 @@ from typing import Any, final
 from discreet.core import check
 from discreet.report import figures, sections, svg, tables, wording
 from discreet.report.figures import DARK, LIGHT, Chart
-from discreet.report.values import Comparison, Entry
+from discreet.runs.comparison.values import Comparison, Entry
 
 PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 

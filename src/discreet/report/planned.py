@@ -12,8 +12,8 @@ from discreet.report import figures, wording
 from discreet.report.figures import Chart, Series
 from discreet.report.page import coordinates, drawn, filled, replace
 from discreet.report.terminal import plain_table
-from discreet.tuning.planner import Answer, MethodPrice, Price
-from discreet.tuning.trial import Trial
+from discreet.runs.planner import Answer, MethodPrice, Price
+from discreet.runs.step_cost import Trial
 
 UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) for a trial of two steps on this machine"
 

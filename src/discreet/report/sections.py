@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from discreet.report.values import Comparison
 from discreet.report.wording import counted, listed
+from discreet.runs.comparison.values import Comparison
 
 
 @final

@@ -18,8 +18,8 @@ from typing import Any
 
 from discreet.core import check
 from discreet.report import page, tables, wording
-from discreet.report.stored import truth_table
-from discreet.report.values import Comparison, Entry, Truth
+from discreet.runs.comparison.stored import truth_table
+from discreet.runs.comparison.values import Comparison, Entry, Truth
 
 COMPARISON = "fashion-mnist"
 TRUTH = "truth-table.json"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree as Tree
 
-from discreet.report.estimates import Estimate
 from discreet.report.figures import LIGHT, MARKERS, Chart, Series, powers, shape, ticks
+from discreet.runs.comparison.estimates import Estimate
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from discreet.report import figures, svg, wording
-from discreet.report.values import Comparison, Entry, Truth
+from discreet.runs.comparison.values import Comparison, Entry, Truth
 
 _ABSENT, _WITHOUT_END = -1.0, 1e300  # where nothing, and infinity, are sorted
 _GOOD = ("holds", "claim not tested")

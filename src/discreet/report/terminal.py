@@ -17,14 +17,14 @@ from rich.text import Text
 
 from discreet.accounting import Certificate
 from discreet.report import wording
-from discreet.spending import words
+from discreet.training.spending import words
 
 if TYPE_CHECKING:
     from discreet.auditing.truth import Row
-    from discreet.report.compare import Progress as ComparisonProgress
-    from discreet.report.estimates import Estimate
-    from discreet.report.values import Comparison
     from discreet.runs import Progress, RunResult
+    from discreet.runs.comparison.compare import Progress as ComparisonProgress
+    from discreet.runs.comparison.estimates import Estimate
+    from discreet.runs.comparison.values import Comparison
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 

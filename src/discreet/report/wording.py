@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from discreet import spending
-from discreet.report.estimates import CONFIDENCE, Estimate
-from discreet.report.values import Comparison, Entry, Setting
+from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
+from discreet.runs.comparison.values import Comparison, Entry, Setting
+from discreet.training import spending
 
 _SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

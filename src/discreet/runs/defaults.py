@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, final
 
-from discreet.analyses.last_iterate import LastIterate
 from discreet.core import check
+from discreet.data import Task
 from discreet.methods import METHODS
-from discreet.plan import Plan
+from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.tasks import Task
 
 
 @final

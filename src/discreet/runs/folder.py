@@ -19,8 +19,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from discreet.checkpoint import replace_file
 from discreet.core import check
+from discreet.training.checkpoint import replace_file
 
 
 @final

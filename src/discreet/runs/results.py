@@ -9,7 +9,7 @@ from typing import Any, final
 from discreet.accounting import Certificate
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
-from discreet.spending import Spent
+from discreet.training.spending import Spent
 
 Point = tuple[int, float, float]
 """(step, test accuracy, certified epsilon so far)"""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.plan import Plan
+from discreet.data import Task
 from discreet.runs.config import RunConfig
-from discreet.spending import Spent, words
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
-from discreet.stages.schedules import Constant
-from discreet.tasks import Task
+from discreet.stages.schedule import Constant
+from discreet.training.spending import Spent, words
 
 if TYPE_CHECKING:
-    from discreet.private import Private
+    from discreet.training.private import Private
 
 _NEIGHBOURS = {
     Neighbouring.ADD_REMOVE: "add/remove: the same data with and without any one record",

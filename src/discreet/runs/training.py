@@ -18,18 +18,18 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet import tasks
-from discreet.checkpoint import keys_of
+from discreet import data as tasks
 from discreet.core.command import command_line
 from discreet.core.streams import Streams
-from discreet.hidden import fitting
-from discreet.plan import Plan
-from discreet.private import Private
+from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, settle
 from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
 from discreet.runs.results import Point, Progress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
+from discreet.stages.plan import Plan
+from discreet.training.checkpoint import keys_of
+from discreet.training.private import Private
 
 Listener = Callable[[Progress], None]
 _EVALUATED_AT_ONCE = 2048

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from discreet.stages.values import Layout, Mask
+from discreet.engine.layout import Layout, Mask
 
 
 @final

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
+from discreet.engine.layout import Mask
 from discreet.stages.bounding import Bounder
 from discreet.stages.selection import Order
-from discreet.stages.values import _AGGREGATION, BoundedSum, Mask, PrivateState
+from discreet.stages.values import _AGGREGATION, BoundedSum, PrivateState
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.core.world import World
-    from discreet.stages.engine import Engine
+    from discreet.engine.engine import Engine
 
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 

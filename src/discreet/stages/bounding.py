@@ -9,7 +9,6 @@ gets weight 0. Index legend: N records, G groups of parameters, Q vector queries
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
@@ -20,7 +19,7 @@ from discreet.core import check
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.values import Layout
+    from discreet.engine.layout import Layout
 
 # Weights are rounded towards zero by this much, so that float32 products stay within the bound.
 ROUND_DOWN = 1 - 2**-20
@@ -111,7 +110,7 @@ class OneGroup:
         return [range(len(layout.names))]
 
 
-def _to_ball(norms_GN: Tensor, radius: float) -> Tensor:
+def to_ball(norms_GN: Tensor, radius: float) -> Tensor:
     """min(1, radius / norm), with the radius rounded down; exactly 1 inside."""
     radius *= ROUND_DOWN
     return radius / norms_GN.clamp(min=radius)
@@ -145,7 +144,7 @@ class FlatClip(Still, OneGroup):
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(_to_ball(norms_GN, self.clip * scale), norms_GN)
+        return finite(to_ball(norms_GN, self.clip * scale), norms_GN)
 
 
 @final
@@ -220,125 +219,3 @@ class UnitDirection(Still, OneGroup):
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return finite(ROUND_DOWN / norms_GN, norms_GN)
-
-
-@final
-@dataclass(frozen=True)
-class PerLayer(Still):
-    """Each parameter clipped on its own to C / sqrt(number of parameters): the whole stays within C."""
-
-    clip: float
-
-    def __post_init__(self) -> None:
-        check.positive("the clip bounds each record's whole gradient, e.g. 1.0", clip=self.clip)
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
-    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
-        return [[index] for index in range(len(layout.names))]
-
-    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(_to_ball(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN)
-
-
-@final
-@dataclass(frozen=True)
-class TwoLevel(Still, OneGroup):
-    """Two sums from one sample: clip(g, C) and clip(g - clip(g, C), R), the part that clipping took away.
-
-    `share` and its partner split the noise: 1/share^2 + 1/partner^2 = 1.
-    """
-
-    clip: float
-    residual: float
-    share: float = math.sqrt(2)
-
-    @staticmethod
-    def smoothed(clip: float, residual: float, kappa: float) -> TwoLevel:
-        """The split with the least noise per step if the second sum passes a moving average of weight `kappa`.
-
-        The average lets through r = kappa/(2 - kappa) of the variance, and C^2 a^2 + r R^2 b^2 is least, under
-        1/a^2 + 1/b^2 = 1, at a^2 = (C + sqrt(r) R) / C: noise C + sqrt(r) R per step instead of C + R.
-
-        >>> round(TwoLevel.smoothed(1.0, 9.0, 0.1).share ** 2, 3)
-        3.065
-        """
-        check.positive("both bounds are norms, e.g. 1.0 and 9.0", clip=clip, residual=residual)
-        check.fraction("kappa is the weight of the newest value; 1 is no averaging", kappa=kappa)
-        passed = math.sqrt(kappa / (2 - kappa))
-        return TwoLevel(clip, residual, math.sqrt((clip + passed * residual) / clip))
-
-    def __post_init__(self) -> None:
-        check.positive("both bounds are norms, e.g. 1.0 and 9.0", clip=self.clip, residual=self.residual)
-        check.require(
-            self.residual >= 1e-9 * self.clip,
-            "a residual of at least 1e-9 clips",
-            f"residual={self.residual!r} for clip={self.clip!r}",
-            "far below the clip, what is cut off drowns in rounding",
-        )
-        check.require(
-            1 < self.share < math.inf,
-            "share > 1",
-            f"share={self.share!r}",
-            "the two shares satisfy 1/a^2 + 1/b^2 = 1; sqrt(2) splits evenly",
-        )
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        partner = self.share / math.sqrt(self.share**2 - 1)
-        return Query(self.clip * scale, self.share), Query(self.residual * scale, partner)
-
-    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        clip, residual = self.clip * scale, self.residual * scale
-        first = _to_ball(norms_GN, clip)
-        second = (1 - first) * _to_ball(norms_GN - clip * ROUND_DOWN, residual)  # 0 where nothing is cut off
-        return _stack(finite(first, norms_GN), finite(second, norms_GN))
-
-
-def _stack(first: Tensor, second: Tensor) -> Tensor:
-    joined = first.new_empty(2, *first.shape[1:])
-    joined[0], joined[1] = first[0], second[0]
-    return joined
-
-
-@final
-@dataclass(frozen=True)
-class AdaptiveQuantile(Weighing, OneGroup):
-    """Flat clip whose bound follows a quantile of the norms, from a noisy count that is charged.
-
-    Every record adds +1/2 if its norm is at most the bound, else -1/2 (so that the count has sensitivity 1/2);
-    the released count moves the bound: C <- C * exp(-rate * (share of small norms - quantile)).
-    """
-
-    clip: float = 1.0
-    quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float = 10.0
-
-    def __post_init__(self) -> None:
-        check.positive(
-            "clip is where the bound starts, rate how fast it moves", clip=self.clip, rate=self.rate
-        )
-        check.inside_unit("the quantile of norms that stays unclipped, e.g. 0.5", quantile=self.quantile)
-        check.positive(
-            "standard deviation of the noise on the count, about batch / 20", count_noise=self.count_noise
-        )
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
-    def scalars(self) -> tuple[Query, ...]:
-        return (Query(0.5, sigma=self.count_noise),)
-
-    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return FlatClip(self.clip).weights(norms_GN, scale)
-
-    def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
-        small = norms_GN <= self.clip * scale  # false for norms that are not finite
-        return small.to(norms_GN.dtype) - 0.5
-
-    def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
-        # The divisor is the public batch: the true size of the sample is private.
-        small = min(max(released[0] / batch + 0.5, 0.0), 1.0)
-        step = math.exp(-self.rate * (small - self.quantile))
-        return min(max(scale * step, 1e-6), 1e6)

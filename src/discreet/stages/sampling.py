@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from discreet.accounting import events
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.stages.schedules import Schedule
+from discreet.stages.schedule import Schedule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from discreet.engine.layout import Mask
 from discreet.stages.active import Active
 from discreet.stages.selection import Frozen
-from discreet.stages.values import Mask, Released
+from discreet.stages.values import Released
 
 # Optimizers that treat every coordinate on its own and start their state at zero.
 COORDINATE_WISE: Final = (

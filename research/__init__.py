@@ -1,0 +1,1 @@
+"""Reproductions of papers and benchmarks; not part of the installed package."""

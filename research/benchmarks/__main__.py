@@ -1,0 +1,162 @@
+"""`discreet bench`: step times against plain SGD and peers, memory, methods and scaling."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from discreet.cli.flags import JsonFlag, flag
+from discreet.cli.output import emit
+from discreet.core import check
+
+if TYPE_CHECKING:
+    from research.benchmarks.rows import Row
+
+_METHOD_MODELS = ("mlp", "cnn-d2p2")
+
+
+def bench(
+    models: Annotated[str | None, flag("Models, comma separated (default: all).", "What")] = None,
+    rows: Annotated[str | None, flag("Rows, comma separated (default: all).", "What")] = None,
+    time: Annotated[bool, typer.Option(help="Time every row, in turns.", rich_help_panel="What")] = True,
+    memory: Annotated[
+        bool,
+        typer.Option(help="Peak memory of every row, in processes of their own.", rich_help_panel="What"),
+    ] = True,
+    methods: Annotated[bool, flag("Also what each method costs over DP-SGD.", "What")] = False,
+    scaling: Annotated[bool, flag("Also against batch, parameters and sequence length.", "What")] = False,
+    repeats: Annotated[int, flag("Rounds after warm-up (default: 15).", "How")] = 15,
+    threads: Annotated[int | None, flag("Threads of PyTorch (default: its own choice).", "How")] = None,
+    patience: Annotated[float, flag("Most seconds for one peer (default: 60).", "How")] = 60.0,
+    out: Annotated[Path | None, flag("A JSON file to write, or to bring up to date.")] = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Time a private step against plain SGD and against other libraries, side by side."""
+    check.count("rounds after warm-up", repeats=repeats)
+    check.positive("the most seconds for one peer", patience=patience)
+    import torch
+
+    from research.benchmarks import table
+    from research.benchmarks.models import MODELS
+    from research.benchmarks.peers import ROWS
+
+    if threads is not None:
+        check.count("threads of PyTorch", threads=threads)
+        torch.set_num_threads(threads)
+    chosen = _chosen("models", models, list(MODELS))
+    named = {row.name: row for row in ROWS}
+    picked = [named[name] for name in _chosen("rows", rows, list(named))]
+    command = shlex.join(["discreet", *sys.argv[1:]])
+    answer: dict[str, Any] = {
+        "versions": table.versions(),
+        "machine": table.machine(),
+        "threads": torch.get_num_threads(),
+        "models": {name: {"about": MODELS[name].about, "rows": {}} for name in chosen},
+    }
+    old = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    if not time:  # machine and versions are those of the times
+        answer = {name: value for name, value in answer.items() if name == "models" or name not in old}
+    if time:
+        _times(answer["models"], picked, repeats, patience, quiet=as_json)
+        _sign(answer["models"], "timed_by", command)
+    if memory:
+        _peaks(answer["models"], picked, torch.get_num_threads(), quiet=as_json)
+        _sign(answer["models"], "memory_by", command)
+    if methods:
+        _methods(answer, repeats, patience, quiet=as_json)
+        answer["methods_by"] = command
+    if scaling:
+        _scaling(answer, repeats, out, quiet=as_json)
+        answer["scaling_by"] = command
+    whole = table.merged(old, answer)
+    for name, own in whole["models"].items():
+        own["verdict"] = table.verdict(name, own["rows"])
+    if out is not None:
+        out.write_text(json.dumps(whole, indent=2) + "\n")
+    _show({name: whole["models"][name] for name in chosen}, whole if as_json else None)
+    return 0
+
+
+def _show(models: dict[str, Any], whole: dict[str, Any] | None) -> None:
+    if whole is not None:
+        emit(whole)
+        return
+    from discreet.report.terminal import show
+    from research.benchmarks import table
+
+    show(*table.for_people(models))
+
+
+def _times(
+    models: dict[str, Any], rows: Sequence[Row], repeats: int, patience: float, *, quiet: bool
+) -> None:
+    from research.benchmarks.table import rows_of
+    from research.benchmarks.timing import measure
+
+    for name, own in models.items():
+        _say(f"timing {name}", quiet)
+        measured = measure(name, rows, repeats=repeats, patience=patience)
+        own |= {"batch": measured.batch, "parameters": measured.parameters, "rows": rows_of(measured)}
+
+
+def _peaks(models: dict[str, Any], rows: Sequence[Row], threads: int, *, quiet: bool) -> None:
+    from research.benchmarks.peak import measure_peak
+
+    for name, own in models.items():
+        _say(f"memory of {name}", quiet)
+        for row in rows:
+            peak = measure_peak(name, row.name, threads=threads)
+            key, value = ("absent", peak) if isinstance(peak, str) else ("peak_mb", round(peak / 1e6, 1))
+            own["rows"].setdefault(row.name, {})[key] = value
+
+
+def _sign(models: dict[str, Any], key: str, command: str) -> None:
+    """Every row keeps the command that measured it: a later call may bring some rows up to date."""
+    for own in models.values():
+        for row in own["rows"].values():
+            row[key] = command
+
+
+def _methods(answer: dict[str, Any], repeats: int, patience: float, *, quiet: bool) -> None:
+    from research.benchmarks.methods import compare_methods
+
+    answer["methods"] = {}
+    for name in _METHOD_MODELS:
+        _say(f"methods on {name}", quiet)
+        answer["methods"][name] = compare_methods(name, repeats=repeats, patience=patience)
+
+
+def _scaling(answer: dict[str, Any], repeats: int, out: Path | None, *, quiet: bool) -> None:
+    from research.benchmarks.scaling import AXES, draw, measure_axis
+
+    answer["scaling"] = {}
+    for name, axis in AXES.items():
+        _say(f"scaling with {name}", quiet)
+        answer["scaling"][name] = measure_axis(axis, repeats=repeats)
+    if out is not None:
+        draw(answer["scaling"], out.with_name("scaling.svg"))
+
+
+def _chosen(what: str, given: str | None, known: list[str]) -> list[str]:
+    if given is None:
+        return known
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    wrong = [name for name in names if name not in known]
+    check.require(
+        bool(names) and not wrong,
+        f"{what} of {', '.join(known)}",
+        ", ".join(wrong) or "none",
+        f"leave --{what} out for all",
+    )
+    return names
+
+
+def _say(message: str, quiet: bool) -> None:
+    if not quiet:
+        print(message, file=sys.stderr, flush=True)

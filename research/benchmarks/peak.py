@@ -1,0 +1,90 @@
+"""Peak memory of one row above what it held before its first step, in a process of its own.
+
+    python -m research.benchmarks.peak MODEL ROW THREADS
+
+prints one JSON object. The kernel's high-water mark is reset before the first step (Linux); elsewhere the peak of
+the process stands in for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from research.benchmarks.models import MODELS
+from research.benchmarks.peers import ROWS
+from research.benchmarks.rows import AbsentError, own_copy
+from research.benchmarks.timing import quiet
+
+STEPS = 3
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def _status(field: str) -> int:
+    lines = _STATUS.read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def peak_bytes(model: str, row: str) -> int:
+    """Bytes above the baseline, over the first steps; call it in a fresh process."""
+    torch.manual_seed(0)
+    task = MODELS[model].make()
+    own = next(one for one in ROWS if one.name == row)
+    with quiet():
+        step = own.make(own_copy(task))
+        _let_go()
+        on_linux = _STATUS.exists()
+        if on_linux:
+            _RESET.write_text("5")
+        before = _status("VmRSS") if on_linux else _peak()
+        for _ in range(STEPS):
+            step()
+        return (_status("VmHWM") if on_linux else _peak()) - before
+
+
+def _let_go() -> None:
+    """Hand freed memory back, so that the baseline holds nothing that the steps could take for nothing."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _peak() -> int:
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes if sys.platform == "darwin" else 1024 * kilobytes
+
+
+def measure_peak(model: str, row: str, *, threads: int, seconds: float = 300) -> int | str:
+    """Bytes, or why there are none."""
+    command = [sys.executable, "-m", "research.benchmarks.peak", model, row, str(threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {seconds:.0f} s"
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        return "fails: " + (done.stderr.strip().splitlines() or ["no output"])[-1][:100]
+    value: int | str = answer["peak_bytes"] if "peak_bytes" in answer else answer["absent"]
+    return value
+
+
+def main() -> None:
+    model, row, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    try:
+        print(json.dumps({"peak_bytes": peak_bytes(model, row)}))
+    except AbsentError as reason:
+        print(json.dumps({"absent": str(reason)}))
+
+
+if __name__ == "__main__":
+    main()

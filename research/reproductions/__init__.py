@@ -1,0 +1,43 @@
+"""Experiments: the papers' tables and figures, reproduced by `discreet reproduce`."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from research.reproductions import bounded, d2p2, dice, freeze, geodp
+from research.reproductions.bench import Bench, accuracy_row, measured
+from research.reproductions.experiment import (
+    Curve,
+    Experiment,
+    Figure,
+    Outcome,
+    Row,
+    Status,
+    mean_and_error,
+)
+from research.reproductions.results import Record, perform
+
+__all__ = [
+    "EXPERIMENTS",
+    "Bench",
+    "Curve",
+    "Experiment",
+    "Figure",
+    "Outcome",
+    "Record",
+    "Row",
+    "Status",
+    "accuracy_row",
+    "mean_and_error",
+    "measured",
+    "perform",
+]
+
+EXPERIMENTS: MappingProxyType[str, Experiment] = MappingProxyType(
+    {
+        experiment.name: experiment
+        for paper in (d2p2, freeze, geodp, bounded, dice)
+        for experiment in paper.EXPERIMENTS
+    }
+)
+"""Every experiment by name, in the order of the papers."""

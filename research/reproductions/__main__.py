@@ -1,0 +1,177 @@
+"""`discreet reproduce`: the papers' tables and figures, and the page that lists them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from discreet.cli.flags import DataDirFlag, JsonFlag, flag
+from discreet.cli.output import INTERRUPTED, emit
+from discreet.core import check
+from discreet.core.command import command_line
+
+if TYPE_CHECKING:
+    from research.reproductions import Experiment, Record
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Experiments that --list shows.", show_default=False)
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Every experiment, its time and status.")] = False,
+    docs: Annotated[bool, typer.Option("--docs", help="Write the page of all results.")] = False,
+    page: Annotated[Path, flag("That page (default: docs/reproductions.md).")] = Path(
+        "docs/reproductions.md"
+    ),
+    quick: Annotated[bool, flag("Minutes: fewer epochs, one seed.")] = False,
+    seeds: Annotated[str | None, flag("Seeds, as a list (default: 0,1,2; quick: 0).")] = None,
+    out: Annotated[Path, flag("Where results are (default: results).")] = Path("results"),
+    runs: Annotated[Path, flag("Where runs are kept (default: runs/reproduce).")] = Path("runs/reproduce"),
+    data_dir: DataDirFlag = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Run experiments of the papers again; the same command goes on after an interruption."""
+    check.require(
+        bool(names) or listing or docs,
+        "the name of an experiment, --list or --docs",
+        "none of them",
+        "see what there is with `discreet reproduce --list`",
+    )
+
+    from research.reproductions import Bench
+
+    chosen = _chosen(names or [])
+    written: list[dict[str, Any]] = []
+    for experiment in chosen:
+        bench = Bench(
+            quick=quick,
+            seeds=_seeds(seeds, quick),
+            folder=runs,
+            data_dir=None if data_dir is None else str(data_dir),
+            listener=None if as_json else lambda message: print(message, file=sys.stderr),
+        )
+        try:
+            record = _perform(experiment, bench, out)
+        except KeyboardInterrupt:
+            print("Stopped and saved. The same command goes on from here.", file=sys.stderr)
+            return INTERRUPTED
+        written.append(record.to_json())
+        if not as_json:
+            _show(experiment, record)
+    if docs:
+        _write_page(page, out)
+    if as_json:
+        emit({"experiments": _listed(out)} if listing else {"records": written})
+    elif listing:
+        _show_list(out)
+    return 0
+
+
+def _chosen(names: list[str]) -> list[Experiment]:
+    from research.reproductions import EXPERIMENTS
+
+    for name in names:
+        check.require(
+            name in EXPERIMENTS,
+            "an experiment that `discreet reproduce --list` shows",
+            repr(name),
+            f"one of {', '.join(EXPERIMENTS)}",
+        )
+    return [EXPERIMENTS[name] for name in names]
+
+
+def _seeds(text: str | None, quick: bool) -> tuple[int, ...]:
+    if text is None:
+        return (0,) if quick else (0, 1, 2)
+    try:
+        seeds = tuple(int(seed) for seed in text.split(","))
+    except ValueError:
+        check.refuse("--seeds to be a list of whole numbers", repr(text), "e.g. --seeds 0,1,2")
+    check.require(
+        len(set(seeds)) == len(seeds) and min(seeds) >= 0,
+        "different seeds, none negative",
+        repr(text),
+        "e.g. --seeds 0,1,2",
+    )
+    return seeds
+
+
+def _perform(experiment: Experiment, bench: Any, out: Path) -> Record:
+    from discreet.report import plots
+    from research.reproductions import perform, results
+
+    record = perform(experiment, bench, command=command_line())
+    results.write(record, out)
+    for figure in record.outcome.figures:
+        stem = results.folder_of(out) / results.figure_path(record, figure, "svg").with_suffix("")
+        plots.save(figure, stem)
+    return record
+
+
+def _listed(out: Path) -> list[dict[str, Any]]:
+    from research.reproductions import EXPERIMENTS, pages, results
+
+    rows = []
+    for experiment in EXPERIMENTS.values():
+        record = results.read(experiment.name, out)
+        rows.append(
+            {
+                "name": experiment.name,
+                "paper": experiment.paper,
+                "artefact": experiment.artefact,
+                "what": experiment.what,
+                "minutes_quick": experiment.minutes_quick,
+                "minutes_full": experiment.minutes_full,
+                "status": pages.status_of(record),
+                "summary": None if record is None else record.outcome.summary,
+            }
+        )
+    return rows
+
+
+def _show_list(out: Path) -> None:
+    from discreet.report import terminal
+
+    columns = ("experiment", "paper", "artefact", "minutes, quick / full", "status")
+    rows = [
+        (
+            row["name"],
+            row["paper"],
+            row["artefact"],
+            f"{row['minutes_quick']:g} / {row['minutes_full']:g}",
+            row["status"],
+        )
+        for row in _listed(out)
+    ]
+    terminal.show(terminal.plain_table("Reproductions", columns, rows))
+
+
+def _show(experiment: Experiment, record: Record) -> None:
+    from discreet.report import terminal
+    from discreet.training.spending import words
+    from research.reproductions.pages import number
+
+    columns = (record.outcome.unit, "paper", "ours", "certified", "claimed")
+    rows = [
+        (
+            row.setting,
+            number(row.paper),
+            number(row.ours),
+            "" if row.certified is None else words(row.certified),
+            number(row.claimed),
+        )
+        for row in record.outcome.rows
+    ]
+    title = f"{experiment.name}: {record.outcome.status}"
+    terminal.show(terminal.plain_table(title, columns, rows), record.outcome.summary)
+
+
+def _write_page(page: Path, out: Path) -> None:
+    from research.reproductions import EXPERIMENTS, pages
+
+    folder = page.parent
+    check.require(folder.is_dir(), "an existing folder", folder, "create it, or name another --page")
+    page.write_text(pages.render(EXPERIMENTS.values(), results=out, docs=folder), encoding="utf-8")

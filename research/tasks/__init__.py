@@ -1,0 +1,1 @@
+"""Language and feature tasks that only the reproductions use."""

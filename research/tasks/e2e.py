@@ -1,0 +1,230 @@
+"""E2E (Novikova et al. 2017): a restaurant's facts, and what people wrote about them; with hidden values of SmolLM2.
+
+A record is one pair of facts and text. What the frozen public blocks make of a record is computed once and kept: a
+function of that record and of public weights, so it costs no privacy and is as private as the record.
+
+Index legend: T tokens of a text, W width, P places for the facts.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from discreet.data.sources import Parts, Source, obtain, roots
+from research.tasks.llama import stacked
+from research.tasks.smollm2 import SmolLM2
+
+Texts = dict[str, list[str]]
+"""What people wrote, by facts."""
+
+Example = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Hidden values [T, W], keys and values of the prompt [block, 2, H, P, D], its mask [P], the next tokens [T]."""
+
+TAIL: Final = 2
+"""The blocks that can be adapted; all before them are computed once."""
+LONGEST: Final = 48
+"""Longer texts are cut to this many tokens; 3 % are."""
+NOTHING: Final = -100
+"""In the place of a next token where there is none."""
+
+_STEP: Final = 16
+_FILES: Final = {"train": "trainset.csv", "dev": "devset.csv", "test": "testset_w_refs.csv"}
+
+
+def _csv_files(folder: Path) -> Parts | None:
+    if not all((folder / name).is_file() for name in _FILES.values()):
+        return None
+    return {split: (folder / name).read_bytes() for split, name in _FILES.items()}
+
+
+def _zip_file(folder: Path) -> Parts | None:
+    if not (folder / "e2e-dataset.zip").is_file():
+        return None
+    with zipfile.ZipFile(folder / "e2e-dataset.zip") as held:
+        inside = {Path(name).name: name for name in held.namelist()}
+        return {split: held.read(inside[name]) for split, name in _FILES.items()}
+
+
+def _npz_file(folder: Path) -> Parts | None:
+    if not (folder / "e2e.npz").is_file():
+        return None
+    with np.load(folder / "e2e.npz", allow_pickle=False) as held:
+        return {split: held[f"{split}_csv"].tobytes() for split in _FILES}
+
+
+SOURCE: Final = Source(
+    name="e2e",
+    sha256={
+        "train": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
+        "dev": "fc26b78cdb849c80545f513b223d1e051138b43882eeb79e3eb153e689c864f9",
+        "test": "edc8db685e39bb9824d5bd70c18b1c9b0412d14b527aa960e2d1c8251ee15ccd",
+    },
+    readers=(_csv_files, _zip_file, _npz_file),
+    folders=("e2e", "."),
+    urls={
+        "e2e-dataset.zip": "https://github.com/tuetschek/e2e-dataset/releases/download/v1.0.0/e2e-dataset.zip"
+    },
+    files="trainset.csv, devset.csv and testset_w_refs.csv, or e2e-dataset.zip, or e2e.npz",
+    ways=("the release v1.0.0 of github.com/tuetschek/e2e-dataset, unpacked into a folder e2e",),
+)
+
+
+def texts(split: str, *, data_dir: str | None = None) -> Texts:
+    """All of a split ("train", "dev", "test"), the facts in the order of the file."""
+    content = obtain(SOURCE, data_dir=data_dir, download=False)[split]
+    found: Texts = {}
+    for row in csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")):
+        found.setdefault(row["mr"], []).append(row["ref"])
+    return found
+
+
+def some(found: Texts, records: int) -> Texts:
+    """`records` records, facts in the order of sha256 of their place in the file: a public permutation."""
+    facts = list(found)
+    order = sorted(range(len(facts)), key=lambda i: hashlib.sha256(f"e2e:{i}".encode()).digest())
+    chosen: Texts = {}
+    for i in order:
+        left = records - sum(map(len, chosen.values()))
+        if left <= 0:
+            break
+        chosen[facts[i]] = found[facts[i]][:left]
+    return chosen
+
+
+def request(facts: str) -> str:
+    """What the model is asked."""
+    return f"Write one or two sentences about this restaurant: {facts}"
+
+
+# -- hidden values ----------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Hidden:
+    """Records after the frozen blocks, shortest first; half precision.
+
+    hidden [n, T, W], following [n, T], facts [n]: which row of past [m, block, 2, H, P, D] and prompt [m, P]
+    """
+
+    hidden: npt.NDArray[np.float16]
+    following: npt.NDArray[np.int64]
+    facts: npt.NDArray[np.int64]
+    past: npt.NDArray[np.float16]
+    prompt: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def read(file: Path, split: str) -> Hidden:
+        with np.load(file, allow_pickle=False) as held:
+            return Hidden(**{name: held[f"{split}_{name}"] for name in Hidden.__dataclass_fields__})
+
+
+@final
+class Examples(Dataset[Example]):
+    """Records as the tail of the model takes them."""
+
+    def __init__(self, held: Hidden) -> None:
+        self._held = held
+
+    def __len__(self) -> int:
+        return len(self._held.hidden)
+
+    def __getitem__(self, record: int) -> Example:
+        held, facts = self._held, self._held.facts[record]
+        return (
+            torch.from_numpy(held.hidden[record]).float(),
+            torch.from_numpy(held.past[facts]).float(),
+            torch.from_numpy(held.prompt[facts]),
+            torch.from_numpy(held.following[record]),
+        )
+
+
+def collate(examples: Sequence[Example]) -> Example:
+    """A batch, cut after the longest text in it; what is cut off holds nothing."""
+    hidden, past, prompt, following = (torch.stack(part) for part in zip(*examples, strict=True))
+    longest = int((following != NOTHING).sum(1).max())
+    kept = -(-longest // _STEP) * _STEP  # few lengths, because each is a form that the engine verifies
+    return hidden[:, :kept], past, prompt, following[:, :kept]
+
+
+def hidden_values(
+    *, train: int, test: int, data_dir: str | None = None, note: Callable[[str], None] | None = None
+) -> Path:
+    """An npz file of records after the frozen blocks; made where none is there, about six records a second, once."""
+    file = roots(data_dir)[0] / f"e2e-smollm2-{train}-{test}.npz"
+    if file.is_file():
+        return file
+    chosen = {
+        "train": some(texts("train", data_dir=data_dir), train),
+        "test": some(texts("test", data_dir=data_dir), test),
+    }
+    speaker = SmolLM2.load()
+    room = max(len(speaker.prompt(request(facts))) for part in chosen.values() for facts in part) - 1
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for split, part in chosen.items():
+        values = encoded(speaker, part, room=room, note=note)
+        arrays |= {f"{split}_{name}": getattr(values, name) for name in Hidden.__dataclass_fields__}
+    unfinished = file.with_name(f".{os.getpid()}.{file.name}")
+    np.savez(unfinished, allow_pickle=False, **arrays)
+    os.replace(unfinished, file)
+    return file
+
+
+def encoded(
+    speaker: SmolLM2,
+    chosen: Texts,
+    *,
+    room: int,
+    longest: int = LONGEST,
+    tail: int = TAIL,
+    note: Callable[[str], None] | None = None,
+) -> Hidden:
+    """Every text after its facts; texts about the same facts pass together, which changes nothing but the time."""
+    model = speaker.model
+    split = len(model.blocks) - tail
+    hidden, following, facts, pasts, prompts = [], [], [], [], []
+    for place, (about, written) in enumerate(chosen.items()):
+        asked = speaker.prompt(request(about))
+        answers = [speaker.answer(text)[:longest] for text in written]
+        past = model.prompt(asked[:-1])
+        inputs = torch.zeros(len(answers), longest, dtype=torch.long)
+        after = torch.full_like(inputs, NOTHING)
+        for row, answer in enumerate(answers):
+            inputs[row, : len(answer)] = torch.tensor([asked[-1], *answer[:-1]])
+            after[row, : len(answer)] = torch.tensor(answer)
+        used = max(map(len, answers))
+        shared = [(k.expand(len(answers), -1, -1, -1), v.expand(len(answers), -1, -1, -1)) for k, v in past]
+        seen = torch.ones(len(answers), len(asked) - 1, dtype=torch.bool)
+        values = torch.zeros(len(answers), longest, model.shape.width)
+        values[:, :used] = model.advance(inputs[:, :used], shared[:split], seen, first=0)[0]
+        hidden.append(values.half())
+        following.append(after)
+        facts += [place] * len(answers)
+        packed = [stacked([one], room) for one in past[split:]]
+        pasts.append(torch.stack([torch.cat(one[:2]) for one in packed]).half())
+        prompts.append(packed[0][2][0])
+        if note is not None and len(facts) // 500 != (len(facts) - len(answers)) // 500:
+            note(f"hidden values of {len(facts)} texts")
+    after = torch.cat(following)
+    order = (after != NOTHING).sum(1).argsort(stable=True)
+    return Hidden(
+        hidden=torch.cat(hidden)[order].numpy(),
+        following=after[order].numpy(),
+        facts=np.array(facts)[order.numpy()],
+        past=torch.stack(pasts).numpy(),
+        prompt=torch.stack(prompts).numpy(),
+    )

@@ -1,1 +1,0 @@
-"""How the cost of a run is proven: step by step, or as a whole."""

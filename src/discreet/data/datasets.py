@@ -1,0 +1,194 @@
+"""Datasets by name, from their standard files, verified and scaled by public constants.
+
+>>> task = load("digits")
+>>> task.shape, task.classes, task.records
+((1, 8, 8), 10, 1437)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import TensorDataset
+
+from discreet.core.check import count, refuse, require
+from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256
+from discreet.data.sources import checksum, obtain, verified
+
+DATASETS = ("digits", *BENCHMARKS)
+"""The names that `load` knows; any path that ends in `.npz` is the user's own."""
+
+PRIVATE_CHECKSUM = "not computed: a digest of private records would tell neighbouring datasets apart"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to learn: records to protect, records to evaluate on, and public facts about them.
+
+    records    the public number of training records; None where the true number is private
+    checksum   names the content; never computed from private data
+    constants  the normalisation in words: which fixed numbers, and where they come from
+    public     whether the training records are public, so that values derived from them may be shown
+
+    Guarantee: shape, classes, records and constants do not depend on any private record.
+    """
+
+    name: str
+    train: TensorDataset
+    test: TensorDataset
+    classes: int
+    shape: tuple[int, ...]
+    checksum: str
+    public: bool
+    records: int | None
+    constants: str
+
+
+def load(
+    name: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    classes: int | None = None,
+    records: int | None = None,
+    public: bool = False,
+) -> Task:
+    """The task of this name, or of the user's own `.npz` file.
+
+    Files are searched in `data_dir`, in the folder that the environment variable `DISCREET_DATA` names, in
+    the Debian package's place and in the download cache; `download` allows the network after that.
+    `classes`, `records` and `public` describe a user's own file (`load_npz`) and are refused for a
+    benchmark.
+    """
+    if str(name).endswith(".npz"):
+        if classes is None:
+            refuse(
+                "classes with an npz file",
+                "none",
+                "give the public number of classes: classes=3, --classes 3",
+            )
+        return load_npz(name, classes=classes, records=records, public=public)
+    if name not in DATASETS:
+        refuse(
+            f"a dataset of {', '.join(DATASETS)}, or a path that ends in .npz", name, "choose one of these"
+        )
+    require(
+        classes is None and records is None and not public,
+        f"no classes, records or public with the benchmark {name}",
+        f"classes={classes}, records={records}, public={public}",
+        "these describe an npz file of your own; a benchmark's are known",
+    )
+    if name == "digits":
+        return _digits()
+    known = BENCHMARKS[str(name)]
+    train, test = known.decode(obtain(known.source, data_dir=data_dir, download=download))
+    return Task(
+        name=known.source.name,
+        train=train,
+        test=test,
+        classes=known.classes,
+        shape=known.shape,
+        checksum=checksum(known.source.sha256),
+        public=True,
+        records=known.records,
+        constants=known.constants,
+    )
+
+
+def load_npz(path: str | Path, *, classes: int, records: int | None = None, public: bool = False) -> Task:
+    """A user's own `x_train`, `y_train`, `x_test`, `y_test`; only the schema is taken from the records.
+
+    Bytes are divided by 255, floating numbers are taken as they are: scale them with constants that are
+    public. The number of classes and of records are the user's public statements: read from private data,
+    they would leak.
+    """
+    count("the number of classes is public: give it", least=2, classes=classes)
+    if records is not None:
+        count("records is a public number, about the size of the training set", records=records)
+    file = Path(path).expanduser()
+    require(file.is_file(), "an npz file", f"no file {file}", "check the path")
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            arrays = {key: held[key] for key in keys}
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        refuse(
+            f"an npz file with {', '.join(keys)}, without pickled objects",
+            error,
+            "write it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)",
+        )
+    shape, kind = arrays["x_train"].shape[1:], arrays["x_train"].dtype
+    alike = (shape, kind) == (arrays["x_test"].shape[1:], arrays["x_test"].dtype)
+    require(
+        alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike"
+    )
+    train, test = (
+        _own_split(arrays[f"x_{part}"], arrays[f"y_{part}"], classes) for part in ("train", "test")
+    )
+    return Task(
+        name=file.stem,
+        train=train,
+        test=test,
+        classes=classes,
+        shape=shape,
+        checksum=hashlib.sha256(file.read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM,
+        public=public,
+        records=records,
+        constants="x / 255 (bytes)" if kind == np.uint8 else "none: values taken as given",
+    )
+
+
+def _own_split(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], classes: int) -> TensorDataset:
+    require(
+        x.ndim >= 2 and (x.dtype == np.uint8 or x.dtype.kind == "f"),
+        "records of bytes or floating numbers",
+        f"{x.dtype} with {x.ndim} axes",
+        "store x as uint8 or float32, first axis the record",
+    )
+    require(
+        y.dtype.kind in "iu" and y.shape == x.shape[:1],
+        "one whole-number label for each record",
+        f"{y.dtype} with {y.ndim} axes",
+        "store y as integers, one for each record",
+    )
+    labels = torch.from_numpy(y.astype(np.int64))
+    require(
+        bool(((labels >= 0) & (labels < classes)).all()),
+        f"labels 0 to {classes - 1}",
+        "another label",  # which one stays untold: a message may end up in a log
+        "number the classes from 0, and give the true number of classes",
+    )
+    values = torch.from_numpy(x.astype(np.float32))
+    return TensorDataset(values.div_(255) if x.dtype == np.uint8 else values, labels)
+
+
+def _digits() -> Task:
+    """1797 images of 8 x 8, split 1437/360 in the order of sha256("digits:<index>"), a public permutation."""
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    held = {
+        "images": bundle.images.astype(np.uint8).tobytes(),
+        "labels": bundle.target.astype(np.uint8).tobytes(),
+    }
+    verified(DIGITS_SHA256, held, "digits of scikit-learn")
+    x = torch.frombuffer(bytearray(held["images"]), dtype=torch.uint8).reshape(-1, 1, 8, 8).float().div_(16)
+    y = torch.frombuffer(bytearray(held["labels"]), dtype=torch.uint8).long()
+    order = sorted(range(len(y)), key=lambda i: hashlib.sha256(f"digits:{i}".encode()).digest())
+    train, test = order[:1437], order[1437:]
+    return Task(
+        name="digits",
+        train=TensorDataset(x[train], y[train]),
+        test=TensorDataset(x[test], y[test]),
+        classes=10,
+        shape=(1, 8, 8),
+        checksum=checksum(DIGITS_SHA256),
+        public=True,
+        records=1437,
+        constants="x / 16, the format's largest value",
+    )

@@ -1,0 +1,144 @@
+"""Where a dataset's standard files are looked for, and the proof that they are the right ones.
+
+Whatever the container (plain, gzip, tar, PNG, npz, parquet), a reader restores the same canonical bytes, and
+only those are compared with the published digests: one checksum per dataset, not one per way to get it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from discreet.core.check import Refused, refuse
+from discreet.data.download import NetworkError, fetch
+
+Parts = dict[str, bytes]
+Reader = Callable[[Path], Parts | None]
+"""Canonical bytes of every part, or None where the folder does not hold this format."""
+
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError)
+
+
+class MissingDataset(Refused):
+    """The dataset is nowhere on this machine; the message lists every way to get it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """How one dataset is found: folders below a root, readers, published digests, ways to get it."""
+
+    name: str
+    sha256: Mapping[str, str]
+    readers: tuple[Reader, ...]
+    folders: tuple[str, ...]
+    system: tuple[Path, ...] = ()
+    urls: Mapping[str, str]
+    files: str
+    ways: tuple[str, ...]
+
+
+def roots(data_dir: str | Path | None) -> tuple[Path, ...]:
+    """The places that are searched, in order: the argument, `DISCREET_DATA`, the download cache."""
+    named = (data_dir, os.environ.get("DISCREET_DATA"))
+    return (*(Path(root).expanduser() for root in named if root), cache())
+
+
+def cache() -> Path:
+    """Where downloads are kept unless the user names a folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "discreet"
+
+
+def obtain(source: Source, *, data_dir: str | Path | None, download: bool) -> Parts:
+    """The verified canonical bytes of a dataset, searched for and then, only if asked, downloaded.
+
+    Guarantee: every returned part has the published sha256, whatever file it came from.
+    """
+    *given, kept = roots(data_dir)
+    folders = [root / below for root in given for below in source.folders]
+    folders += [*source.system, *(kept / below for below in source.folders)]
+    for folder in folders:
+        parts = _read(source, folder)
+        if parts is not None:
+            return verified(source.sha256, parts, f"{source.name} in {folder}")
+    if not download:
+        raise MissingDataset(_missing(source, folders, "nothing there, and download was not asked for"))
+    return _downloaded(source, (given[0] if given else kept) / source.name, folders)
+
+
+def verified(sha256: Mapping[str, str], parts: Parts, what: str) -> Parts:
+    """Refuse parts whose digests are not the published ones."""
+    for part, digest in sha256.items():
+        got = hashlib.sha256(parts[part]).hexdigest()
+        if got != digest:
+            refuse(
+                f"{what} to have the published content ({part} with sha256 {digest})",
+                f"sha256 {got}",
+                "damaged, or another dataset: get it again, and keep each dataset in a folder of its name",
+            )
+    return parts
+
+
+def checksum(sha256: Mapping[str, str]) -> str:
+    """One name for the content: the sha256 of the parts' digests in order."""
+    return hashlib.sha256("".join(sha256.values()).encode()).hexdigest()
+
+
+def _read(source: Source, folder: Path) -> Parts | None:
+    for reader in source.readers:
+        try:
+            parts = reader(folder)
+        except Refused:
+            raise
+        except _UNREADABLE as error:
+            refuse(
+                f"readable files of {source.name} in {folder}",
+                f"{type(error).__name__} ({error})",
+                "the files are damaged: remove them and get the dataset again",
+            )
+        if parts is not None:
+            return parts
+    return None
+
+
+def _downloaded(source: Source, folder: Path, searched: list[Path]) -> Parts:
+    written: list[Path] = []
+    try:
+        for name, url in source.urls.items():
+            if not (folder / name).exists():  # never overwrite, and never remove, a file of the user's
+                written.append(fetch(url, folder / name))
+        parts = _read(source, folder)
+        if parts is None:
+            refuse(f"the downloads to complete {source.name}", f"an incomplete {folder}", "download again")
+        return verified(source.sha256, parts, f"{source.name} in {folder}")
+    except NetworkError as error:
+        _remove(written)
+        raise MissingDataset(_missing(source, searched, f"the download failed ({error})")) from error
+    except Refused:
+        _remove(written)  # an unverified download must not be taken for the dataset next time
+        raise
+
+
+def _remove(files: list[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _missing(source: Source, searched: list[Path], why: str) -> str:
+    own = (
+        f"put the standard files ({source.files}) into a folder {source.name!r} below --data-dir (data_dir=) "
+        "or below the folder that the environment variable DISCREET_DATA names"
+    )
+    hosts = " ".join(dict.fromkeys(url.rpartition("/")[0] for url in source.urls.values()))
+    fetched = f"with a network, --download (download=True), from {hosts}"
+    ways = "; ".join(f"({i}) {way}" for i, way in enumerate((*source.ways, own, fetched), 1))
+    places = ", ".join(map(str, dict.fromkeys(searched)))
+    return (
+        f"Expected the dataset {source.name!r} in one of: {places}; got {why}. "
+        f"Remedy: any one of {ways}. See docs/datasets.md."
+    )

@@ -1,0 +1,336 @@
+"""Per-sample norms and weighted sums of any PyTorch model, from one backward pass.
+
+    engine.begin(records); losses = ...model(x)...; engine.backward(losses)
+    norms_GN = engine.norms(groups); engine.add_weighted(weights_QGN, totals_Q, groups)
+
+The model is not changed: while a batch is open, a torch function mode watches its forward pass (capture.py),
+each call with a parameter leaves its inputs and output gradient, and autograd never computes the gradients of
+weights. Index legend: N records, Q queries, G groups of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discreet.core.check import count, refuse, require
+from discreet.engine.factors.parts import Factors, Room
+from discreet.engine.factors.restrict import restrict
+from discreet.engine.known_traces import Scripts
+from discreet.engine.layout import Layout, Mask
+from discreet.engine.proof.forbidden import FORBIDDEN
+from discreet.engine.proof.losses import check_losses, check_scale
+from discreet.engine.recorder import Collector, Recorder
+from discreet.engine.selfcheck import UNSEEN, untouched
+from discreet.engine.support import Snapshot, parameters_in, refuse_unsupported, trainable
+from discreet.engine.trace.capture import Script, Tracked, Watch, tensors_in
+from discreet.engine.trace.decompose import DECOMPOSITIONS
+
+Groups = Sequence[Sequence[int]]
+
+
+@dataclass
+class _Pass:
+    """One watched forward pass."""
+
+    recorder: Recorder
+    script: Script
+    watching: ExitStack
+    before: Snapshot
+    outputs: list[Tensor]
+    ends: set[Any]  # their autograd nodes, as the pass left them
+
+
+class _Hook:
+    """A hook on the model; a copy or a file of the model gets an inert one, none of the engine's state."""
+
+    def __init__(self, action: Callable[..., None] | None) -> None:
+        self._action = action
+
+    def __call__(self, *args: Any) -> None:
+        if self._action is not None:
+            self._action(*args)
+
+    def __deepcopy__(self, memo: Any) -> _Hook:
+        return _Hook(None)
+
+    def __reduce__(self) -> Any:
+        return _Hook, (None,)
+
+
+@contextmanager
+def _fresh_graph() -> Iterator[None]:
+    """Say what torch's "backward a second time" means here."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        refuse(
+            "losses that no backward pass has used",
+            "losses after a call of backward()",
+            "leave backward() and clip_grad_norm_ out: private.step takes the gradients and bounds them",
+        )
+
+
+class Engine:
+    """Exact per-sample quantities of one model.
+
+    Guarantee: `norms` are upper bounds on the norms of the contributions that `add_weighted` sums (up to a
+    relative 2^-17), and a record whose norm is not finite contributes exact zero. Inputs of the model that do
+    not have one row per record are taken to be public constants.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        refuse_unsupported(model)
+        self.model = model
+        self._roots = [Tracked(name, parameter) for name, parameter in trainable(model)]
+        require(
+            bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained"
+        )
+        self.layout = Layout(
+            tuple(root.name for root in self._roots), tuple(tuple(root.tensor.shape) for root in self._roots)
+        )
+        dtypes = {root.tensor.dtype for root in self._roots}
+        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.device = self._roots[0].tensor.device
+        self._scripts = Scripts(model, self._roots, self.layout)
+        self._records: int | None = None
+        self._views, self._watching = 1, False
+        self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
+        self._passes: list[_Pass] = []
+        self._factors: list[Factors | None] | None = None
+        self._room = Room()
+        self._restricted: tuple[Mask, list[Factors | None]] | None = None
+        self._hooks = [
+            model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
+            model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
+        ]
+
+    # -- one micro-batch -------------------------------------------------------------------------------
+
+    def begin(self, records: int, views: int = 1) -> None:
+        """A micro-batch of `records` follows: watch the model's forward passes until `backward`.
+
+        With `views`, the inputs hold that many rows of each record side by side (augmented copies), and so do
+        the losses, which are averaged over them: the record stays the unit.
+        """
+        count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
+        self.discard()
+        self._trains_the_same()
+        left = [f"{root.name}.grad" for root in self._roots if root.tensor.grad is not None]
+        require(
+            not left,
+            "no gradient left on the parameters",
+            f"{', '.join(left[:1])} is set",
+            "do not call backward() yourself between private steps, or call zero_grad() after it",
+        )
+        self._records, self._views, self._watching = records, views, True
+
+    def backward(self, losses: Tensor) -> None:
+        """One backward pass from the per-sample losses, shape [records]."""
+        records = self._open_records()
+        self._trains_the_same()
+        rows = records * self._views
+        require(
+            losses.dim() == 1 and losses.shape[0] == rows,
+            f"per-sample losses of shape [{rows}]",
+            f"shape {list(losses.shape)}",
+            'build the loss with reduction="none" and reduce each record to one number',
+        )
+        require(
+            bool(self._passes) and losses.requires_grad,
+            "losses computed from the model's forward pass on this batch",
+            "losses that do not depend on it",
+            "call the model on the batch that the iterator gave, outside torch.no_grad()",
+        )
+        each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
+        self._watching = False
+        passes, self._passes = self._passes, []
+        with _fresh_graph(), untouched(self._roots, UNSEEN):
+            for one in passes:
+                check_scale(losses, one.script, one.ends)
+                if not one.script.loss_checked:
+                    one.script.loss_checked = check_losses(each, one.script, one.outputs, one.recorder)
+            uses = [use for one in passes for use in one.recorder.uses]
+            for use in uses:
+                use.gradient = None  # a backward pass of the caller's own may have left one
+            collector = Collector(uses, self.layout, self._room)
+            collector.watch()
+            each.sum().backward()
+        with torch.no_grad():
+            self._factors = collector.finish()
+
+    @torch.no_grad()
+    def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
+        """Upper bounds on the per-sample gradient norms, float64, shape [G, N]."""
+        each = self._each_norm(mask)
+        return torch.stack([_root_of_squares([each[i] for i in group]) for group in self._checked(groups)])
+
+    @torch.no_grad()
+    def add_weighted(
+        self, weights_QGN: Tensor, totals_Q: Tensor, groups: Groups | None = None, mask: Mask | None = None
+    ) -> None:
+        """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
+        factors, groups = self._collected(mask), self._checked(groups)
+        shapes = (len(totals_Q), len(groups), self._open_records()), (len(totals_Q), self.layout.size)
+        require(
+            (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
+            f"weights of shape {list(shapes[0])} for totals of shape {list(shapes[1])}",
+            f"{list(weights_QGN.shape)} and {list(totals_Q.shape)}",
+            "give one weight per query, group and record",
+        )
+        good = self.finite()
+        index = None if bool(good.all()) else good.nonzero().flatten()
+        views = self.layout.views(totals_Q)
+        for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
+            for parameter in group:
+                own = factors[parameter]
+                if own is None:
+                    continue
+                if index is None:
+                    own.add_weighted(weights_QN, views[parameter])
+                elif index.numel():
+                    own.take(index).add_weighted(weights_QN[:, index], views[parameter])
+
+    @torch.no_grad()
+    def finite(self) -> Tensor:
+        """Which records take part: those whose whole gradient is finite, [N]."""
+        return torch.stack(self._each_norm(None)).isfinite().all(0)
+
+    @torch.no_grad()
+    def mapped_sum(self, fn: Callable[[Tensor], Tensor], *, chunk: int = 16) -> Tensor:
+        """sum over chunks of fn(gradients), where fn takes instantiated gradients [chunk, d]."""
+        records, bad = self._open_records(), ~self.finite()
+        total: Tensor | None = None
+        for start in range(0, records, chunk):
+            stop = min(start + chunk, records)
+            rows = self.per_sample(start, stop).masked_fill(bad[start:stop].unsqueeze(1), 0)
+            value = fn(rows)
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    @torch.no_grad()
+    def per_sample(self, start: int, stop: int) -> Tensor:
+        """Instantiated gradients of records start..stop, flat: [stop - start, d]."""
+        rows = torch.zeros(stop - start, self.layout.size, dtype=self.dtype, device=self.device)
+        for view, factors in zip(self.layout.views(rows), self._collected(None), strict=True):
+            if factors is not None:
+                view.copy_(factors.instantiate(start, stop))
+        return rows
+
+    def _trains_the_same(self) -> None:
+        trained = dict.fromkeys(id(p) for p in parameters_in(self.model) if p.requires_grad)  # each once
+        require(
+            list(trained) == [id(root.tensor) for root in self._roots],
+            "the same trainable parameters as at construction",
+            "others: some were frozen, unfrozen, added or replaced",
+            "build a new Private after changing what is trained",
+        )
+
+    def discard(self) -> None:
+        """Forget the open micro-batch."""
+        for one in reversed(self._open):  # a pass that was interrupted left its watch on
+            if one is not None:
+                one.watching.close()
+        self._open, self._passes = [], []
+        self._records, self._watching, self._factors, self._restricted = None, False, None, None
+
+    def close(self) -> None:
+        """Detach from the model, and give its memory back."""
+        self.discard()
+        self._room = Room()
+        for hook in self._hooks:
+            hook.remove()
+
+    def zeros(self, queries: int = 1, size: int | None = None) -> Tensor:
+        """Room for the sums of a logical batch, shape [Q, d], or for as many vectors of another size."""
+        columns = self.layout.size if size is None else size
+        return torch.zeros(queries, columns, dtype=self.dtype, device=self.device)
+
+    def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> Script:
+        """What a pass on inputs of this shape does, learned and verified on random inputs the first time."""
+        return self._scripts.find(args, kwargs, records, views)
+
+    # -- the watched forward pass ----------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        inside = any(one is not None for one in self._open)  # a model that calls itself is one pass
+        self._open.append(None)
+        if inside or not self._watching or self._scripts.busy or not torch.is_grad_enabled():
+            return
+        assert self._records is not None
+        script = self.script(args, kwargs, self._records, self._views)
+        recorder = Recorder(self._roots, script, self._records, (args, kwargs))
+        watching = ExitStack()
+        self._open[-1] = _Pass(recorder, script, watching, Snapshot(self.model), [], set())
+        watching.enter_context(Watch(recorder, DECOMPOSITIONS, FORBIDDEN))
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        one = self._open.pop() if self._open else None
+        if one is None:
+            return
+        one.watching.close()
+        if output is None:  # the forward pass raised: its error is the one to show
+            return
+        one.recorder.finish()
+        one.before.compare(self.model)
+        one.outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        one.ends = {tensor.grad_fn for tensor in one.outputs}
+        self._passes.append(one)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _open_records(self) -> int:
+        if self._records is None:
+            refuse("an open micro-batch", "none", "call begin(records) first")
+        return self._records
+
+    def _collected(self, mask: Mask | None) -> list[Factors | None]:
+        """The factors of the open micro-batch, on the active coordinates of one mask."""
+        self._open_records()
+        if self._factors is None:
+            refuse("the gradients of a micro-batch", "none yet", "call backward(losses) first")
+        if mask is None:
+            return self._factors
+        if self._restricted is None:
+            mask.check(self.layout)
+            pairs = enumerate(self._factors)
+            self._restricted = mask, [None if own is None else restrict(own, mask, i) for i, own in pairs]
+        require(
+            self._restricted[0] is mask,
+            "one mask for a micro-batch",
+            "another mask than before",
+            "draw the mask once a step: a norm under one mask bounds nothing under another",
+        )
+        return self._restricted[1]
+
+    def _each_norm(self, mask: Mask | None) -> list[Tensor]:
+        """The norms of every parameter's gradients, zero where none came."""
+        zero = torch.zeros(self._open_records(), dtype=torch.float64, device=self.device)
+        return [zero if own is None else own.norms for own in self._collected(mask)]
+
+    def _checked(self, groups: Groups | None) -> Groups:
+        everything = range(len(self.layout.names))
+        if groups is None:
+            return [everything]
+        require(
+            sorted(index for group in groups for index in group) == list(everything),
+            "groups in which every parameter lies once",
+            [list(group) for group in groups],
+            "a parameter left out would lose its signal, one named twice would count twice",
+        )
+        return groups
+
+
+def _root_of_squares(norms: Sequence[Tensor]) -> Tensor:
+    """sqrt(sum of squares), scaled so that no square overflows or vanishes."""
+    stacked = torch.stack(list(norms))
+    scale = stacked.amax(0).clamp(min=torch.finfo(torch.float64).tiny)
+    return (stacked / scale).square().sum(0).sqrt() * scale

@@ -1,0 +1,187 @@
+"""Per-sample weight gradients of a convolution, by the cheaper of two routes, some records at a time.
+
+Index legend: N records, F images folded into one record (frames), C input and O output channels, K taps.
+Convolutions of one, two and three dimensions share the code; a transposed one swaps its input and the
+gradient of its output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.engine.factors import parts as factors
+from discreet.engine.factors.parts import Seal, norms_by_chunks, row_norms, share, widen
+
+# Where one grouped convolution beats patches (measured, 3x3 kernels): few channel pairs, but more than a stem's,
+# on many positions. A rule and no stopwatch: the route decides the last bits, and a seeded run repeats them.
+STEM_CHANNELS = 3
+GROUPED_CHANNEL_PAIRS = 1024
+FEW_POSITIONS = 127
+# Records in one grouped convolution. Always as many, because oneDNN compiles a kernel for every new shape, and
+# batches of random size would make one of nearly every step.
+GROUPED_RECORDS = 32
+# Elements of patches at a time: they stay in the cache until they are multiplied.
+PATCH_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution walks over its input."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+class Convolution:
+    """g_n = the weight gradient of record n alone, for `images` and output gradients `outputs`."""
+
+    def __init__(
+        self, images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
+    ) -> None:
+        self.images, self.outputs = widen(images), widen(outputs)
+        self.shape, self.geometry = tuple(shape), geometry
+        self._records, self._seal = records, Seal(self.images, self.outputs)
+        self._lengths: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def records(self) -> int:
+        return self._records
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.images.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Norms of a record's images and of its output gradients, [N] each."""
+        if self._lengths is None:
+            self._lengths = row_norms(self._by_record(self.images)), row_norms(self._by_record(self.outputs))
+        return self._lengths
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        images, outputs = self.lengths
+        patches = math.sqrt(math.prod(self.shape[2:])) * images  # a value lies in at most K patches
+        return norms_by_chunks(self), patches * outputs
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        self._seal.check()
+        for weights_N, total in zip(weights_QN, total_Q, strict=True):
+            scales = share(weights_N, *self.lengths, prefer_left=False, dtype=self.dtype)
+            images, outputs = (
+                values if scale is None else self._scaled(values, scale)
+                for values, scale in zip((self.images, self.outputs), scales, strict=True)
+            )
+            total += _weight_gradient(images, outputs, self.shape, self.geometry)
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        grads = self.images.new_empty(stop - start, *self.shape)
+        self.write(start, stop, grads)
+        return grads
+
+    def write(self, start: int, stop: int, out: Tensor) -> None:
+        """`instantiate` into memory that is there."""
+        patches = self._patches_are_cheaper
+        if patches:
+            each = math.prod(self.shape[1:]) * math.prod(self.outputs.shape[2:]) * self._frames
+            some = max(1, min(PATCH_ELEMENTS, factors.KEEP_ELEMENTS) // max(1, each))
+        else:
+            some = GROUPED_RECORDS
+        for at in range(start, stop, some):
+            end = min(at + some, stop)
+            rows = slice(at * self._frames, end * self._frames)
+            images, outputs, grads = self.images[rows], self.outputs[rows], out[at - start : end - start]
+            odd = self.geometry.groups == 1 and start < at and end - at < some  # what is left over
+            if patches or odd:
+                _by_patches(images, outputs, grads, self.geometry)
+            else:
+                grads.copy_(_by_groups(images, outputs, self.shape, self.geometry, end - at))
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Convolution:
+        self._seal.check()
+        images, outputs = (
+            self._by_record(values)[index_K].flatten(0, 1).to(dtype or self.dtype)
+            for values in (self.images, self.outputs)
+        )
+        return Convolution(images, outputs, self.shape, self.geometry, len(index_K))
+
+    @property
+    def _patches_are_cheaper(self) -> bool:
+        outside, inside = self.shape[:2]
+        positions = math.prod(self.outputs.shape[2:]) * self._frames
+        few = inside > STEM_CHANNELS and outside * inside <= GROUPED_CHANNEL_PAIRS
+        return self.geometry.groups == 1 and not (few and positions > FEW_POSITIONS)
+
+    @property
+    def _frames(self) -> int:
+        return self.images.shape[0] // self._records
+
+    def _by_record(self, values: Tensor) -> Tensor:
+        by_record: Tensor = values.unflatten(0, (self._records, self._frames))
+        return by_record
+
+    def _scaled(self, values: Tensor, scale_N: Tensor) -> Tensor:
+        return values * scale_N.repeat_interleave(self._frames).view(-1, *(1,) * (values.dim() - 1))
+
+
+def _weight_gradient(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> Tensor:
+    dimensions = len(geometry.stride)
+    gradient: Tensor = torch.ops.aten.convolution_backward(
+        outputs,
+        images,
+        images.new_empty(1).expand(shape),
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        False,
+        [0] * dimensions,
+        geometry.groups,
+        [False, True, False],
+    )[1]
+    return gradient
+
+
+def _by_groups(
+    images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
+) -> Tensor:
+    """All records at once as the groups of one convolution, their frames as its batch."""
+    alone = Geometry(geometry.stride, geometry.padding, geometry.dilation, records * geometry.groups)
+    images_FNC, outputs_FNC = (
+        values.unflatten(0, (records, -1)).transpose(0, 1).flatten(1, 2) for values in (images, outputs)
+    )
+    gradient = _weight_gradient(images_FNC, outputs_FNC, (records * shape[0], *shape[1:]), alone)
+    by_record: Tensor = gradient.unflatten(0, (records, shape[0]))
+    return by_record
+
+
+def _by_patches(images: Tensor, outputs: Tensor, grads: Tensor, geometry: Geometry) -> None:
+    """One matrix product a record, of the output gradients and the patches that the kernel saw."""
+    records, rows, *shape = grads.shape
+    pads = [amount for amount in reversed(geometry.padding) for _ in range(2)]
+    padded = F.pad(images, pads).contiguous() if any(pads) else images.contiguous()
+    rows_step, channels, *steps = padded.stride()
+    taps = [step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)]
+    moves = [step * stride for step, stride in zip(steps, geometry.stride, strict=True)]
+    sizes = (*images.shape[:2], *shape[1:], *outputs.shape[2:])
+    strides, first = (rows_step, channels, *taps, *moves), padded.storage_offset()
+    patches = padded.as_strided(sizes, strides, first).reshape(images.shape[0], math.prod(shape), -1)
+    patches_NKL, outputs_NOL = _by_position(patches, records), _by_position(outputs, records)
+    torch.bmm(outputs_NOL, patches_NKL.transpose(1, 2), out=grads.view(records, rows, -1))
+
+
+def _by_position(values: Tensor, records: int) -> Tensor:
+    """[N, channels, positions of all frames]."""
+    positions: Tensor = values.unflatten(0, (records, -1)).transpose(1, 2).flatten(2)
+    return positions

@@ -1,0 +1,266 @@
+"""Parts of linear maps and embeddings, and the sum of all parts of one parameter.
+
+Index legend: N records, P positions (time, pixels), A rows and B columns of a parameter, Q queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from discreet.engine.factors import parts as factors
+from discreet.engine.factors.convolution import Convolution
+from discreet.engine.factors.parts import (
+    Dense,
+    Factors,
+    Part,
+    Seal,
+    Settled,
+    Written,
+    in_range,
+    norms_by_chunks,
+    row_norms,
+    share,
+    widen,
+)
+
+# Above this ratio of Gram work to parameter size it is cheaper to instantiate (measured on two cores).
+GRAM_RATIO = 12.0
+
+
+class Outer:
+    """g_n = sum_p left[n, p] (x) right[n, p]: what a linear map leaves, over its positions."""
+
+    def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
+        self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
+        self.shape, self._seal = tuple(shape), Seal(self.left_NPA, self.right_NPB)
+        self._lengths: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def records(self) -> int:
+        return self.right_NPB.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.left_NPA.dtype, self.right_NPB.dtype)
+
+    @property
+    def gram_is_cheaper(self) -> bool:
+        """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
+        (_, P, A), B = self.left_NPA.shape, self.right_NPB.shape[2]
+        return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
+
+    @property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Norms of the left and of the right factor, [N] each."""
+        if self._lengths is None:
+            self._lengths = row_norms(self.left_NPA), row_norms(self.right_NPB)
+        return self._lengths
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        left, right = self.lengths
+        absolute = left * right  # >= sum_p |l_p| |r_p|, by Cauchy-Schwarz
+        if self.left_NPA.shape[1] == 1:
+            return absolute, absolute
+        if not self.gram_is_cheaper:
+            return norms_by_chunks(self), absolute
+        return inner_products(self, self).clamp(min=0).sqrt(), absolute
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        self._seal.check()
+        A, B = self.left_NPA.shape[2], self.right_NPB.shape[2]
+        left, right = self.left_NPA.to(total_Q.dtype), self.right_NPB.to(total_Q.dtype)
+        for weights_N, total in zip(weights_QN, total_Q, strict=True):
+            on_left, on_right = share(weights_N, *self.lengths, prefer_left=A <= B, dtype=total.dtype)
+            scaled_left = left if on_left is None else left * on_left.view(-1, 1, 1)
+            scaled_right = right if on_right is None else right * on_right.view(-1, 1, 1)
+            total.view(A, B).addmm_(scaled_left.reshape(-1, A).T, scaled_right.reshape(-1, B))
+
+    @property
+    def device(self) -> torch.device:
+        return self.right_NPB.device
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        grads = torch.empty(stop - start, *self.shape, dtype=self.dtype, device=self.device)
+        self.write(start, stop, grads)
+        return grads
+
+    def write(self, start: int, stop: int, out: Tensor) -> None:
+        """`instantiate` into memory that is there."""
+        left, right = self.left_NPA[start:stop].to(self.dtype), self.right_NPB[start:stop].to(self.dtype)
+        torch.bmm(left.transpose(1, 2), right, out=out.view(-1, left.shape[2], right.shape[2]))
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Outer:
+        self._seal.check()
+        dtype = dtype or self.dtype
+        return Outer(self.left_NPA[index_K].to(dtype), self.right_NPB[index_K].to(dtype), self.shape)
+
+
+class OneHot:
+    """An embedding's part: g_n = sum_p onehot(index[n, p]) (x) right[n, p], each index once in a record."""
+
+    def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
+        self.index_NP, self.right_NPB = _distinct(index_NP, widen(right_NPB))
+        self.shape, self._seal = tuple(shape), Seal(self.index_NP, self.right_NPB)
+
+    @property
+    def records(self) -> int:
+        return self.right_NPB.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.right_NPB.dtype
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        norms = row_norms(self.right_NPB)
+        return norms, norms
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        self._seal.check()
+        rows = self.index_NP.flatten()
+        for weights_N, total in zip(in_range(weights_QN, total_Q.dtype), total_Q, strict=True):
+            scaled = self.right_NPB.to(total_Q.dtype) * weights_N.view(-1, 1, 1)
+            total.index_add_(0, rows, scaled.flatten(0, 1))
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        index, right = self.index_NP[start:stop], self.right_NPB[start:stop]
+        grads = right.new_zeros(stop - start, *self.shape)
+        return grads.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> OneHot:
+        self._seal.check()
+        return OneHot(self.index_NP[index_K], self.right_NPB[index_K].to(dtype or self.dtype), self.shape)
+
+
+class Sum:
+    """A parameter used in several ways: the cross terms come from the factors, or from the sum itself."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def records(self) -> int:
+        return self.parts[0].records
+
+    @property
+    def dtype(self) -> torch.dtype:
+        wide = any(part.dtype == torch.float64 for part in self.parts)
+        return torch.float64 if wide else torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parts[0].shape
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        measured = [part.measure() for part in self.parts]
+        absolute = torch.stack([bound for _, bound in measured]).sum(0)
+        square = torch.stack([norm.square() for norm, _ in measured]).sum(0)
+        for i, first in enumerate(self.parts):
+            for other in self.parts[:i]:
+                if not isinstance(first, (Outer, OneHot)) or not isinstance(other, (Outer, OneHot)):
+                    return norms_by_chunks(self), absolute
+                square = square + 2 * inner_products(first, other)
+        return square.clamp(min=0).sqrt(), absolute
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        for part in self.parts:
+            part.add_weighted(weights_QN, total_Q)
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        total = self.parts[0].instantiate(start, stop).to(self.dtype, copy=True)
+        for part in self.parts[1:]:
+            total += part.instantiate(start, stop)
+        return total
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Sum:
+        return Sum([part.take(index_K, dtype) for part in self.parts])
+
+
+def merge(
+    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[Written], Dense] | None = None
+) -> Factors:
+    """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
+    outers = [part for part in parts if isinstance(part, Outer)]
+    hots = [part for part in parts if isinstance(part, OneHot)]
+    joined: list[Part] = [part for part in parts if not isinstance(part, (Outer, OneHot))]
+    if outers:
+        joined.append(outers[0] if len(outers) == 1 else _joined_outer(outers, shape))
+    if hots:
+        joined.append(hots[0] if len(hots) == 1 else _joined_hot(hots, shape))
+    whole = joined[0] if len(joined) == 1 else Sum(joined)
+    return whole if isinstance(whole, Dense) else settle(whole, room, keep)
+
+
+def settle(part: Part, room: int, keep: Callable[[Written], Dense] | None = None) -> Factors:
+    """Instantiate now, once, if that is cheap: norm and weighted sum then read the same gradients.
+
+    `keep` makes the gradients, in memory of its choice.
+    """
+    small = part.records * math.prod(part.shape) <= min(room, factors.KEEP_ELEMENTS)
+    stays = isinstance(part, OneHot) or (isinstance(part, Outer) and part.gram_is_cheaper)
+    if isinstance(part, Sum):
+        stays = all(isinstance(own, (Outer, OneHot)) for own in part.parts)
+    if not small or stays:
+        return Settled(part)
+    if keep is not None and isinstance(part, (Outer, Convolution)):
+        return keep(part)
+    return Dense(part.instantiate(0, part.records))
+
+
+def _joined_outer(parts: Sequence[Outer], shape: Sequence[int]) -> Outer:
+    left, right = [part.left_NPA for part in parts], [part.right_NPB for part in parts]
+    return Outer(torch.cat(left, 1), torch.cat(right, 1), shape)
+
+
+def _joined_hot(parts: Sequence[OneHot], shape: Sequence[int]) -> OneHot:
+    index, right = [part.index_NP for part in parts], [part.right_NPB for part in parts]
+    return OneHot(torch.cat(index, 1), torch.cat(right, 1), shape)
+
+
+def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
+    """<g_n of first, g_n of other> from Gram matrices, [N], some records at a time.
+
+    In float64: in float32 alternating signs cancel to anything, even below zero.
+    """
+    P, Q = first.right_NPB.shape[1], other.right_NPB.shape[1]
+    width = max(P, Q, *first.shape, *other.shape)
+    found = []
+    for index in torch.arange(first.records, device=first.right_NPB.device).split(
+        max(1, factors.KEEP_ELEMENTS // (width * max(P, Q)))
+    ):
+        a, b = first.take(index, torch.float64), other.take(index, torch.float64)
+        found.append((_left_products(a, b) * _products(a.right_NPB, b.right_NPB)).sum((1, 2)))
+    return torch.cat(found)
+
+
+def _products(first_NPB: Tensor, other_NQB: Tensor) -> Tensor:
+    return torch.bmm(first_NPB, other_NQB.transpose(1, 2))
+
+
+def _distinct(index_NP: Tensor, right_NPB: Tensor) -> tuple[Tensor, Tensor]:
+    """Add up the rows of one index within each record; what is left over becomes zero rows."""
+    if index_NP.shape[1] <= 1:
+        return index_NP, right_NPB
+    ordered, order = index_NP.sort(1)
+    new = torch.ones_like(ordered)
+    new[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
+    rank = torch.empty_like(order).scatter_(1, order, new.cumsum(1) - 1)
+    rows = torch.zeros_like(right_NPB).scatter_add_(1, rank.unsqueeze(-1).expand_as(right_NPB), right_NPB)
+    return torch.zeros_like(index_NP).scatter_(1, rank, index_NP), rows
+
+
+def _left_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
+    """<left of first at p, left of other at q>, shape [N, P, Q]."""
+    if isinstance(first, Outer) and isinstance(other, Outer):
+        return _products(first.left_NPA, other.left_NPA)
+    if isinstance(first, OneHot) and isinstance(other, OneHot):
+        return (first.index_NP.unsqueeze(2) == other.index_NP.unsqueeze(1)).to(first.dtype)
+    if isinstance(first, OneHot):
+        return _left_products(other, first).transpose(1, 2)
+    assert isinstance(first, Outer)
+    assert isinstance(other, OneHot)
+    index = other.index_NP.unsqueeze(1).expand(-1, first.left_NPA.shape[1], -1)
+    return first.left_NPA.gather(2, index)

@@ -1,0 +1,105 @@
+"""One recorded call with parameters: what went in, where the records lie, the gradient of what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from discreet.core.check import refuse
+from discreet.engine.factors.parts import Part
+from discreet.engine.trace.capture import RecordAxis, Tracked, name_of
+
+Parts = Iterator[tuple[Tensor, Part]]
+Rule = Callable[..., Parts]
+
+
+class UnfitError(Exception):
+    """A rule does not cover this form of its op; the general way does."""
+
+
+@dataclass(eq=False)
+class Use:
+    """One call that mixed parameters with records, and the gradient of its output."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    targets: dict[int, Tracked]  # by the identity of the argument tensor
+    axes: dict[int, RecordAxis]
+    output_axis: RecordAxis
+    records: int
+    tensors: list[Tensor]  # among the arguments, in order
+    versions: list[int]  # theirs, at the call
+    gradient: Tensor | None = None
+    receiver: Callable[[Use], None] | None = None  # told of the gradient
+    statistics: tuple[Tensor, Tensor] | None = None  # mean and 1/deviation of each group, of group_norm
+
+    def keep_gradient(self, gradient: Tensor) -> None:
+        """The hook on the call's output."""
+        self.gradient = gradient.detach()
+        if self.receiver is not None:
+            self.receiver(self)
+
+    def forget(self) -> None:
+        """Let go of all tensors but the parameters: the parts have what they need."""
+        self.args, self.kwargs, self.axes, self.gradient, self.statistics = (), {}, {}, None, None
+        self.tensors, self.versions = [], []
+
+    def record_tensors(self) -> list[Tensor]:
+        """The arguments that carry records."""
+        return [tensor for tensor in self.tensors if id(tensor) in self.axes]
+
+    def wants(self, argument: Tensor | None) -> bool:
+        return argument is not None and id(argument) in self.targets
+
+    def by_record(self, tensor: Tensor) -> Tensor:
+        """Shape [N, ...], the record axis in front."""
+        axis = self.axes.get(id(tensor))
+        if axis is None:
+            raise UnfitError
+        return axis.split(tensor, self.records)
+
+    @property
+    def gradient_by_record(self) -> Tensor:
+        assert self.gradient is not None
+        return self.output_axis.split(self.gradient, self.records)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Shape [N, P, features], in the order of `gradient_rows`."""
+        if self.axes.get(id(tensor)) != self.output_axis:
+            raise UnfitError
+        return rows_of(self.by_record(tensor))
+
+    @property
+    def gradient_rows(self) -> Tensor:
+        return rows_of(self.gradient_by_record)
+
+    def unchanged(self) -> None:
+        """Refuse if an argument was written to after the call: its record would be of another value."""
+        if [tensor._version for tensor in self.tensors] != self.versions:
+            refuse(
+                "inputs of a parametrised call to stay as they were until the backward pass",
+                f"an input of {name_of(self.func)} with {names_in(self)} changed in place",
+                "replace the in-place operation (for example ReLU(inplace=True) on a reused tensor)",
+            )
+
+
+def names_in(use: Use) -> str:
+    return ", ".join(target.name for target in use.targets.values())
+
+
+def rows_of(by_record: Tensor) -> Tensor:
+    if by_record.dim() == 3:
+        return by_record
+    return by_record.reshape(by_record.shape[0], -1, by_record.shape[-1])
+
+
+def summed_to(by_record: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum [N, ...] over all that was broadcast from `shape`."""
+    missing = by_record.dim() - 1 - len(shape)
+    summed = by_record.sum(tuple(range(1, 1 + missing))) if missing else by_record
+    spread = [1 + i for i, size in enumerate(shape) if size == 1 and summed.shape[1 + i] != 1]
+    return summed.sum(spread, keepdim=True) if spread else summed

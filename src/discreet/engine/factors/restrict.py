@@ -1,0 +1,138 @@
+"""Factors of the active coordinates alone, so that norms and sums under a mask come from the same numbers."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from discreet.engine.factors import parts as limits
+from discreet.engine.factors.linear import OneHot, Outer, settle
+from discreet.engine.factors.parts import Dense, Factors, Part, Settled, norms_by_chunks, row_norms
+from discreet.engine.layout import Lines, Mask
+
+
+def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
+    """The part of one parameter on its active coordinates; None where none is active."""
+    piece = mask.pieces[index]
+    if piece is True:
+        return factors
+    active = mask.of(index, torch.empty(factors.shape, device=factors.norms.device))
+    assert active is not None
+    if not bool(active.any()):
+        return None
+    if isinstance(factors, Dense):
+        return Dense(factors.grads_N * active)
+    assert isinstance(factors, Settled)
+    part = factors.part
+    if isinstance(part, OneHot):
+        return Settled(OneHot(part.index_NP, part.right_NPB * active[part.index_NP], part.shape))
+    if isinstance(piece, Lines) and isinstance(part, Outer):
+        return _on_lines(part, piece)
+    return Settled(_OnElements(part, active))
+
+
+def _on_lines(outer: Outer, lines: Lines) -> Factors:
+    rows = None if lines.rows is None else lines.rows.nonzero().flatten()
+    columns = None if lines.columns is None else lines.columns.nonzero().flatten()
+    left = outer.left_NPA if rows is None else outer.left_NPA[..., rows]
+    right = outer.right_NPB if columns is None else outer.right_NPB[..., columns]
+    inner = settle(Outer(left, right, (left.shape[2], right.shape[2])), limits.KEEP_ELEMENTS)
+    return _OnLines(inner, outer.shape, rows, columns)
+
+
+@final
+class _OnLines:
+    """Factors of some rows and columns of a matrix."""
+
+    def __init__(
+        self, inner: Factors, shape: tuple[int, ...], rows: Tensor | None, columns: Tensor | None
+    ) -> None:
+        self.inner, self.shape = inner, shape
+        self._rows, self._columns = rows, columns
+
+    @property
+    def records(self) -> int:
+        return self.inner.records
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def norms(self) -> Tensor:
+        return self.inner.norms
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        return self.inner.measure()
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        part_Q = total_Q.new_zeros(total_Q.shape[0], *self.inner.shape)
+        self.inner.add_weighted(weights_QN, part_Q)
+        self._put(part_Q, total_Q)
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        whole = torch.zeros(stop - start, *self.shape, dtype=self.dtype, device=self.norms.device)
+        self._put(self.inner.instantiate(start, stop), whole)
+        return whole
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> _OnLines:
+        return _OnLines(self.inner.take(index_K, dtype), self.shape, self._rows, self._columns)
+
+    def _put(self, lines: Tensor, whole: Tensor) -> None:
+        """whole[:, rows, columns] += lines, in place."""
+        if self._columns is not None:
+            wide = lines.new_zeros(*lines.shape[:2], whole.shape[2])
+            lines = wide.index_add_(2, self._columns, lines)
+        if self._rows is None:
+            whole += lines
+        else:
+            whole.index_add_(1, self._rows, lines)
+
+
+@final
+class _OnElements:
+    """A part with single coordinates frozen."""
+
+    def __init__(self, part: Part, active: Tensor) -> None:
+        self.part, self.active = part, active
+
+    @property
+    def records(self) -> int:
+        return self.part.records
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.part.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.part.shape
+
+    @property
+    def is_one_position(self) -> bool:
+        """g_jk = l_j r_k: the masked norm is a matrix product."""
+        return isinstance(self.part, Outer) and self.part.left_NPA.shape[1] == 1
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        if not self.is_one_position:
+            return norms_by_chunks(self), self.part.measure()[1]
+        assert isinstance(self.part, Outer)
+        left, right = (values[:, 0].double() for values in (self.part.left_NPA, self.part.right_NPB))
+        sizes = [row_norms(values).clamp(min=1e-300) for values in (left, right)]
+        left, right = (values / size.unsqueeze(1) for values, size in zip((left, right), sizes, strict=True))
+        share = ((left.square() @ self.active.double()) * right.square()).sum(1).sqrt()
+        norms = share * sizes[0] * sizes[1]
+        return norms, norms  # every coordinate is one product: nothing cancels
+
+    def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
+        fresh = torch.zeros_like(total_Q)
+        self.part.add_weighted(weights_QN, fresh)
+        total_Q += fresh.masked_fill_(~self.active, 0)
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        return self.part.instantiate(start, stop) * self.active
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> _OnElements:
+        return _OnElements(self.part.take(index_K, dtype), self.active)

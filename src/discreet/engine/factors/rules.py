@@ -1,0 +1,283 @@
+"""From one recorded call to the per-sample parts of the parameters in it.
+
+A rule has the signature of its torch function with the `Use` in front and yields (argument, part) for each
+parameter argument that is wanted. Any op without a rule is handled by `vmap` of its own `vjp`.
+Index legend: N records, P positions, A rows, B columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.core.check import Refused, refuse
+from discreet.engine.factors.convolution import Convolution, Geometry
+from discreet.engine.factors.linear import OneHot, Outer
+from discreet.engine.factors.normalisation import NORMALISATIONS
+from discreet.engine.factors.parts import Dense, Part, widen
+from discreet.engine.factors.recorded_call import Parts, Rule, UnfitError, Use, names_in, summed_to
+from discreet.engine.trace.capture import RecordAxis, Tracked, name_of, replace, tensors_in
+
+
+def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
+    if weight.dim() != 2 or (bias is not None and bias.dim() > 1):
+        raise UnfitError
+    rows_NPA, lengths_N = widen(use.gradient_rows), None
+    is_one_row = rows_NPA.shape[1] == 1
+    if use.wants(weight):
+        outer = Outer(rows_NPA, use.rows(input), weight.shape)
+        lengths_N = outer.lengths[0] if is_one_row else None  # a single row is the bias's gradient itself
+        yield weight, outer
+    if bias is not None and use.wants(bias):
+        summed = rows_NPA.squeeze(1) if is_one_row else rows_NPA.sum(1)
+        reduced = summed_to(summed, bias.shape)
+        yield bias, Dense(reduced, lengths_N if reduced is summed else None)
+
+
+def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
+    if weight.dim() != 2 or input.dim() < 2 or not use.wants(weight) or use.wants(input):
+        raise UnfitError
+    axis = use.axes.get(id(input))
+    if axis is None or axis.axis == input.dim() - 1:
+        raise UnfitError
+    yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
+
+
+def _reverse_matmul(use: Use, weight: Tensor, input: Tensor) -> Parts:
+    return _matmul(use, input, weight)
+
+
+def _addmm(use: Use, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Parts:
+    if beta != 1 or alpha != 1 or use.wants(input):
+        raise UnfitError
+    if use.wants(weight):
+        yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
+    if use.wants(bias):
+        yield bias, Dense(summed_to(widen(use.gradient_by_record), bias.shape))
+
+
+def _embedding(
+    use: Use,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Parts:
+    index_NP = use.by_record(input).reshape(use.records, -1)
+    right_NPB = use.gradient_rows
+    if padding_idx is not None:
+        padded = index_NP == padding_idx % weight.shape[0]
+        right_NPB = right_NPB.masked_fill(padded.unsqueeze(-1), 0)
+    yield weight, OneHot(index_NP, right_NPB, weight.shape)
+
+
+def _getitem(use: Use, weight: Tensor, index: Any) -> Parts:
+    """weight[ids], the hand-written embedding."""
+    if weight.dim() != 2 or not isinstance(index, Tensor) or index.dtype != torch.int64:
+        raise UnfitError
+    index_NP = use.by_record(index).reshape(use.records, -1) % weight.shape[0]
+    yield weight, OneHot(index_NP, use.gradient_rows, weight.shape)
+
+
+def _tuple(value: Any, dimensions: int) -> tuple[int, ...]:
+    return (value,) * dimensions if isinstance(value, int) else tuple(value)
+
+
+def _conv(
+    use: Use,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Parts:
+    dimensions = weight.dim() - 2
+    if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
+        raise UnfitError
+    assert use.gradient is not None
+    if use.wants(weight):
+        steps = _tuple(dilation, dimensions)
+        images = input
+        if isinstance(padding, str):
+            totals = [(k - 1) * d for k, d in zip(weight.shape[2:], steps, strict=True)]
+            if padding == "same":  # an odd total pads one more at the end
+                images = F.pad(input, [p for t in reversed(totals) for p in (t // 2, t - t // 2)])
+            padding = 0
+        geometry = Geometry(_tuple(stride, dimensions), _tuple(padding, dimensions), steps, groups)
+        yield weight, Convolution(images, use.gradient, weight.shape, geometry, use.records)
+    if bias is not None and use.wants(bias):
+        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
+        yield bias, Dense(widen(channels).sum(2))
+
+
+def _conv_transpose(
+    use: Use,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Parts:
+    """A transposed convolution is a convolution's input gradient: swap the input and the output gradient."""
+    dimensions = weight.dim() - 2
+    if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
+        raise UnfitError
+    assert use.gradient is not None
+    if use.wants(weight):
+        steps, pads, spread = (_tuple(v, dimensions) for v in (stride, padding, dilation))
+        geometry = Geometry(steps, pads, spread, groups)
+        yield weight, Convolution(use.gradient, input, weight.shape, geometry, use.records)
+    if bias is not None and use.wants(bias):
+        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
+        yield bias, Dense(widen(channels).sum(2))
+
+
+def _add(use: Use, first: Any, second: Any, *, alpha: Any = 1) -> Parts:
+    if alpha != 1:
+        raise UnfitError
+    for argument in (first, second):
+        if use.wants(argument):
+            yield argument, Dense(summed_to(widen(use.gradient_by_record), argument.shape))
+
+
+def _mul(use: Use, first: Any, second: Any) -> Parts:
+    argument, other = (first, second) if use.wants(first) else (second, first)
+    if (
+        use.wants(other)
+        or not isinstance(other, Tensor)
+        or use.gradient is None
+        or other.shape != use.gradient.shape
+    ):
+        raise UnfitError
+    yield argument, Dense(summed_to(widen(use.gradient_by_record) * use.by_record(other), argument.shape))
+
+
+def _expand(use: Use, input: Tensor, *sizes: Any, **named: Any) -> Parts:
+    yield input, Dense(summed_to(widen(use.gradient_by_record), input.shape))
+
+
+def _repeat(use: Use, input: Tensor, *sizes: Any) -> Parts:
+    counts = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    shape = (1,) * (len(counts) - input.dim()) + tuple(input.shape)
+    if any(count != 1 and size != 1 for count, size in zip(counts, shape, strict=True)):
+        raise UnfitError
+    yield input, Dense(summed_to(widen(use.gradient_by_record), input.shape))
+
+
+def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
+    """Per-sample gradients of any op: vmap, over the records, of the vjp of the op on one record."""
+    leaves = tensors_in((args, kwargs))
+    wanted = [leaf for leaf in leaves if use.wants(leaf)]
+    batched = [leaf for leaf in leaves if id(leaf) in use.axes and not use.wants(leaf)]
+    wide = torch.float64 if any(leaf.dtype == torch.float64 for leaf in leaves) else torch.float32
+
+    def widened(tensor: Tensor) -> Tensor:  # one precision: autocast, if there was any, is over
+        return tensor.to(wide) if tensor.is_floating_point() else tensor
+
+    def one(slices: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+        swapped = {id(leaf): piece for leaf, piece in zip(batched, slices, strict=True)}
+
+        def run(*parameters: Tensor) -> Tensor:
+            here = {**swapped, **{id(leaf): p for leaf, p in zip(wanted, parameters, strict=True)}}
+            again, named = replace((args, kwargs), lambda t: widened(here.get(id(t), t)))
+            result: Tensor = use.func(*again, **named)
+            return result
+
+        pull: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(run, *map(widened, wanted))[1]
+        return pull(gradient)
+
+    try:
+        slices = [widened(use.by_record(leaf)) for leaf in batched]
+        gradients = use.gradient_by_record if batched else _one_at_a_time(use)
+        grads = torch.func.vmap(one, randomness="error")(slices, gradients.to(wide))
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        if isinstance(error, Refused):
+            raise
+        refuse(
+            "an op that can be differentiated record by record",
+            f"{name_of(use.func)} with {names_in(use)} ({str(error).splitlines()[0]})",
+            "write it with supported ops (docs/architecture.md lists them) or freeze the parameter",
+        )
+    for leaf, grad in zip(wanted, grads, strict=True):
+        yield leaf, Dense(grad)
+
+
+def _one_at_a_time(use: Use) -> Tensor:
+    """For an op that spreads a parameter over the records: the output's gradient, of one record at a time."""
+    assert use.gradient is not None
+    whole = use.gradient.new_zeros(use.records, *use.gradient.shape)
+    for record, row in enumerate(whole):
+        use.output_axis.split(row, use.records)[record] = use.gradient_by_record[record]
+    return whole
+
+
+def simple_parts(use: Use) -> list[tuple[Tracked, Part]] | None:
+    """The part of every parameter in a recorded call, by the rule of its op; None if no rule covers it."""
+    use.unchanged()
+    rule = RULES.get(use.func)
+    if rule is None:
+        return None
+    try:
+        found = list(rule(use, *use.args, **use.kwargs))
+    except UnfitError:
+        return None
+    if {id(argument) for argument, _ in found} != set(use.targets):
+        return None  # the parameter stands where the rule does not look for one
+    return [(use.targets[id(argument)], part) for argument, part in found]
+
+
+def parts_of(use: Use) -> list[tuple[Tracked, Part]]:
+    """The part of every parameter in a recorded call."""
+    found = simple_parts(use)
+    if found is None:
+        found = [
+            (use.targets[id(argument)], part) for argument, part in _general(use, *use.args, **use.kwargs)
+        ]
+    return found
+
+
+RULES: dict[Callable[..., Any], Rule] = {
+    F.linear: _linear,
+    torch.matmul: _matmul,
+    torch.mm: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.mm: _matmul,
+    Tensor.__matmul__: _matmul,
+    Tensor.__rmatmul__: _reverse_matmul,
+    torch.addmm: _addmm,
+    Tensor.addmm: _addmm,
+    F.embedding: _embedding,
+    Tensor.__getitem__: _getitem,
+    F.conv1d: _conv,
+    F.conv2d: _conv,
+    F.conv3d: _conv,
+    F.conv_transpose1d: _conv_transpose,
+    F.conv_transpose2d: _conv_transpose,
+    F.conv_transpose3d: _conv_transpose,
+    **NORMALISATIONS,
+    torch.add: _add,
+    Tensor.add: _add,
+    Tensor.__add__: _add,
+    Tensor.__radd__: _add,
+    torch.mul: _mul,
+    Tensor.mul: _mul,
+    Tensor.__mul__: _mul,
+    Tensor.__rmul__: _mul,
+    Tensor.expand: _expand,
+    Tensor.expand_as: _expand,
+    torch.broadcast_to: _expand,
+    Tensor.broadcast_to: _expand,
+    Tensor.repeat: _repeat,
+}

@@ -1,0 +1,147 @@
+"""The scripts that an engine has learned, one for each form of input."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discreet.core.check import refuse
+from discreet.engine.layout import Layout
+from discreet.engine.proof.probe import PROBE_SEED, Probe
+from discreet.engine.selfcheck import verify
+from discreet.engine.support import modules_in
+from discreet.engine.trace.capture import Script, Tracked, tensors_in
+
+_MOST_GUESSES = 4  # constants among the inputs of a single record, tried one by one
+
+
+class Scripts:
+    """Learns what a forward pass does, verifies it, and remembers it."""
+
+    def __init__(self, model: nn.Module, roots: Sequence[Tracked], layout: Layout) -> None:
+        self._model, self._roots, self._layout = model, roots, layout
+        self._known: dict[Any, Script] = {}
+        self._batched: dict[Any, tuple[bool, ...]] = {}  # by the structure of the inputs
+        self.busy = False
+
+    def find(self, args: Any, kwargs: Any, records: int, views: int) -> Script:
+        """The script for these inputs; the first time, learned on random ones of the same shape."""
+        inputs = (args, kwargs)
+        tensors = tensors_in(inputs)
+        structure = _structure(inputs)
+        first_error: Exception | None = None
+        for batched in self._guesses(structure, tensors, records, views):
+            key = (structure, batched, _shapes(tensors, batched), views, _mode(self._model, self._roots))
+            try:
+                if key not in self._known:
+                    self._known[key] = self._learn(inputs, batched, views)
+            except Exception as error:
+                first_error = first_error or error
+                continue
+            if records > 1:
+                self._batched[structure] = batched
+            return self._known[key]
+        assert first_error is not None
+        raise first_error
+
+    def _guesses(
+        self, structure: Any, tensors: Sequence[Tensor], records: int, views: int
+    ) -> Iterator[tuple[bool, ...]]:
+        """Which inputs have one row per record: by their size, and by what was seen of them before.
+
+        With one record every row is its own, so that nothing can be mixed by taking a tensor for a constant.
+        """
+        rows = records * views
+        sized = [tensor.dim() > 0 and tensor.shape[0] == rows for tensor in tensors]
+        before = self._batched.get(structure)
+        if before is not None:
+            wrong = [i for i, (was, fits) in enumerate(zip(before, sized, strict=True)) if was and not fits]
+            if wrong:
+                refuse(
+                    f"{rows} rows, one per record, in input {wrong[0]} as in earlier passes",
+                    f"shape {list(tensors[wrong[0]].shape)}",
+                    "call the model on the whole batch that the iterator gave, else under torch.no_grad()",
+                )
+            yield before
+            return
+        if not any(sized):
+            refuse(
+                f"an input tensor whose first axis is the record, of {rows} rows",
+                f"shapes {[list(tensor.shape) for tensor in tensors]}",
+                "pass the batch as it came, in tuples, lists or dictionaries; transpose inside the model",
+            )
+        yield tuple(sized)
+        unsure = [i for i, fits in enumerate(sized) if fits]
+        if records == 1 and 1 < len(unsure) <= _MOST_GUESSES:
+            for size in range(1, len(unsure)):
+                for constant in itertools.combinations(unsure, size):
+                    yield tuple(fits and i not in constant for i, fits in enumerate(sized))
+
+    def _learn(self, inputs: Any, batched: tuple[bool, ...], views: int) -> Script:
+        self.busy = True
+        try:
+            with _nothing_hidden(self._roots):
+                script, small = Probe(self._model, self._roots, inputs, batched, views).learn()
+                verify(self._model, self._roots, self._layout, script, small)
+            return script
+        finally:
+            self.busy = False
+
+
+_PLAIN = (bool, int, float, str)
+
+
+@contextmanager
+def _nothing_hidden(roots: Sequence[Tracked]) -> Iterator[None]:
+    """Zeros hide what they multiply: parameters that are all zero have random values inside the block.
+
+    Their own tensors come back untouched, so that nothing which was recorded before is changed.
+    """
+    zeros = [root.tensor for root in roots if not bool(root.tensor.detach().any())]
+    own = [parameter.data for parameter in zeros]
+    generator = torch.Generator().manual_seed(PROBE_SEED)
+    try:
+        for parameter in zeros:
+            parameter.data = (0.1 * torch.randn(parameter.shape, generator=generator)).to(parameter.data)
+        yield
+    finally:
+        for parameter, values in zip(zeros, own, strict=True):
+            parameter.data = values
+
+
+def _mode(model: nn.Module, roots: Sequence[Tracked]) -> Any:
+    device = roots[0].tensor.device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    modules = tuple(modules_in(model))  # themselves: one that replaces another is another, wherever it lies
+    return modules, tuple(map(_settings, modules)), autocast
+
+
+def _settings(module: nn.Module) -> Any:
+    """What steers torch's own modules besides their tensors; others may count calls, and are taken as they are."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return module.training
+    return tuple(value for value in vars(module).values() if type(value) in _PLAIN)
+
+
+def _structure(tree: Any) -> Any:
+    """The form of the inputs without the sizes of their tensors; plain values may steer the control flow."""
+    if isinstance(tree, Tensor):
+        return tree.dim(), tree.dtype
+    if isinstance(tree, (tuple, list)):
+        return type(tree).__name__, tuple(_structure(branch) for branch in tree)
+    if isinstance(tree, dict):
+        return "dict", tuple((key, _structure(branch)) for key, branch in tree.items())
+    if tree is None or isinstance(tree, (bool, int, str)):
+        return tree
+    return type(tree).__name__
+
+
+def _shapes(tensors: Sequence[Tensor], batched: Sequence[bool]) -> Any:
+    return tuple(
+        tuple(tensor.shape[1:] if own else tensor.shape) for tensor, own in zip(tensors, batched, strict=True)
+    )

@@ -1,0 +1,102 @@
+"""Calls that no private training may make, refused wherever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.core.check import refuse
+from discreet.engine.trace.capture import name_of
+
+
+def _no_training_batch_norm(*args: Any, training: bool = False, **_: Any) -> None:
+    if training or (len(args) > 5 and args[5]):
+        refuse(
+            "no BatchNorm in training mode: its statistics mix the records of a batch",
+            "F.batch_norm with training=True",
+            "call discreet.fix(model) to swap it for GroupNorm, or put the layer in eval mode",
+        )
+
+
+def _no_tracking_instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, *args: Any, use_input_stats: bool = True, **_: Any
+) -> None:
+    if running_mean is not None and use_input_stats:
+        refuse(
+            "no running statistics of the records",
+            "InstanceNorm with track_running_stats=True",
+            "build the layer with track_running_stats=False",
+        )
+
+
+def _no_rewriting_embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> None:
+    if max_norm is not None:
+        refuse(
+            "an embedding that leaves its weights alone in the forward pass",
+            "Embedding(max_norm=...)",
+            "drop max_norm, or project the weights after the update",
+        )
+    if scale_grad_by_freq:
+        refuse(
+            "an embedding whose gradient is a sum over records",
+            "Embedding(scale_grad_by_freq=True)",
+            "drop scale_grad_by_freq: it counts tokens over the whole batch",
+        )
+    if sparse:
+        refuse(
+            "an embedding with dense gradients: noise goes to every row",
+            "Embedding(sparse=True)",
+            "drop sparse, and use an optimizer for dense gradients",
+        )
+
+
+FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
+    F.batch_norm: _no_training_batch_norm,
+    torch.batch_norm: _no_training_batch_norm,
+    F.instance_norm: _no_tracking_instance_norm,
+    F.embedding: _no_rewriting_embedding,
+}
+
+
+_READS = frozenset(
+    [
+        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__int__"),
+        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"),
+    ]
+)
+
+
+def refuse_reading(func: Callable[..., Any]) -> None:
+    """Refuse a call that turns a value of the records into a number that control flow can depend on."""
+    if name_of(func) in _READS:
+        _refuse_reading(f"a call of {name_of(func)} on them")
+
+
+def refuse_bounds(func: Callable[..., Any], args: Any, on_records: Callable[[list[Tensor]], bool]) -> None:
+    """Refuse a slice up to a value of the records."""
+    if func in (Tensor.__getitem__, Tensor.__setitem__):
+        for index in args[1] if isinstance(args[1], tuple) else args[1:2]:
+            bounds = (index.start, index.stop, index.step) if isinstance(index, slice) else ()
+            if on_records([bound for bound in bounds if isinstance(bound, Tensor)]):
+                _refuse_reading("a slice with one of them as its bound")
+
+
+def _refuse_reading(came: str) -> None:
+    refuse(
+        "a forward pass that does not read values of the records",
+        came,
+        "decide with torch.where, pad to a fixed length and mask, and check values before training: a "
+        "branch or an error tells something about the records",
+    )

@@ -1,0 +1,157 @@
+"""One pass of a model on random inputs: what it called, with what settings, and what came out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.engine.proof.forbidden import refuse_bounds, refuse_reading
+from discreet.engine.trace.capture import Marks, Step, Tracked, name_of, tensors_in, track_derived
+from discreet.engine.trace.settings import settings_of
+
+_DROPOUTS = (
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
+)
+_NOISES = (
+    *(torch.rand_like, torch.randn_like, torch.bernoulli, Tensor.bernoulli),
+    *(Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_),
+)
+_WEIGHTINGS = (
+    *(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_),
+    *(torch.lerp, Tensor.lerp, torch.add, torch.sub, Tensor.add, Tensor.sub),
+)
+
+
+class Manner(enum.Enum):
+    """How a probe pass runs."""
+
+    PLAIN = "as it is"
+    QUIET = "without dropout, and with one value in the place of noise on records"
+    UNHIDDEN = "with 0.1 in the place of a weight of zero on records"
+
+
+@dataclass
+class Seen:
+    """One call with tracked tensors, as one probe pass saw it."""
+
+    func: Callable[..., Any]
+    names: tuple[str, ...]
+    settings: tuple[Any, ...]
+    derives: bool
+    inputs: list[Tensor]
+    is_tracked: list[bool]
+    outputs: list[Tensor]
+    is_single: bool
+
+    @property
+    def where(self) -> str:
+        return f"{name_of(self.func)} with {', '.join(self.names)}"
+
+
+@dataclass
+class Passed:
+    """What one probe pass showed.
+
+    seen     its calls with parameters
+    path     its other calls on records
+    outputs  what the model gave
+    draws    whether torch's generator was used
+    hides    whether something of the records had the weight zero, which may grow later
+    """
+
+    seen: list[Seen]
+    path: list[Step]
+    outputs: list[Tensor]
+    draws: bool
+    hides: bool
+
+    @property
+    def settings(self) -> list[tuple[Any, ...]]:
+        """Of the calls, then of the path."""
+        return [seen.settings for seen in self.seen] + [step.settings for step in self.path]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that was seen, in order."""
+        for seen in self.seen:
+            yield from seen.inputs
+            yield from seen.outputs
+        yield from self.outputs
+
+
+@dataclass
+class Prober:
+    """The follower of a probe pass. `spreads` are the calls known to spread a parameter over the records."""
+
+    tracked: dict[int, Tracked]
+    spreads: frozenset[int]
+    marks: Marks
+    manner: Manner
+    seen: list[Seen] = field(default_factory=list)
+    path: list[Step] = field(default_factory=list)
+    hides: bool = False
+
+    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        on_records = self.marks.on(tensors)
+        if on_records:
+            refuse_reading(func)
+            refuse_bounds(func, args, self.marks.on)
+        settings = settings_of(func, args, kwargs)
+        if self.manner is Manner.QUIET:
+            if func in _DROPOUTS:
+                return args[0].clone()
+            args, kwargs = _without_dropout(func, args, kwargs)
+        if on_records and func in _WEIGHTINGS and any(map(_is_zero, (*args, *kwargs.values()))):
+            self.hides = True
+            if self.manner is Manner.UNHIDDEN:
+                args = tuple(0.1 if _is_zero(value) else value for value in args)
+                kwargs = {name: 0.1 if _is_zero(value) else value for name, value in kwargs.items()}
+        result = func(*args, **kwargs)
+        if self.manner is Manner.QUIET and on_records and func in _NOISES:
+            with torch.no_grad():
+                result.fill_(0.5)
+        if self.marks.follow(func, args, tensors, result):
+            self.path.append(Step(func, settings))
+        return result
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
+        tensors = tensors_in((args, kwargs))
+        inputs = [tensor.detach().clone() for tensor in tensors]
+        on_records = self.marks.on(tensors)
+        if on_records:
+            refuse_reading(func)
+            refuse_bounds(func, args, self.marks.on)
+        settings = settings_of(func, args, kwargs)
+        result = func(*args, **kwargs)
+        outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+        if not outputs:
+            if self.marks.follow(func, args, tensors, result):
+                self.path.append(Step(func, settings))
+            return result
+        derives = not on_records and len(self.seen) not in self.spreads
+        names = tuple(tracked.name for tracked in found)
+        is_tracked = [id(tensor) in self.tracked for tensor in tensors]
+        copies = [tensor.detach().clone() for tensor in outputs]
+        is_single = isinstance(result, Tensor)
+        self.seen.append(Seen(func, names, settings, derives, inputs, is_tracked, copies, is_single))
+        if derives:
+            track_derived(self.tracked, func, args, kwargs, result, found)
+        return result
+
+
+def _without_dropout(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if func is not F.scaled_dot_product_attention:
+        return args, kwargs
+    args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+    return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and value == 0

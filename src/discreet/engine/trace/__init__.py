@@ -1,0 +1,1 @@
+"""What a forward pass calls: watching it, and taking composite functions apart."""

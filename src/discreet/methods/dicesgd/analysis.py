@@ -1,0 +1,89 @@
+"""The price of a whole run with clipped error feedback (docs/proofs/ClippedFeedback.md), and what its paper claims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from discreet.accounting import events
+from discreet.accounting.events import Event
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised
+from discreet.methods.dicesgd.mechanism import ClippedFeedback
+from discreet.stages.bounding import FlatClip
+from discreet.stages.sampling import Poisson
+from discreet.stages.schedule import Constant
+from discreet.stages.selection import Everything
+
+if TYPE_CHECKING:
+    from discreet.stages.plan import Plan
+
+
+@final
+@dataclass(frozen=True)
+class FeedbackRun:
+    """One event for the run: the error that is carried along makes no step separable from those before it.
+
+    Guarantee: the epsilon of all releases together; the error and the clipped sums must never leave.
+    """
+
+    @property
+    def visible(self) -> bool:
+        return True
+
+    @property
+    def composes(self) -> bool:
+        return False
+
+    def check(self, plan: Plan) -> None:
+        """Only what the proof covers: Poisson sampling, add/remove, one noise for all steps, every coordinate."""
+        mechanism = plan.mechanism
+        check.require(
+            isinstance(mechanism, ClippedFeedback),
+            "the mechanism ClippedFeedback",
+            type(mechanism).__name__,
+            "use analysis=Composition() for mechanisms without memory",
+        )
+        assert isinstance(mechanism, ClippedFeedback)
+        fitting = (FeedbackClip, FeedbackNormalised) if mechanism.clip > 0 else (FeedbackClip, FlatClip)
+        for stage, kinds in (
+            (plan.bounder, fitting),
+            (plan.sampling, (Poisson,)),
+            (plan.schedule, (Constant,)),
+            (plan.selection, (Everything,)),
+        ):
+            check.require(
+                mechanism.clip == 0 or isinstance(stage, kinds),
+                " or ".join(kind.__name__ for kind in kinds),
+                type(stage).__name__,
+                "no price is proven for error feedback with anything else",
+            )
+        check.require(
+            mechanism.clip == 0 or plan.relation is Neighbouring.ADD_REMOVE,
+            "add/remove",
+            str(plan.relation),
+            "the bounds on error feedback are proven for add/remove",
+        )
+
+    def whole_run(self, plan: Plan) -> Event | None:
+        """The run; None where nothing is fed back: its steps are those of DP-SGD."""
+        mechanism, bounder, horizon = plan.mechanism, plan.bounder, plan.known_horizon
+        assert isinstance(mechanism, ClippedFeedback)
+        if mechanism.clip == 0:
+            return None
+        assert isinstance(bounder, FeedbackClip | FeedbackNormalised)
+        # The energy bound needs projections on balls, for the records and for the error.
+        projected = isinstance(bounder, FeedbackClip) and mechanism.shortening.is_projection
+        return events.ClippedFeedback(
+            rate=horizon.rate,
+            steps=horizon.steps,
+            batch=horizon.known_batch,
+            clip=bounder.clip,
+            feedback_clip=mechanism.clip,
+            noise_std_on_mean=plan.queries(1.0)[0].std(plan.known_noise) / horizon.known_batch,
+            preclip=bounder.preclip if projected and isinstance(bounder, FeedbackClip) else None,
+        )
+
+    def assumptions(self, plan: Plan) -> tuple[str, ...]:
+        return ()

@@ -1,0 +1,103 @@
+"""What the DPSGD-DC paper (arXiv 2502.17772) claims for a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from discreet.accounting.claims import ABOUT_DELTA, Claim
+from discreet.core import check
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LastIterateClaim(Claim):
+    """DPSGD-GC (no domain) and DPSGD-DC (a domain): Theorems 3.3 and 3.4 in RDP, converted by Lemma 2.4.
+
+    Theorem 3.3: r(a) = 2 a C^2 T / (n b sigma^2).  Theorem 3.4 (Eq. 54): also
+    r(a) = a (sqrt(2 C^2 / (n b sigma^2)) + sqrt((1 + eta L)^2 D^2 / (2 eta^2 sigma^2)))^2.
+    Where b <= n/5 and Lemma A.13 applies, 2 C^2 / (n b) becomes 8 C^2 / n^2.
+    """
+
+    records: int
+    batch: float
+    clip: float
+    noise_std_on_mean: float
+    steps: int
+    learning_rate: float | None = None
+    smoothness: float | None = None
+    diameter: float | None = None
+    theorem: str = "DPSGD-DC (arXiv 2502.17772), Theorems 3.3 and 3.4"
+    assumes: str = "an L-smooth loss; only the last iterate is seen; the paper's Lemma 3.2 in both directions"
+
+    def __post_init__(self) -> None:
+        check.count("public sizes are whole numbers", records=self.records, steps=self.steps)
+        check.positive("bounds and batch sizes are positive", batch=self.batch, clip=self.clip)
+        check.not_negative("0 means no noise", noise_std_on_mean=self.noise_std_on_mean)
+        domain = (self.learning_rate, self.smoothness, self.diameter)
+        known = [value is not None for value in domain]
+        remedy = "a domain needs its diameter, the learning rate and the smoothness of the loss"
+        check.require(all(known) or not any(known), "all of them or none", f"{domain}", remedy)
+        if all(known):
+            check.positive(remedy, learning_rate=self.learning_rate, diameter=self.diameter)
+            check.not_negative(remedy, smoothness=self.smoothness)
+
+    def epsilon(self, delta: float) -> float | None:
+        """min over orders a of r(a) + ln(1/delta)/(a - 1)."""
+        check.inside_unit(ABOUT_DELTA, delta=delta)
+        if self.noise_std_on_mean == 0:
+            return math.inf
+        # r(a) = a * slope has its least at a = 1 + sqrt(ln(1/delta) / slope).
+        log = math.log(1 / delta)
+        slope = self.rdp(1.0)
+        plain = slope + 2 * math.sqrt(slope * log)
+        orders = [1 + 10 ** (k / 50) for k in range(-100, 201)]
+        strong = [self._strengthened(order) + log / (order - 1) for order in orders]
+        return min(plain, *strong)
+
+    def rdp(self, order: float) -> float:
+        """r(a) by Theorem 3.3, and by Theorem 3.4 where a domain is given.
+
+        >>> figure = dict(records=8, batch=2, clip=2.0, noise_std_on_mean=4.0, learning_rate=0.2)
+        >>> round(LastIterateClaim(steps=50, smoothness=1.0, diameter=1.0, **figure).rdp(1.1), 6)
+        1.684375
+        """
+        step = 2 * self.clip**2 / (self.records * self.batch * self.noise_std_on_mean**2)
+        composed = step * self.steps
+        absorbed = self._absorbed()
+        bounded = math.inf if absorbed is None else (math.sqrt(step) + math.sqrt(absorbed)) ** 2
+        return order * min(composed, bounded)
+
+    def _absorbed(self) -> float | None:
+        """(1 + eta L)^2 D^2 / (2 eta^2 sigma^2): what hiding the start of the run costs, per order."""
+        if self.learning_rate is None or self.smoothness is None or self.diameter is None:
+            return None
+        growth = (1 + self.learning_rate * self.smoothness) * self.diameter
+        return growth**2 / (2 * self.learning_rate**2 * self.noise_std_on_mean**2)
+
+    def _strengthened(self, order: float) -> float:
+        """r(a) with 8 C^2 / (beta n^2 sigma^2) a step, over the beta that Lemma A.13 allows, if any."""
+        if 5 * self.batch > self.records:
+            return math.inf
+        step = 8 * self.clip**2 / (self.records**2 * self.noise_std_on_mean**2)
+        noise, rate = self.batch * self.noise_std_on_mean / (2 * self.clip), self.batch / self.records
+        absorbed = self._absorbed()
+        best = math.inf
+        for beta in (k / 100 for k in range(1, 101)):
+            if not _lemma_a13(order, rate, math.sqrt(beta) * noise):
+                continue
+            bounded = math.inf if absorbed is None or beta == 1 else step / beta + absorbed / (1 - beta)
+            best = min(best, order * min(step / beta * self.steps, bounded))
+        return best
+
+
+def _lemma_a13(order: float, rate: float, noise: float) -> bool:
+    """Whether D_a of the sampled Gaussian is at most 2 a q^2 / z^2, by the conditions of Eq. 33."""
+    if noise <= 4 or rate > 1 / 5:
+        return False
+    k = math.log1p(1 / (rate * (order - 1)))
+    first = order <= k * noise**2 / 2 - 2 * math.log(noise)
+    below = k + math.log(rate * order) + 1 / (2 * noise**2)
+    top = k**2 * noise**2 / 2 - math.log(5) - 2 * math.log(noise)
+    return first and (below <= 0 or order * below <= top)

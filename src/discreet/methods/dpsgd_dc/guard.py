@@ -1,0 +1,314 @@
+"""What a run must keep to whose certificate is for the last iterate alone: checked at its start and each release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+from discreet.core.world import World
+from discreet.methods.dpsgd_dc.analysis import LastIterate
+from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
+from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.stages.plan import Plan
+from discreet.stages.sampling import FullBatch
+
+_WHOLE = (torch.float32, torch.float64)
+_CLOSE = 1e-3  # float32 losses and gradients agree to about 1e-6
+_SEE = "or price the plan for visible iterates: with_visible_iterates(plan)"
+
+
+class Watch(Protocol):
+    """The rules of a run, besides its plan."""
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """Refuse what would show or use an earlier iterate."""
+
+    def data(self, size: int) -> None:
+        """Refuse more records than the bound is proven for."""
+
+    def losses(self, losses: Tensor) -> None:
+        """See the losses of a micro-batch before they are used."""
+
+    def release(self) -> None:
+        """Refuse a release that the certificate would not cover."""
+
+    def close(self) -> None:
+        """Let go of the model."""
+
+
+@final
+class Visible:
+    """A plan whose iterates may be seen has no further rules."""
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """Anything goes."""
+
+    def data(self, size: int) -> None:
+        """Anything goes."""
+
+    def losses(self, losses: Tensor) -> None:
+        """Anything goes."""
+
+    def release(self) -> None:
+        """Anything goes."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@final
+class Hidden:
+    """The rules of `LastIterate`: plain SGD at the stated rate, one process, no average, and the declared loss."""
+
+    def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        assert isinstance(plan.analysis, LastIterate)
+        self._plan, self._analysis, self._optimizer = plan, plan.analysis, optimizer
+        self._scores: Tensor | None = None
+        self._features: Tensor | None = None
+        self._calls, self._bound = 0, float("inf")
+        self._handle: Any = None
+        self.release()
+        for name, parameter in model.named_parameters():
+            _require(
+                parameter.dtype in _WHOLE or not parameter.requires_grad,
+                "parameters of float32 or float64",
+                f"{name} of {parameter.dtype}",
+                "in half precision rounding can take the noise of an iterate away: use model.float()",
+            )
+        curvature = plan.analysis.curvature
+        if isinstance(curvature, LinearModel):
+            self._link, self._bound = curvature.link, curvature.features
+            self._handle = linear_layer(model, curvature).register_forward_hook(_Looking(self))
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """No average, no schedule of the learning rate, one process; copies of records only without a link."""
+        _require(average is None, "no average of iterates", f"average={average}", "drop the average")
+        _require(
+            not schedulers,
+            f"the learning rate {self._analysis.learning_rate:g} at every step",
+            "a learning-rate scheduler",
+            "drop the scheduler",
+        )
+        _require(world.size == 1, "one process", f"{world.size} processes", "train in one process")
+        _require(
+            views == 1 or self._handle is None,
+            "one view of each record",
+            f"views={views}",
+            "state the smoothness instead (Assumed)",
+        )
+
+    def data(self, size: int) -> None:
+        """Full batches under add/remove: the divisor is the public bound on the number of records."""
+        if isinstance(self._plan.sampling, FullBatch) and self._plan.relation is Neighbouring.ADD_REMOVE:
+            check.require(
+                size <= self._plan.known_horizon.known_records,
+                "no more records than the plan's public upper bound",
+                "more",
+                "plan with a larger `records`",
+            )
+
+    def losses(self, losses: Tensor) -> None:
+        """Before anything of the batch is added, so that a setting can still be put right; and the loss itself.
+
+        Guarantee: with the declared loss nothing here depends on a record.
+        """
+        scores, features, calls = self._scores, self._features, self._calls
+        self._scores, self._features, self._calls = None, None, 0
+        self.release()
+        _require(
+            losses.dtype in _WHOLE and not torch.is_autocast_enabled(losses.device.type),
+            "losses of float32 or float64 without autocast",
+            str(losses.dtype),
+            "autocast makes the gradient jump: train in float32",
+        )
+        if self._handle is None:
+            return
+        _require(
+            calls == 1 and features is not None and _are_features(features, self._bound),
+            "one call of the linear layer for each batch, on the clipped features themselves",
+            f"{calls} calls" if calls != 1 else "other features",
+            "call the model once and leave its features as they are",
+        )
+        gradient = None
+        if scores is not None and losses.requires_grad:
+            (gradient,) = torch.autograd.grad(losses.sum(), scores, retain_graph=True, allow_unused=True)
+        _require(
+            scores is not None
+            and gradient is not None
+            and is_loss(self._link, scores.detach(), gradient, losses.detach()),
+            f"the {self._link.value} loss of the linear layer's scores, for each record",
+            "another loss",
+            "use it without weights or smoothing and with reduction='none', or state the smoothness (Assumed)",
+        )
+
+    def release(self) -> None:
+        """Plain SGD with the stated learning rate and weight decay, in every group, now."""
+        optimizer, stated = self._optimizer, self._analysis
+        _require(
+            type(optimizer) is torch.optim.SGD,
+            "torch.optim.SGD",
+            type(optimizer).__name__,
+            "state of another optimizer remembers earlier iterates: use plain SGD",
+        )
+        for group in optimizer.param_groups:
+            _require(
+                group["momentum"] == 0,
+                "SGD without momentum",
+                f"momentum={group['momentum']}",
+                "momentum remembers earlier gradients: set momentum=0",
+            )
+            _require(not group["maximize"], "SGD that minimises", "maximize=True", "set maximize=False")
+            _require(
+                float(group["lr"]) == stated.learning_rate,
+                f"the learning rate {stated.learning_rate!r} that the certificate states",
+                f"lr={float(group['lr'])!r}",
+                "set it back, and keep it for the whole run",
+            )
+            _require(
+                group["weight_decay"] == stated.decay,
+                f"the weight decay {stated.decay!r} that the certificate states",
+                f"weight_decay={group['weight_decay']!r}",
+                "state it as LastIterate(decay=...)",
+            )
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def score(self, features: Tensor, scores: Tensor) -> None:
+        """What the linear layer took and gave; kept, not touched, as the engine follows every call on it."""
+        if not torch.is_grad_enabled():
+            return
+        self._features, self._scores = features, scores
+        self._calls += 1
+
+
+@final
+class _Looking:
+    """The forward hook; a copy or a file of the model gets an inert one."""
+
+    def __init__(self, watch: Hidden | None) -> None:
+        self._watch = watch
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if self._watch is not None:
+            self._watch.score(inputs[0], output)
+
+    def __deepcopy__(self, memo: Any) -> _Looking:
+        return _Looking(None)
+
+    def __reduce__(self) -> Any:
+        return _Looking, (None,)
+
+
+def watch_of(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Watch:
+    """The rules of a plan for this model and optimizer; refused at once where they are broken."""
+    return Visible() if plan.analysis.visible else Hidden(plan, model, optimizer)
+
+
+def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
+    """The one layer that is trained, behind clipped features; any other model is refused."""
+    expected = "nn.Sequential with ClippedFeatures right before one nn.Linear, which alone is trained"
+    remedy = "put it so, or state the smoothness of the losses instead (Assumed)"
+    # Not `children`, which names a module once that the model calls twice.
+    parts = list(model._modules.values()) if type(model) is nn.Sequential else []
+    places = [place for place, part in enumerate(parts[:-1]) if type(part) is ClippedFeatures]
+    _require(len(places) == 1, expected, type(model).__name__, remedy)
+    clipped, linear = parts[places[0]], parts[places[0] + 1]
+    assert isinstance(clipped, ClippedFeatures)
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    if type(linear) is not nn.Linear or trained != {id(p) for p in linear.parameters()}:
+        check.refuse(expected, f"{type(linear).__name__}, or more that is trained", remedy)
+    elsewhere = [part for part in model.modules() if part is not linear]
+    tied = any(id(p) in trained for part in elsewhere for p in part._parameters.values())
+    _require(
+        parts.count(linear) == 1 and not tied, expected, "a layer or a weight that is used twice", remedy
+    )
+    plain = linear._parameters.get("weight") is not None
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (linear, clipped))
+    _require(plain and not hooked, expected, "hooks or a reparametrised weight on it", remedy)
+    _require(
+        clipped.bound <= curvature.features,
+        f"features clipped to at most {curvature.features:g}",
+        f"ClippedFeatures({clipped.bound:g})",
+        "state the bound that the model has",
+    )
+    _require(
+        linear.bias is None or curvature.bias,
+        "a linear layer without a bias",
+        "one with a bias",
+        "state LinearModel(bias=True): a bias is a feature of 1",
+    )
+    _require(
+        linear.out_features == 1 or not curvature.link.one_score,
+        f"one score for the {curvature.link.value} loss",
+        f"{linear.out_features} scores",
+        "use Linear(..., 1), or the softmax link",
+    )
+    return linear
+
+
+def _are_features(features: Tensor, bound: float) -> bool:
+    """Whether nothing trained went in, and no row is longer than the bound; what is no number is passed over."""
+    if features.requires_grad or features.dtype not in _WHOLE:
+        return False
+    return not bool((features.flatten(1).double().norm(dim=1) > bound * (1 + 1e-4)).any())
+
+
+def fitting(model: nn.Module, plan: Plan) -> nn.Module:
+    """The model, with clipped features where the plan's certificate is for those."""
+    analysis = plan.analysis
+    if isinstance(analysis, LastIterate) and isinstance(analysis.curvature, LinearModel):
+        return with_clipped_features(model, analysis.curvature.features)
+    return model
+
+
+def with_clipped_features(model: nn.Module, bound: float) -> nn.Module:
+    """A linear model that begins by flattening, with its features clipped too; other models are refused.
+
+    Its parameters keep their names.
+    """
+    _require(
+        type(model) is nn.Sequential and len(model) > 1 and type(model[0]) is nn.Flatten,
+        "a linear model (logistic or softmax) for this plan",
+        type(model).__name__,
+        "choose one, or give --link none and --smoothness, your word on every loss",
+    )
+    assert isinstance(model, nn.Sequential)
+    return nn.Sequential(ClippedFeatures(bound), *list(model.children())[1:])
+
+
+@torch.no_grad()
+def is_loss(link: Link, scores: Tensor, gradient: Tensor, losses: Tensor) -> bool:
+    """Whether losses and their derivatives in the scores are those of the link, whatever the labels.
+
+    A record whose scores or gradient are not finite is passed over: it has no weight.
+    """
+    rows = losses.shape[0]
+    if scores.shape != gradient.shape or scores.numel() == 0 or scores.shape[0] != rows:
+        return False
+    s, g, found = scores.reshape(rows, -1).double(), gradient.reshape(rows, -1).double(), losses.double()
+    if link is Link.SQUARED:
+        expected, fits = g[:, 0].square() / 2, torch.ones(rows, dtype=torch.bool, device=s.device)
+    elif link is Link.LOGISTIC:
+        label = s[:, 0].sigmoid() - g[:, 0]
+        fits = (label - label.clamp(0, 1).round()).abs() <= _CLOSE
+        expected = F.softplus(s[:, 0]) - label.clamp(0, 1).round() * s[:, 0]
+    else:
+        labels = s.softmax(1) - g
+        one_hot = F.one_hot(labels.argmax(1), s.shape[1]).double()
+        fits = (labels - one_hot).abs().amax(1) <= _CLOSE
+        expected = s.logsumexp(1) - (s * one_hot).sum(1)
+    close = (found - expected).abs() <= _CLOSE * (1 + s.abs().amax(1) + expected.abs())
+    counts = s.isfinite().all(1) & g.isfinite().all(1)
+    return bool((fits & close | ~counts).all())
+
+
+def _require(holds: bool, expected: str, got: str, remedy: str) -> None:
+    check.require(holds, f"{expected} (LastIterate)", got, f"{remedy}, {_SEE}")

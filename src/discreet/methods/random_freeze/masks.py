@@ -1,0 +1,93 @@
+"""Masks drawn from a public stream, or ranked from what was released."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet.core.streams import Stream
+from discreet.engine.layout import Layout, Mask
+from discreet.methods.random_freeze.granularity import MaskKey, pieces_of, units_of
+from discreet.stages.active import Active, from_indices
+from discreet.stages.context import Moment
+from discreet.stages.values import Released
+
+EPOCH, ACTIVE, TOTAL, VARIANCE = "ranked.epoch", "ranked.active", "ranked.total", "ranked.variance"
+
+
+def subset(stream: Stream, count: int, of: int) -> Tensor:
+    """`count` of `of` units, every subset equally likely: the units with the smallest words; a tie redraws."""
+    if count >= of:
+        return torch.ones(of, dtype=torch.bool)
+    while True:
+        words = stream.uniform64(of)
+        chosen = words < np.partition(words, count)[count]
+        if np.count_nonzero(chosen) == count:
+            return torch.from_numpy(chosen)
+
+
+def regenerate(key: MaskKey, layout: Layout, device: torch.device | str = "cpu") -> Mask:
+    """The mask of a key."""
+    stream = Stream(key.stream, name="mask", replayable=True)
+    active = subset(stream, key.active, units_of(key.kind, layout)).to(device)
+    return Mask(tuple(pieces_of(key.kind, active, layout)), key)
+
+
+# The mask in use: it is regenerated when the epoch turns, not at every step of it.
+in_use = functools.lru_cache(maxsize=1)(regenerate)
+
+
+def rank(moment: Moment, count: int) -> Mask:
+    """The mask of this epoch: the `count` coordinates with the largest released sums of the one before.
+
+    Only `moment.memory` and the public stream enter.
+    """
+    memory = moment.memory
+    if ACTIVE not in memory or int(memory[EPOCH]) != moment.epoch:
+        scores = _scores(moment).abs()
+        memory[ACTIVE] = scores.topk(count).indices.sort().values
+        memory[EPOCH] = torch.tensor(moment.epoch)
+        for name in (TOTAL, VARIANCE):
+            memory.pop(name, None)
+    return _ranked(memory[ACTIVE].to(moment.device), moment.layout)
+
+
+# One mask object for an epoch: the indices are the same tensor at every step of it.
+_ranked = functools.lru_cache(maxsize=1)(from_indices)
+
+
+def _scores(moment: Moment) -> Tensor:
+    """What was released, and on coordinates that were frozen the noise that releases would have carried.
+
+    The noise of all steps of an epoch is drawn as one normal of their total variance.
+    """
+    memory, size = moment.memory, moment.layout.size
+    public = moment.streams.mask.at(moment.epoch)
+    if TOTAL not in memory:  # a resumed run that has lost all releases of an epoch
+        return public.normal(size, device=moment.device)
+    scores = memory[TOTAL].clone()
+    if ACTIVE in memory:
+        frozen = torch.ones(size, dtype=torch.bool, device=scores.device)
+        frozen[memory[ACTIVE].to(scores.device)] = False
+        noise = public.normal(int(frozen.sum()), dtype=scores.dtype, device=scores.device)
+        scores[frozen] = noise * math.sqrt(float(memory[VARIANCE]))
+    return scores
+
+
+def remember(released: Released, std: float, moment: Moment) -> None:
+    """Add a release to the sums that the next ranking reads; `std` is the noise on each of its coordinates."""
+    memory, values = moment.memory, released.active
+    if TOTAL not in memory:
+        memory[TOTAL] = values.new_zeros(released.layout.size)
+        memory[VARIANCE] = torch.zeros((), dtype=torch.float64)
+    total = memory[TOTAL].to(values.device)
+    if released.mask is None:
+        total += values
+    else:
+        total.index_add_(0, Active.of(released.mask, released.layout, values.device).whole, values)
+    memory[TOTAL] = total
+    memory[VARIANCE] = memory[VARIANCE] + std**2

@@ -1,0 +1,134 @@
+"""Random freeze and ranked freeze: which coordinates are active in a step (arXiv 2112.00845, Algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from discreet.core import check
+from discreet.methods.random_freeze.granularity import Elements, Kind, MaskKey, units_of
+from discreet.stages.selection import Frozen, Order, density_of
+
+if TYPE_CHECKING:
+    from discreet.engine.layout import Mask
+    from discreet.stages.context import Moment
+    from discreet.stages.sampling import Horizon
+    from discreet.stages.values import Released
+
+
+_ELEMENTS = Elements()
+
+
+class Refresh(enum.StrEnum):
+    """How long a mask serves; never shorter than a logical batch."""
+
+    EPOCH = "epoch"
+    STEP = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cooling:
+    """r(e) = r* min(e / (e* - 1), 1): the freeze rate of epoch e; e* = 1 means r* at once."""
+
+    final_rate: float
+    cooling_epochs: int = 1
+    order: Order = Order.FREEZE_THEN_CLIP
+    frozen: Frozen = Frozen.STILL
+
+    def __post_init__(self) -> None:
+        check.not_negative("the share of coordinates that is frozen in the end", final_rate=self.final_rate)
+        check.require(
+            self.final_rate < 1,
+            "final_rate < 1",
+            f"final_rate={self.final_rate!r}",
+            "leave some coordinates active, e.g. 0.9",
+        )
+        check.count("epochs until the final rate is reached", cooling_epochs=self.cooling_epochs)
+
+    @property
+    def takes_all(self) -> bool:
+        return self.final_rate == 0
+
+    def rate(self, epoch: int) -> float:
+        """The freeze rate of an epoch.
+
+        >>> [round(RandomFreeze(final_rate=0.9, cooling_epochs=4).rate(epoch), 2) for epoch in range(5)]
+        [0.0, 0.3, 0.6, 0.9, 0.9]
+        """
+        if self.cooling_epochs == 1:
+            return self.final_rate
+        return self.final_rate * min(epoch / (self.cooling_epochs - 1), 1)
+
+    def active(self, units: int, epoch: int) -> int:
+        """How many of so many units are active in an epoch: (1 - r) of them, rounded, at least one."""
+        return max(1, round((1 - self.rate(epoch)) * units))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RandomFreeze(_Cooling):
+    """Freezes a random part of the model, a growing one (Algorithm 1 of arXiv 2112.00845).
+
+    The mask of an epoch (or step) is regenerated from the public stream `mask`: it is never stored or sent. Of
+    single elements exactly round((1 - r) d) are active over the whole model; of another kind, that share of its
+    units, so (1 - r) d coordinates on average.
+
+    Guarantee: masks are independent of the data.
+    """
+
+    kind: Kind = _ELEMENTS
+    refresh: Refresh = Refresh.EPOCH
+
+    def mask(self, moment: Moment) -> Mask | None:
+        units = units_of(self.kind, moment.layout)
+        active = self.active(units, moment.epoch)
+        if active == units:
+            return None
+        from discreet.methods.random_freeze.masks import in_use
+
+        index = moment.epoch if self.refresh is Refresh.EPOCH else moment.step
+        key = MaskKey(stream=moment.streams.mask.at(index).public_key, kind=self.kind, active=active)
+        return in_use(key, moment.layout, moment.device)
+
+    def observe(self, released: Released, std: float, moment: Moment) -> None:
+        """Nothing to learn: masks do not depend on anything."""
+
+    def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
+        """Active coordinates of the run over those of a dense run.
+
+        >>> from discreet.stages.sampling import Horizon
+        >>> run = Horizon.of(records=50_000, batch=1000, epochs=40)
+        >>> round(RandomFreeze(final_rate=0.7, cooling_epochs=40).density(run), 4)
+        0.65
+        """
+        return density_of(horizon, self.rate, baseline_epochs)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RankedFreeze(_Cooling):
+    """Freezes the coordinates with the smallest released gradients of the epoch before (Algorithm 2).
+
+    A coordinate that was frozen is ranked by noise of the size that its releases would have carried; one that
+    was active by its releases themselves, with the noise they have already. The first epoch freezes nothing.
+
+    Guarantee: masks are a function of earlier releases and of a public stream, so they cost nothing. A second
+    draw of noise on active coordinates would be a second release.
+    """
+
+    def mask(self, moment: Moment) -> Mask | None:
+        active = self.active(moment.layout.size, moment.epoch)
+        if moment.epoch == 0 or active == moment.layout.size:
+            return None
+        from discreet.methods.random_freeze.masks import rank
+
+        return rank(moment, active)
+
+    def observe(self, released: Released, std: float, moment: Moment) -> None:
+        from discreet.methods.random_freeze.masks import remember
+
+        remember(released, std, moment)
+
+    def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
+        return density_of(horizon, lambda epoch: self.rate(epoch) if epoch else 0.0, baseline_epochs)

@@ -1,0 +1,204 @@
+"""Certified methods side by side: one dataset, one model, one certified budget or several, several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from discreet.core import check
+from discreet.runs.comparison.candidates import Candidate, candidates
+from discreet.runs.comparison.stored import truth_table
+from discreet.runs.comparison.values import Comparison, Stage, Truth
+
+SHIPPED = "truth-table.json"
+"""The audit's table, where it lies in the report's directory itself."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """What to compare; None means the default of the dataset.
+
+    out                  the report's directory; each run is in out/<row>/<seed>
+    epsilon, delta       the certified budget of every single run
+    others               further budgets for the frontier: every row is calibrated and trained anew for each
+    other_repeats        runs of each row at those; None: as many as at `epsilon`
+    data, data_dir, download, classes, records, public_data   as in a run
+    rows                 methods with their settings; None: every certified method
+    seeds                repeatable experiments, whose results say "seeded: not private";
+                         None: `repeats` runs of each row, keyed by the operating system
+    tune_on              public stand-in data on which learning rate and clip are searched first
+    eval_every           steps between evaluations; None: about twenty in a run
+    truth                an audit's table for the page; None: truth-table.json in `out`, if it is there
+    workers              how many runs are trained at once; None: one for each core, four at most
+    command              what the user typed, for the page
+    """
+
+    out: Path
+    epsilon: float
+    delta: float
+    others: tuple[float, ...] = ()
+    other_repeats: int | None = None
+    data: str = "digits"
+    data_dir: str | None = None
+    download: bool = False
+    classes: int | None = None
+    records: int | None = None
+    public_data: bool = False
+    model: str | None = None
+    batch: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    micro_batch: int | None = None
+    eval_every: int | None = None
+    rows: tuple[Candidate, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+    repeats: int = 3
+    tune_on: str | None = None
+    truth: Path | None = None
+    workers: int | None = None
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        for epsilon in (self.epsilon, *self.others):
+            check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=epsilon)
+        budgets = (self.epsilon, *self.others)
+        check.require(len(budgets) == len(set(budgets)), "different budgets", f"{budgets}", "drop one")
+        if self.other_repeats is not None:
+            check.count("how many runs each method gets at further budgets", other_repeats=self.other_repeats)
+        check.inside_unit("delta is far below 1/records, e.g. 1e-5; there is no default", delta=self.delta)
+        check.count("how many runs each method gets", repeats=self.repeats)
+        if self.workers is not None:
+            check.count("how many runs are trained at once", workers=self.workers)
+        for seed in self.seeds or ():
+            check.count("a seed is a whole number", least=0, seed=seed)
+        check.require(
+            self.seeds is None or len(self.seeds) == len(set(self.seeds)) > 0,
+            "different seeds, at least one",
+            f"seeds={self.seeds}",
+            "a repeated seed gives the same run twice",
+        )
+        names = [row.name for row in self.chosen]
+        check.require(
+            len(names) == len(set(names)) > 0, "rows with different names", f"{names}", "name them apart"
+        )
+
+    @property
+    def chosen(self) -> tuple[Candidate, ...]:
+        """The rows, in the order of METHODS where they were not given."""
+        return candidates(self.data) if self.rows is None else self.rows
+
+    @property
+    def keys(self) -> tuple[tuple[str, int | None], ...]:
+        """(directory name, seed) of each repetition.
+
+        >>> CompareSettings(out=Path("x"), epsilon=3.0, delta=1e-5, repeats=2).keys
+        (('os-1', None), ('os-2', None))
+        """
+        if self.seeds is not None:
+            return tuple((str(seed), seed) for seed in self.seeds)
+        return tuple((f"os-{index + 1}", None) for index in range(self.repeats))
+
+    def at(self, epsilon: float) -> CompareSettings:
+        """The settings of one budget alone; where there are several, each has a directory of its own."""
+        if not self.others:
+            return self
+        count = None if epsilon == self.epsilon else self.other_repeats
+        return dataclasses.replace(
+            self,
+            out=self.out / f"epsilon-{epsilon:g}",
+            epsilon=epsilon,
+            others=(),
+            seeds=None if self.seeds is None else self.seeds[:count],
+            repeats=self.repeats if count is None else count,
+        )
+
+
+def default_seeds(data: str, repeats: int) -> tuple[int, ...] | None:
+    """Repeatable seeds for a published benchmark; for a file of one's own the operating system's randomness.
+
+    >>> default_seeds("digits", 3), default_seeds("patients.npz", 3)
+    ((0, 1, 2), None)
+    """
+    return None if data.endswith(".npz") else tuple(range(repeats))
+
+
+class Phase(enum.Enum):
+    """Where a run of the comparison is."""
+
+    CALIBRATING = "calibrating"
+    TRAINING = "training"
+    FINISHED = "finished"
+    REUSED = "reused"
+    FAILED = "failed"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What the comparison does: run `index` of `runs`, from 0. Accuracy and epsilon come with evaluations.
+
+    stage what these runs are for: a budget, or the search for settings
+    note  why a run failed, or where the run is that had other settings
+    """
+
+    phase: Phase
+    name: str
+    seed: int | None
+    index: int
+    runs: int
+    step: int = 0
+    steps: int = 0
+    epsilon: float | None = None
+    accuracy: float | None = None
+    note: str = ""
+    stage: str = ""
+
+
+Listener = Callable[[Progress], None]
+
+
+def compare(settings: CompareSettings, on_progress: Listener | None = None) -> Comparison:
+    """Train every row with every seed and rank the rows by mean test accuracy; then the further budgets.
+
+    A finished run with the same settings is read, not repeated, and one that was cut short goes on: the same
+    call again continues. A run that fails is a row with its reason. Ctrl-C passes through, after the run has
+    saved itself.
+
+    Guarantee: every finished run of a row has a certified epsilon of at most its budget.
+    """
+    from discreet.runs.comparison.rounds import Rounds, together  # imports torch
+    from discreet.runs.comparison.searching import search
+
+    listener = on_progress or (lambda progress: None)
+    truth, source = _truth(settings)  # refused before anything is trained
+    tuned = None
+    if settings.tune_on is not None:
+        settings, tuned = search(settings, _staged(listener, f"tuning on {settings.tune_on}"))
+    ledgers: list[Path] = []
+    found: list[Comparison] = []
+    for epsilon in (settings.epsilon, *settings.others):
+        told = _staged(listener, f"epsilon {epsilon:g}") if settings.others else listener
+        rounds = Rounds(settings.at(epsilon), told, root=settings.out)
+        found.append(rounds.comparison())
+        ledgers += rounds.ledgers
+    main, *others = found
+    if others:
+        main = dataclasses.replace(main, together=together(ledgers, main.delta, main.relation))
+    stages = tuple(Stage(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
+    return dataclasses.replace(main, others=stages, truth=truth, truth_source=source, tuned=tuned)
+
+
+def _truth(settings: CompareSettings) -> tuple[tuple[Truth, ...], str]:
+    """The audit's rows and the name of their file."""
+    shipped = settings.out / SHIPPED
+    path = settings.truth or (shipped if shipped.is_file() else None)
+    return ((), "") if path is None else (truth_table(path), path.name)
+
+
+def _staged(listener: Listener, stage: str) -> Listener:
+    return lambda progress: listener(dataclasses.replace(progress, stage=stage))

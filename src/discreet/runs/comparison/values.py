@@ -1,0 +1,325 @@
+"""What a comparison found: public values only, with a JSON form that rebuilds the page without any run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from discreet.core import check
+from discreet.core.plain import plain
+from discreet.runs.comparison.estimates import Estimate
+
+FORMAT = "discreet.comparison/2"
+
+Setting = str | int | float | bool | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The test accuracy after a step, and the epsilon that is proven for the steps so far."""
+
+    step: int
+    accuracy: float
+    epsilon: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One finished training; `seed` None: keyed by the operating system.
+
+    directory       relative to the report
+    ledger, config  digests: of the ledger's last line, of the settings
+    """
+
+    seed: int | None
+    accuracy: float
+    epsilon: float
+    claimed: float | None
+    accountant: str
+    assumptions: tuple[str, ...] = ()
+    steps: int
+    seconds: float
+    noise: float | None
+    curve: tuple[Point, ...]
+    randomness: str
+    directory: str
+    ledger: str
+    config: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A run that did not finish, and why, in one line."""
+
+    seed: int | None
+    reason: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What a plan does over its steps: (first step, value) wherever the value changes.
+
+    noise     the multiplier on the sum, in units of the clip
+    density   the share of coordinates that take part
+    diameter  of the domain that parameters are kept in; None: unbounded
+    visible   whether iterates may be seen before the end; if not, there is no accuracy on the way
+    """
+
+    noise: tuple[tuple[int, float], ...] = ()
+    density: tuple[tuple[int, float], ...] = ()
+    diameter: float | None = None
+    visible: bool = True
+
+
+_NOTHING = Course()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One method with its settings and its runs: a row of the table."""
+
+    name: str
+    method: str
+    summary: str
+    guarantee: str
+    parameters: tuple[tuple[str, Setting], ...]
+    optimizer: str
+    learning_rate: float | None
+    average: float | None = None
+    given: bool = False
+    course: Course = _NOTHING
+    runs: tuple[Run, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def accuracy(self) -> Estimate | None:
+        """Over the finished runs; None where there is none."""
+        return Estimate.of([run.accuracy for run in self.runs]) if self.runs else None
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest certified epsilon of its runs."""
+        return max((run.epsilon for run in self.runs), default=None)
+
+    @property
+    def claimed(self) -> float | None:
+        """What the method's paper claims for such a run."""
+        return max((run.claimed for run in self.runs if run.claimed is not None), default=None)
+
+    @property
+    def noise(self) -> float | None:
+        return self.runs[0].noise if self.runs else None
+
+    @property
+    def steps(self) -> int | None:
+        return self.runs[0].steps if self.runs else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The mean wall time of a run."""
+        return statistics.fmean(run.seconds for run in self.runs) if self.runs else None
+
+    @property
+    def curve(self) -> tuple[tuple[int, float, Estimate], ...]:
+        """(step, certified epsilon, accuracy over the runs) for the steps that every run evaluated."""
+        if not self.runs:
+            return ()
+        held = [{point.step: point for point in run.curve} for run in self.runs]
+        common = sorted(set.intersection(*(set(points) for points in held)))
+        return tuple(
+            (
+                step,
+                max(points[step].epsilon for points in held),
+                Estimate.of([points[step].accuracy for points in held]),
+            )
+            for step in common
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Excluded:
+    """A method that is listed, not ranked: it has no certificate, or this task is not one that it can do.
+
+    reason  why it cannot be run here; empty where the guarantee itself is the reason
+    """
+
+    method: str
+    guarantee: str
+    reason: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The same rows at another budget, for the frontier."""
+
+    epsilon: float
+    repeats: int
+    entries: tuple[Entry, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a search on stand-in data chose for a row, and its score there."""
+
+    name: str
+    settings: str
+    score: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """A search for settings on public stand-in data.
+
+    records, held_out  how many records trained the trials, and how many others scored them
+    """
+
+    data: str
+    model: str
+    trials: int
+    records: int
+    held_out: int
+    choices: tuple[Choice, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """A row of an audit: certified, claimed and audited epsilon of one setting."""
+
+    method: str
+    parameters: tuple[tuple[str, Setting], ...]
+    certified: float | None
+    claimed: float | None
+    analytic: float | None
+    audited: float | None
+    confidence: float | None
+    verdict: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where the numbers come from."""
+
+    command: str
+    created: str
+    versions: tuple[tuple[str, str], ...]
+    checksum: str
+    constants: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Methods on one dataset and model at one certified budget, best first.
+
+    others    the same rows at further budgets
+    truth     the rows of an audit that is shown beside, with the name of its file
+    tuned     the search that chose the settings, if there was one
+    together  the epsilon of releasing all runs of the page, composed at `delta` each; None where unknown
+    public    whether the training records are public, so that repeating and choosing cost nothing
+    """
+
+    data: str
+    model: str
+    parameters: int
+    records: int
+    test_records: int
+    batch: float
+    steps: int
+    epsilon: float
+    delta: float
+    relation: str
+    sampling: str
+    seeds: tuple[int, ...] | None
+    repeats: int
+    public: bool
+    entries: tuple[Entry, ...]
+    excluded: tuple[Excluded, ...]
+    together: float | None
+    provenance: Provenance
+    others: tuple[Stage, ...] = ()
+    truth: tuple[Truth, ...] = ()
+    truth_source: str = ""
+    tuned: Tuned | None = None
+
+    @staticmethod
+    def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Best mean accuracy first; entries without a finished run last; ties in the order given."""
+
+        def mean(entry: Entry) -> float:
+            return -1.0 if entry.accuracy is None else entry.accuracy.mean
+
+        return tuple(sorted(entries, key=mean, reverse=True))
+
+    @property
+    def finished(self) -> tuple[Entry, ...]:
+        """The entries with at least one finished run, best first."""
+        return tuple(entry for entry in self.entries if entry.runs)
+
+    @property
+    def best(self) -> Entry | None:
+        return self.finished[0] if self.finished else None
+
+    @property
+    def seeded(self) -> bool:
+        """Whether any number here was drawn from a seed, which gives no privacy."""
+        return self.seeds is not None or any(
+            "not private" in run.randomness for e in self.entries for run in e.runs
+        )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All budgets, the smallest first."""
+        own = Stage(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
+        return tuple(sorted((own, *self.others), key=lambda stage: stage.epsilon))
+
+    @property
+    def not_told_apart(self) -> tuple[Entry, ...]:
+        """The entries whose intervals overlap the best one's."""
+        best = self.best
+        if best is None or best.accuracy is None:
+            return ()
+        others = (entry for entry in self.finished if entry is not best)
+        return tuple(e for e in others if e.accuracy is not None and e.accuracy.overlaps(best.accuracy))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as JSON values, with the derived accuracies beside the runs for readers of the file."""
+        held = plain(self)
+        stages = [(self.entries, held["entries"])]
+        stages += [
+            (stage.entries, told["entries"]) for stage, told in zip(self.others, held["others"], strict=True)
+        ]
+        for entries, written in stages:
+            for entry, row in zip(entries, written, strict=True):
+                row["accuracy"] = None if entry.accuracy is None else plain(entry.accuracy)
+        return {"format": FORMAT, **held}
+
+    @staticmethod
+    def from_json(held: Mapping[str, Any]) -> Comparison:
+        """The comparison that `to_json` wrote; anything else is refused."""
+        from discreet.runs.comparison.stored import comparison
+
+        check.require(
+            held.get("format") == FORMAT,
+            f"a file of format {FORMAT}",
+            f"format={held.get('format')!r}",
+            "give the report.json that discreet compare wrote with this version",
+        )
+        try:
+            return comparison(held)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            check.refuse(
+                "a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again"
+            )

@@ -1,0 +1,1 @@
+"""One private run: start with `step.py`."""

@@ -1,0 +1,228 @@
+"""Checkpoints: released iterates on disk, and the rules for going on from them.
+
+The ledger decides, never the checkpoint. A crashed step may have been released, so it stays charged and is
+not run again: remaining = planned - charged. Randomness is never stored: a resumed run is keyed afresh, as
+an old key would repeat noise, and an old sample with new noise would be a second query that nobody charged.
+Masks and projections too come from a new key, even inside an epoch: they are public, independent of the data,
+and chosen per logical batch, so that a change between two of them costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+import torch
+from torch import Tensor, nn
+
+from discreet.accounting.chain import Record, scan
+from discreet.accounting.ledger import Ledger
+from discreet.core import check
+from discreet.core.streams import Streams
+from discreet.stages.averaging import Average
+from discreet.stages.plan import Plan
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
+FORMAT: Final = "discreet checkpoint 2"
+_SAFE: Final = (type(None), bool, int, float, str, Tensor)
+_WHOLE: Final = "take an earlier checkpoint of the same run; the ledger decides how many steps are left"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a run needs to go on, and what it must agree with.
+
+    Guarantee: post-processing of releases and public settings. No record, no random state, no exact sum.
+
+    hidden  the certificate is for the last iterate alone, and this is an earlier one: the file must stay private
+    """
+
+    plan: str
+    relation: str
+    charges: int
+    digest: str
+    updates: int
+    scale: float
+    memory: Mapping[str, Tensor]
+    model: Mapping[str, Tensor]
+    optimizer_kind: str
+    optimizer: Mapping[str, Any]
+    average: Mapping[str, Any] | None
+    schedulers: Sequence[Mapping[str, Any]]
+    hidden: bool
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Replace the file at once: after a crash it is the old checkpoint or this one, never half of one."""
+        state = {"format": FORMAT, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
+        for name, value in state.items():
+            _refuse_unsafe(name, value)
+        replace_file(Path(path), lambda file: torch.save(state, file))
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Checkpoint:
+        """Load tensors and plain values alone; a file that holds code is refused, not run."""
+        path = Path(path)
+        check.require(path.is_file(), "a checkpoint", f"no file {path}", "name the file that `save` wrote")
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+            check.refuse(f"{path} to be a whole checkpoint", f"{type(error).__name__}", _WHOLE)
+        known = isinstance(state, dict) and state.pop("format", None) == FORMAT
+        known = known and state.keys() == Checkpoint.__dataclass_fields__.keys()
+        check.require(
+            known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it"
+        )
+        return Checkpoint(**state)
+
+    # -- must it be refused? ---------------------------------------------------------------------------
+
+    def check_fits(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: Average | None,
+        schedulers: Sequence[LRScheduler],
+    ) -> None:
+        """Refuse another relation, plan, model, average or kind of optimizer than the run began with."""
+        _same("relation", self.relation, str(plan.relation), "a guarantee holds for one relation: keep it")
+        _same("plan", self.plan, plan.digest, "resume with the settings of the run, or begin a new run")
+        mine = {name: list(value.shape) for name, value in model.state_dict().items()}
+        held = {name: list(value.shape) for name, value in self.model.items()}
+        for name in sorted(mine.keys() | held.keys()):
+            _same(
+                f"the model's {name}",
+                held.get(name, "no such tensor"),
+                mine.get(name, "no such tensor"),
+                "build the model of the run",
+            )
+        _same("optimizer", self.optimizer_kind, kind_of(optimizer), "build the optimizer of the run")
+        sizes = [len(group["params"]) for group in self.optimizer["param_groups"]]
+        now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
+        _same("the sizes of the optimizer's groups", sizes, now, "build the optimizer of the run")
+        decay = None if self.average is None else self.average["decay"]
+        _same(
+            "average", decay, None if average is None else average.decay, "resume with the average of the run"
+        )
+        remedy = "resume with the schedulers of the run"
+        _same("number of schedulers", len(self.schedulers), len(schedulers), remedy)
+
+    def check_ledger(self, record: Record) -> None:
+        """Refuse the ledger of another run, and one that lost lines since this checkpoint."""
+        remedy = "restore the ledger from a backup; without one, charge the run with its whole plan"
+        check.require(
+            record.length >= self.charges,
+            f"a ledger of at least {self.charges} charges",
+            record.length,
+            remedy,
+        )
+        found = record.entries[self.charges - 1].digest if self.charges else record.identity
+        _same(f"digest after {self.charges} charges", self.digest, found, remedy)
+
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: Average | None,
+        schedulers: Sequence[LRScheduler],
+    ) -> None:
+        """Put the released iterates back."""
+        model.load_state_dict(self.model)
+        optimizer.load_state_dict(dict(self.optimizer))
+        if average is not None and self.average is not None:
+            average.load_state_dict(self.average)
+        for scheduler, state in zip(schedulers, self.schedulers, strict=True):
+            scheduler.load_state_dict(dict(state))
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> str:
+    """The name that a checkpoint keeps of an optimizer."""
+    return type(optimizer).__qualname__
+
+
+def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
+    """The ledger of a run that goes on: checked against plan and checkpoint, a torn last line charged."""
+    path = Path(path)
+    check.require(
+        path.is_file(),
+        f"the ledger of the run at {path}",
+        "no file",
+        "a checkpoint without its ledger says nothing about what was spent: restore it, or begin a new run",
+    )
+    record, _ = scan(path)
+    _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
+    _same(
+        "the ledger's relation",
+        str(plan.relation),
+        str(record.relation),
+        "a guarantee holds for one relation",
+    )
+    saved.check_ledger(record)
+    refuse_old_keys(record, streams)
+    ledger = Ledger.resume(path, planned=plan.due(record.length))
+    if plan.has_tests and ledger.length % 2:
+        # A release whose test was never made: the test is charged all the same, so that releases and tests
+        # alternate in the ledger and no released step is run again.
+        step = ledger.entries[-1].step
+        ledger.append(plan.test_at(step), step=step)
+    return ledger
+
+
+def keys_of(streams: Streams) -> dict[str, str]:
+    """Fingerprints of the keys that must never serve twice; safe to print."""
+    return {"noise": streams.noise.fingerprint, "sampling": streams.sampling.fingerprint}
+
+
+def refuse_old_keys(record: Record, streams: Streams) -> None:
+    """Refuse streams whose keys an earlier part of the run has used."""
+    fresh = set(keys_of(streams).values())
+    used = {value for entry in record.entries for value in entry.note.values() if isinstance(value, str)}
+    check.require(
+        not fresh & used,
+        "fresh keys for the rest of the run",
+        "a key that an earlier part of it used",
+        "pass Streams.from_os(), or a seed of its own for every resume",
+    )
+
+
+def replace_file(path: Path, fill: Any) -> None:
+    """Write a file completely and durably before it takes the name `path`; `fill` gets the open file."""
+    temporary = path.with_name(f".{path.name}.new")
+    with open(temporary, "wb") as file:
+        fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _same(what: str, expected: object, got: object, remedy: str) -> None:
+    check.require(expected == got, f"{what} {expected}", got, remedy)
+
+
+def _refuse_unsafe(where: str, value: Any) -> None:
+    """Only tensors and plain values: whatever else would need code to load."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_unsafe(f"{where}.{key}", item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_unsafe(where, item)
+    else:
+        check.require(
+            isinstance(value, _SAFE),
+            f"{where} to hold tensors and plain values",
+            f"a {type(value).__name__}",
+            "keep it out of the optimizer's and schedulers' state: loading it would run code",
+        )

@@ -1,0 +1,398 @@
+"""Binding a plan to a model, an optimizer and data: the loop that users write."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from discreet.accounting import Ledger
+from discreet.accounting.chain import scan
+from discreet.accounting.events import Event, Free
+from discreet.core import check
+from discreet.core.relation import Neighbouring
+from discreet.core.streams import Streams
+from discreet.core.world import World
+from discreet.engine.engine import Engine
+from discreet.engine.support import Snapshot
+from discreet.engine.trace.capture import replace
+from discreet.methods.dpsgd_dc.guard import watch_of
+from discreet.stages.averaging import Average
+from discreet.stages.context import Moment
+from discreet.stages.plan import Plan
+from discreet.stages.sampling import OwnLoader
+from discreet.stages.update import unpack, update
+from discreet.stages.values import Released
+from discreet.training import checkpoint
+from discreet.training.binding import (
+    check_data,
+    check_optimizer,
+    check_processes,
+    device_of,
+    dry_run,
+    fitting_micro_batch,
+    records_in,
+    share_public_streams,
+)
+from discreet.training.candidate import Trial
+from discreet.training.loader import Loader, to_device
+from discreet.training.loop_guard import Turns
+from discreet.training.spending import Spent
+from discreet.training.step import LogicalBatch, Progress
+
+TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
+INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
+
+
+@final
+class Private:
+    """Private training of one model, step by step.
+
+        for x, y in private:
+            private.step(F.cross_entropy(model(x), y, reduction="none"))
+
+    The iterator draws the plan's batches, cut to micro-batches, and takes empty batches itself as noise-only
+    steps. `step` returns True when the parameters moved, on the last micro-batch of a logical batch.
+
+    model, optimizer  as usual; the optimizer holds exactly the trainable parameters
+    plan              a complete plan (`plan.for_budget(...)`)
+    data              a map-style dataset; its size is private. None for `OwnLoader` plans (see `over`)
+    micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
+                      the memory that plain SGD takes for a batch, by the shape that all records share, but no more than
+                      512, copies counted, unless they are small; 512 with a collate_fn, behind which shapes may differ
+    inputs            batch -> arguments of the model, for the dry run; default: the batch, or its first part
+    views, augment    `views` copies of each record pass through `augment`; losses are averaged per record
+    average           decay of an exponential average of the released iterates, or None
+    ledger            where charges are written before they are spent; None keeps them in memory only
+    streams           the randomness; default: keyed by the operating system
+    schedulers        learning-rate schedulers that `save` and `resume` take along; the loop steps them
+    resume            a checkpoint of `save`: go on after the last step in `ledger`, with fresh keys
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        data: Dataset[Any] | None,
+        *,
+        micro_batch: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        device: torch.device | str | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        views: int = 1,
+        augment: Callable[[Any], Any] | None = None,
+        average: float | None = None,
+        ledger: str | Path | None = None,
+        streams: Streams | None = None,
+        schedulers: Sequence[LRScheduler] = (),
+        resume: str | Path | None = None,
+    ) -> None:
+        plan.certificate()  # refuses an incomplete plan and prices it before anything runs
+        check_data(data)
+        if micro_batch is not None:
+            check.count("the most records in memory at once", micro_batch=micro_batch)
+        check.count("how many augmented copies of each record", views=views)
+        self.model, self.optimizer, self.plan = model, optimizer, plan
+        self.streams = streams if streams is not None else Streams.from_os()
+        self.progress, self.updates = Progress(), 0
+        self.world = World.current()
+        check_processes(plan, self.world)
+        self._device = torch.device(device) if device is not None else device_of(model)
+        self._data, self._views, self._augment = data, views, augment
+        self._schedulers = tuple(schedulers)
+        self._batch: LogicalBatch | None = None
+        self._trial: Trial | None = None
+        self._turns, self._records, self._keys_noted = Turns(), 0, False
+        # Processes of one run share a seed, if there is one, and must not draw the same records.
+        share_public_streams(self.streams, self.world)
+        sampling = self.streams.sampling
+        self._sampling = sampling if self.world.size == 1 else sampling.at(self.world.rank)
+        self._testing = self._sampling.at(TESTS) if plan.has_tests else self._sampling
+        self._engine = Engine(model)
+        try:
+            check_optimizer(optimizer, model)
+            plan.mechanism.check(self._engine.layout)
+            self._average = None if average is None else Average(model, average)
+            example = dry_run(self._engine, data, collate_fn, inputs, self._device)
+            alike = example if collate_fn is None else None
+            share = plan.known_horizon.known_batch / self.world.size
+            self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
+            self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
+            self._watch = watch_of(plan, model, optimizer)
+            self._watch.begin(average, self._schedulers, views, self.world)
+            self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
+            for tensor in model.state_dict().values():
+                self.world.broadcast_(tensor)
+            if plan.domain.needs_initial and INITIAL not in self.progress.memory:
+                self.progress.memory[INITIAL] = torch.cat([p.detach().flatten() for p in self._trained()])
+        except BaseException:
+            self._engine.close()
+            raise
+        self._guard = optimizer.register_step_pre_hook(self._turns.check_updating)
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batches of all steps that are left, on the device."""
+        loader, size = self._sampled()
+        loop = self._turns.new_loop(between_steps=self._is_between_steps)
+        horizon, start = self.plan.known_horizon, self.progress.step
+        drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
+        if self.plan.has_tests:
+            tested = self.plan.sampling.batches(size, horizon, self._testing, start)
+            drawn = (draw for one, other in zip(drawn, tested, strict=True) for draw in (one, other, other))
+        for micro in loader.load(drawn):
+            if self._batch is None and self._trial is None:
+                self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
+            if micro.records == 0:
+                self._end_batch()
+                continue
+            yield self._offer(micro.batch, micro.records, micro.is_last)
+            self._turns.go_on(loop)
+
+    def over(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
+        check.require(
+            isinstance(self.plan.sampling, OwnLoader),
+            "a plan with sampling=OwnLoader()",
+            f"{type(self.plan.sampling).__name__}",
+            "iterate `private` itself: it draws the batches that the plan is priced for",
+        )
+        loop = self._turns.new_loop(between_steps=self._is_between_steps)
+        for batch in batches:
+            if self.progress.step >= self.plan.known_horizon.steps:
+                return
+            records = records_in(batch)
+            self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
+            if records == 0:
+                self._end_batch()
+                continue
+            yield self._offer(to_device(batch, self._device), records, True)
+            self._turns.go_on(loop)
+
+    def step(self, losses: Tensor) -> bool:
+        """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
+        with self._turns.taking():
+            if self._trial is not None:
+                self._untested.compare(self.model)
+                self._trial.add(losses, self._records, self._views)
+            else:
+                assert self._batch is not None
+                self._watch.losses(losses)
+                self._batch.add(losses)
+        return self._turns.sample_ended and self._end_batch()
+
+    def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
+        if self._views > 1:
+            batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
+        if self._augment is not None:
+            batch = self._augment(batch)
+        if self._trial is None:
+            self._engine.begin(records, self._views)
+        else:
+            self._untested = Snapshot(self.model)
+        self._records = records
+        self._turns.give(is_last=is_last)
+        return batch
+
+    def _end_batch(self) -> bool:
+        """A sample has ended, of a step or of the test of its update; whether the parameters moved."""
+        with self._turns.ending():
+            if self._trial is not None:
+                return self._trial.went_through() and self._decide(self._trial)
+            assert self._batch is not None
+            self._watch.release()
+            released = self._batch.release(self._charge, self.world)
+            self._batch = None
+            if self.plan.has_tests:
+                self._trial = Trial(self._trained(), self.optimizer, lambda: self._update(released))
+                return False
+            self._update(released)
+            self._moved()
+            return True
+
+    def _decide(self, trial: Trial) -> bool:
+        kept = trial.decide(self.plan, self._moment(), self._charge, self.world)
+        self._trial = None
+        if kept:
+            self._moved()
+        return kept
+
+    def _moment(self) -> Moment:
+        """The step that was released last."""
+        return Moment(
+            step=self.progress.step - 1,
+            steps_per_epoch=self.plan.known_horizon.steps_per_epoch,
+            batch=self.plan.known_horizon.known_batch,
+            layout=self._engine.layout,
+            streams=self.streams,
+        )
+
+    def _update(self, released: Released) -> None:
+        parameters = self._trained()
+        with self._turns.updating():
+            update(self.optimizer, parameters, released, self.plan.selection.frozen)
+        initial = self.progress.memory.get(INITIAL)
+        with torch.no_grad():
+            around = () if initial is None else self._engine.layout.views(initial)
+            self.plan.domain.project_(parameters, around)
+
+    def _moved(self) -> None:
+        self.updates += 1
+        if self._average is not None:
+            self._average.update(self.model)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every update so far is kept or rejected: no test of one is under way."""
+        return self._trial is None
+
+    @property
+    def _is_between_steps(self) -> bool:
+        return self._batch is None and self.settled
+
+    def _trained(self) -> list[Tensor]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def _charge(self, event: Event, step: int) -> None:
+        if isinstance(event, Free) and not self.plan.pays_at_once:
+            return  # inside an epoch that is paid
+        # The first charge under a key says so: whoever resumes is refused the same key.
+        note = None if self._keys_noted else checkpoint.keys_of(self.streams)
+        self._ledger.append(event, step=step, note=note)
+        self._keys_noted = True
+
+    # -- what it costs ---------------------------------------------------------------------------------
+
+    def spent(self) -> Spent:
+        """The privacy spent so far: certified, claimed (for a finished run), and how it was keyed."""
+        return Spent.of(self.plan, self.progress.step, self._ledger.charge(), self.streams)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every charge so far."""
+        return self._ledger
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with its averaged weights, inside the `with` block."""
+        if self._average is None:
+            check.refuse("an average", "none", "build Private with average=0.99")
+        with self._average.applied_to(self.model):
+            yield
+
+    @property
+    def average(self) -> Average | None:
+        """The running average of released iterates, if asked for."""
+        return self._average
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint: an iterate and public state; private before the end where iterates must stay hidden."""
+        check.require(
+            self.settled,
+            "a checkpoint of parameters that are kept",
+            "one while an update is on trial",
+            "save when `private.settled` is true",
+        )
+        if not self.world.is_first:
+            return
+        state = checkpoint.Checkpoint(
+            plan=self.plan.digest,
+            relation=str(self.plan.relation),
+            charges=self._ledger.length,
+            digest=self._ledger.digest,
+            updates=self.updates,
+            scale=self.progress.scale,
+            memory=dict(self.progress.memory),
+            model=self.model.state_dict(),
+            optimizer_kind=checkpoint.kind_of(self.optimizer),
+            optimizer=self.optimizer.state_dict(),
+            average=None if self._average is None else self._average.state_dict(),
+            schedulers=[scheduler.state_dict() for scheduler in self._schedulers],
+            hidden=not self.plan.analysis.visible and self.progress.step < self.plan.known_horizon.steps,
+        )
+        state.write(path)
+
+    def close(self) -> None:
+        """Let go of the model, the optimizer and the ledger; model and optimizer are ordinary ones again."""
+        self._engine.close()
+        unpack(self.optimizer)
+        self._watch.close()
+        self._guard.remove()
+        self._ledger.close()
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _make_loader(self, data: Any, collate_fn: Any, num_workers: int) -> Loader:
+        seed = int(self.streams.init.at(self.world.rank).uniform64(1)[0] >> 1)
+        return Loader(
+            data,
+            micro_batch=self.micro_batch,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            device=self._device,
+            worker_seed=seed,
+        )
+
+    def _sampled(self) -> tuple[Loader, int]:
+        if self._loader is None or self._data is None or isinstance(self.plan.sampling, OwnLoader):
+            check.refuse(
+                "data to draw batches from", "a plan for your own loader", "use private.over(loader)"
+            )
+        size = len(self._data)  # type: ignore[arg-type]
+        self._watch.data(size)
+        if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
+            total = torch.tensor(float(size))
+            self.world.sum_(total)
+            records = self.plan.known_horizon.known_records
+            check.require(
+                int(total) == records,
+                f"exactly records={records} records",
+                int(total),
+                "give the true size as `records`",
+            )
+        return self._loader, size
+
+    def _begin(self, path: str | Path | None) -> Ledger:
+        header = {
+            "plan": self.plan.digest,
+            "relation": str(self.plan.relation),
+            "delta": self.plan.known_delta,
+            "assumptions": list(self.plan.analysis.assumptions(self.plan)),
+        }
+        if path is None or not self.world.is_first:
+            return Ledger.in_memory(header)
+        return Ledger.create(path, header)
+
+    def _go_on(self, path: str | Path | None, resume: str | Path) -> Ledger:
+        """Restore a checkpoint; the ledger says which step comes next."""
+        if path is None:
+            check.refuse(
+                "the run's ledger beside its checkpoint", "none", "pass ledger=, the file of the run"
+            )
+        saved = checkpoint.Checkpoint.read(resume)
+        saved.check_fits(self.plan, self.model, self.optimizer, self._average, self._schedulers)
+        if self.world.is_first:
+            ledger = checkpoint.reopen(path, self.plan, saved, self.streams)
+        self._wait()  # the others read what the first has put right, before it writes on
+        if not self.world.is_first:
+            ledger = self._begin(None)
+            for entry in scan(Path(path))[0].entries:
+                ledger.append(entry.event, step=entry.step, note=entry.note)
+        self._wait()
+        saved.restore(self.model, self.optimizer, self._average, self._schedulers)
+        step = self.plan.steps_paid(ledger.length)
+        self.progress = Progress(step=step, scale=saved.scale, memory=dict(saved.memory))
+        self.updates = saved.updates
+        return ledger
+
+    def _wait(self) -> None:
+        self.world.sum_(torch.zeros(1))

@@ -1,0 +1,64 @@
+"""What has been spent, in numbers and in one line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from discreet.accounting import Certificate, Charge, certify
+from discreet.stages.plan import Plan
+
+if TYPE_CHECKING:
+    from discreet.core.streams import Streams
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """The epsilon that is proven, the one that the method's paper claims, and how the run was keyed."""
+
+    certified: Certificate
+    claimed: float | None
+    steps: int
+    statement: str
+
+    @staticmethod
+    def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
+        """From the ledger's charge; the claim is the whole run's, so it is there only at the end."""
+        certified = certify(charge, delta=plan.known_delta, relation=plan.relation)
+        finished = steps == plan.known_horizon.steps and plan.claims is not None
+        claim = plan.charge().claimed if finished else None
+        claimed = None if claim is None else claim.epsilon(plan.known_delta)
+        return Spent(certified=certified, claimed=claimed, steps=steps, statement=streams.statement)
+
+    def __str__(self) -> str:
+        proven = self.certified
+        claimed = "none" if self.claimed is None else words(self.claimed)
+        rests_on = f"{proven.accountant}, {proven.relation}, delta={proven.delta:g}"
+        held = "".join(f", {condition}" for condition in proven.conditions)
+        line = f"certified {words(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}"
+        return line if "not private" not in self.statement else f"{line} · {self.statement}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For result files."""
+        claimed = "inf" if self.claimed is not None and math.isinf(self.claimed) else self.claimed
+        return {
+            "certified": self.certified.to_json(),
+            "claimed": claimed,
+            "steps": self.steps,
+            "randomness": self.statement,
+        }
+
+
+def words(epsilon: float) -> str:
+    """An epsilon rounded up to three digits, so that print never shows less than is proven.
+
+    >>> words(2.9991), words(math.inf)
+    ('3.00', 'no proven guarantee')
+    """
+    if math.isinf(epsilon):
+        return "no proven guarantee"
+    digits = max(0, 2 - math.floor(math.log10(epsilon))) if epsilon > 0 else 2
+    scale = 10**digits
+    return f"{math.ceil(epsilon * scale - 1e-9) / scale:.{digits}f}"
