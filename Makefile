@@ -18,8 +18,8 @@ test-all: $(VENV)/.installed-test lint
 	$(PYTEST)
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests research
+	$(BIN)/ruff format --check src tests research
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

@@ -1,4 +1,4 @@
-"""`discreet bench`: step times against plain SGD and peers, memory, methods and scaling."""
+"""`python -m research.benchmarks`: step times against plain SGD and peers, memory, methods and scaling."""
 
 from __future__ import annotations
 
@@ -160,3 +160,9 @@ def _chosen(what: str, given: str | None, known: list[str]) -> list[str]:
 def _say(message: str, quiet: bool) -> None:
     if not quiet:
         print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    from discreet.cli.entry import main
+
+    sys.exit(main(["bench", *sys.argv[1:]], commands=(bench,), program="python -m research.benchmarks"))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discreet.data.resnet import Block, ResNet20
+from discreet.data.resnet import ResidualBlock, ResNet20
 from research.benchmarks.models import BagOfTokens, Recurrent, TokenTransformer
 from research.benchmarks.rows import AbsentError
 
@@ -147,7 +147,7 @@ def _sequential(model: nn.Sequential) -> Forward:
     return forward
 
 
-def _block(name: str, block: Block, weights: Parameters, x: Any) -> Any:
+def _block(name: str, block: ResidualBlock, weights: Parameters, x: Any) -> Any:
     jax, groups = _jax(), block.first_norm.num_groups
     inner = _convolution(f"{name}.first", block.first, weights, x)
     inner = jax.nn.relu(_group_norm(f"{name}.first_norm", groups, weights, inner))
@@ -158,7 +158,9 @@ def _block(name: str, block: Block, weights: Parameters, x: Any) -> Any:
 
 
 def _resnet(model: ResNet20) -> Forward:
-    blocks = {name: block for name, block in model.blocks.named_children() if isinstance(block, Block)}
+    blocks = {
+        name: block for name, block in model.blocks.named_children() if isinstance(block, ResidualBlock)
+    }
 
     def forward(weights: Parameters, x: Any) -> Any:
         x = _convolution("stem", model.stem, weights, x)

@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from discreet import methods
 from discreet.accounting import Ledger
 from discreet.accounting.events import Event
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.memory import micro_batch_for
-from discreet.methods.dp_sgd import recipes as dp_sgd
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon, OwnLoader
 from discreet.stages.update import update
-from discreet.training.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, RunState
 from research.benchmarks.models import Task
 
 CLIP, NOISE, RATE = 1.0, 1.0, 1e-3
@@ -91,8 +91,8 @@ def bound(plan: Plan, batch: int) -> Plan:
 
 def private(task: Task) -> Step:
     """Everything that `Private` does for a step: charge, norms, clip, sum, cipher noise, update."""
-    plan = bound(dp_sgd(clip=CLIP), task.batch)
-    engine, streams, progress, world = Engine(task.model), Streams.from_os(), Progress(), World.current()
+    plan = bound(methods.dp_sgd(clip=CLIP), task.batch)
+    engine, streams, progress, world = Engine(task.model), Streams.from_os(), RunState(), World.current()
     header = {"plan": plan.digest, "relation": str(plan.relation), "delta": plan.known_delta}
     ledger, optimizer = Ledger.in_memory(header), _sgd(task)
     micro = micro_batch_for(engine, (task.inputs,), records=task.batch)

@@ -1,4 +1,4 @@
-"""`discreet reproduce`: the papers' tables and figures, and the page that lists them."""
+"""`python -m research.reproductions`: the papers' tables and figures, and the page that lists them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reproduce(
         bool(names) or listing or docs,
         "the name of an experiment, --list or --docs",
         "none of them",
-        "see what there is with `discreet reproduce --list`",
+        "see what there is with `python -m research.reproductions --list`",
     )
 
     from research.reproductions import Bench
@@ -76,7 +76,7 @@ def _chosen(names: list[str]) -> list[Experiment]:
     for name in names:
         check.require(
             name in EXPERIMENTS,
-            "an experiment that `discreet reproduce --list` shows",
+            "an experiment that `python -m research.reproductions --list` shows",
             repr(name),
             f"one of {', '.join(EXPERIMENTS)}",
         )
@@ -151,7 +151,7 @@ def _show_list(out: Path) -> None:
 
 def _show(experiment: Experiment, record: Record) -> None:
     from discreet.report import terminal
-    from discreet.training.spending import words
+    from discreet.training.spending import format_epsilon
     from research.reproductions.pages import number
 
     columns = (record.outcome.unit, "paper", "ours", "certified", "claimed")
@@ -160,7 +160,7 @@ def _show(experiment: Experiment, record: Record) -> None:
             row.setting,
             number(row.paper),
             number(row.ours),
-            "" if row.certified is None else words(row.certified),
+            "" if row.certified is None else format_epsilon(row.certified),
             number(row.claimed),
         )
         for row in record.outcome.rows
@@ -175,3 +175,11 @@ def _write_page(page: Path, out: Path) -> None:
     folder = page.parent
     check.require(folder.is_dir(), "an existing folder", folder, "create it, or name another --page")
     page.write_text(pages.render(EXPERIMENTS.values(), results=out, docs=folder), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from discreet.cli.entry import main
+
+    sys.exit(
+        main(["reproduce", *sys.argv[1:]], commands=(reproduce,), program="python -m research.reproductions")
+    )

@@ -14,7 +14,7 @@ from discreet.runs import RunConfig
 from discreet.stages.domain import Centre
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.training.spending import words
+from discreet.training.spending import format_epsilon
 from research.reproductions.bench import Bench, accuracy_row
 from research.reproductions.bounded_logistic import Records, trained
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status, mean_and_error
@@ -58,7 +58,7 @@ def full_batch(bench: Bench) -> Outcome:
                     spread=error,
                     seeds=len(found),
                     certified=plan.certificate().epsilon,
-                    note=f"noise {plan.known_noise:.1f}; by composition epsilon {words(by_composition)}",
+                    note=f"noise {plan.known_noise:.1f}; by composition epsilon {format_epsilon(by_composition)}",
                 )
             )
     baseline = _dp_sgd(bench)
@@ -75,7 +75,8 @@ def full_batch(bench: Bench) -> Outcome:
         status=Status.REPRODUCED if ratio >= 5 else Status.PARTLY,
         summary=(
             f"With weight decay the certificate stands still after {still.steps} steps: {lengths[-1]} full-batch "
-            f"steps cost epsilon {words(longest.certificate().epsilon)}, by composition {words(composed)} ({ratio:.1f} "
+            f"steps cost epsilon {format_epsilon(longest.certificate().epsilon)}, by composition "
+            f"{format_epsilon(composed)} ({ratio:.1f} "
             f"times). Test accuracy {accuracy['last iterate', lengths[-1]]:.2f} % there, {best:.2f} % at the best "
             f"length by composition, and {baseline.ours:.2f} % for DP-SGD tuned at the same epsilon: no length has "
             "to be chosen, and no accuracy is won."

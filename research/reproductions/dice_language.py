@@ -19,13 +19,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from discreet import methods
 from discreet.core.plain import plain
 from discreet.core.streams import Streams
-from discreet.data import e2e
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
 from research.reproductions.dice_features import NOISE, noise_of_algorithm_4
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status, mean_and_error
+from research.tasks import e2e
 from research.tasks.bleu import bleu
 from research.tasks.llama import Heard, Tail, greedy
 from research.tasks.smollm2 import VOCABULARY, SmolLM2

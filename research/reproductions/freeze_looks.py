@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from discreet import data as tasks
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
@@ -67,7 +67,7 @@ def active_at(private: Private, step: int) -> Tensor:
     """One truth value for each coordinate: whether it is active at a step of the epoch under way."""
     named = [(name, tuple(value.shape)) for name, value in private.model.named_parameters()]
     layout = Layout(tuple(name for name, _ in named), tuple(shape for _, shape in named))
-    moment = Moment(
+    context = StepContext(
         step=step,
         steps_per_epoch=PER_EPOCH,
         batch=BATCH,
@@ -76,7 +76,7 @@ def active_at(private: Private, step: int) -> Tensor:
         memory=private.progress.memory,
     )
     active = torch.ones(layout.size)
-    mask = private.plan.selection.mask(moment)
+    mask = private.plan.selection.mask(context)
     if mask is not None:
         mask.apply_(layout.views(active))
     return active.bool()

@@ -15,7 +15,7 @@ from discreet.accounting.events import NonPrivate
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.stages.bounding import Query
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -51,11 +51,11 @@ class LeakyNoise:
         """Any model: there is no price."""
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """The noisy sums; the exact one stays in the secrets of the run."""
-        moment.secrets[EXACT] = PrivateState(sums[0].value.clone())
-        return GaussianNoise().release(sums, queries, noise, moment)
+        context.secrets[EXACT] = PrivateState(sums[0].value.clone())
+        return GaussianNoise().release(sums, queries, noise, context)
 
 
 @final
@@ -77,12 +77,12 @@ class RankedWithoutNoise:
     def takes_all(self) -> bool:
         return self.ranked.takes_all
 
-    def mask(self, moment: Moment) -> Mask | None:
-        return self.ranked.mask(moment)
+    def mask(self, context: StepContext) -> Mask | None:
+        return self.ranked.mask(context)
 
-    def observe(self, released: Released, std: float, moment: Moment) -> None:
-        exact: Tensor = moment.secrets[EXACT].reveal_to_mechanism()
-        self.ranked.observe(Released.on(moment.mask, exact, moment.layout, moment.batch), 0.0, moment)
+    def observe(self, released: Released, std: float, context: StepContext) -> None:
+        exact: Tensor = context.secrets[EXACT].reveal_to_mechanism()
+        self.ranked.observe(Released.on(context.mask, exact, context.layout, context.batch), 0.0, context)
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
         return self.ranked.density(horizon, baseline_epochs=baseline_epochs)

@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from discreet.tuning import scale_clip_with_momentum
-
+from discreet.methods.random_freeze.scaling import scale_clip_with_momentum
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.runs import RunConfig
 from discreet.stages.sampling import Horizon

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from discreet.training.spending import words
+from discreet.training.spending import format_epsilon
 from research.reproductions.experiment import Experiment, Row
 from research.reproductions.results import Record, figure_path, folder_of, read
 
@@ -90,7 +90,7 @@ def _table(rows: tuple[Row, ...], unit: str) -> list[str]:
         "paper": [number(row.paper) for row in rows],
         "ours": [_ours(row) for row in rows],
         "difference": ["" if row.difference is None else f"{row.difference:+.3g}" for row in rows],
-        "certified epsilon": ["" if row.certified is None else words(row.certified) for row in rows],
+        "certified epsilon": ["" if row.certified is None else format_epsilon(row.certified) for row in rows],
         "claimed epsilon": ["" if row.claimed is None else number(row.claimed) for row in rows],
         "seeds": [str(row.seeds) for row in rows],
         "note": [_escaped(row.note) for row in rows],

@@ -11,28 +11,48 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "BallsInBins": "discreet.stages.sampling",
+    "FixedSize": "discreet.stages.sampling",
+    "FullBatch": "discreet.stages.sampling",
+    "Horizon": "discreet.stages.sampling",
     "Neighbouring": "discreet.core.relation",
+    "OwnLoader": "discreet.stages.sampling",
     "Plan": "discreet.stages.plan",
+    "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
     "Refused": "discreet.core.check",
+    "Streams": "discreet.core.streams",
+    "TruncatedPoisson": "discreet.stages.sampling",
     "fix": "discreet.engine.fix",
     "statement": "discreet.runs.statement",
 }
+_ROOMS = ("methods",)
 
-__all__ = [*_HOME, "__version__"]
+__all__ = [*_HOME, *_ROOMS, "__version__"]
 
 if TYPE_CHECKING:
+    from discreet import methods as methods
     from discreet.core.check import Refused as Refused
     from discreet.core.relation import Neighbouring as Neighbouring
+    from discreet.core.streams import Streams as Streams
     from discreet.engine.fix import fix as fix
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan
+    from discreet.stages.sampling import BallsInBins as BallsInBins
+    from discreet.stages.sampling import FixedSize as FixedSize
+    from discreet.stages.sampling import FullBatch as FullBatch
+    from discreet.stages.sampling import Horizon as Horizon
+    from discreet.stages.sampling import OwnLoader as OwnLoader
+    from discreet.stages.sampling import Poisson as Poisson
+    from discreet.stages.sampling import TruncatedPoisson as TruncatedPoisson
     from discreet.training.private import Private as Private
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"discreet.{name}")
     raise AttributeError(f"module 'discreet' has no attribute {name!r}")
 
 

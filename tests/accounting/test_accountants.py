@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from discreet.accounting import (
-    BallsInBins,
+    BallsInBinsEpoch,
     Certificate,
     Charge,
     CountQuery,
@@ -24,7 +24,7 @@ from discreet.accounting import (
     Queries,
     SelectionQuery,
     ShuffledEpoch,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
     certify,
@@ -154,8 +154,8 @@ def test_repeating_is_adding() -> None:
         SelectionQuery(0.0, 1.0),
         Queries((Gaussian(1.0), Gaussian(0.0))),
         PoissonSampled(0.01, Gaussian(0.0)),
-        TruncatedPoisson(0.01, 20, 1000, Gaussian(0.0)),
-        BallsInBins(3, Gaussian(0.0)),
+        TruncatedPoissonSampled(0.01, 20, 1000, Gaussian(0.0)),
+        BallsInBinsEpoch(3, Gaussian(0.0)),
         Unamplified(Gaussian(0.0)),
         NonPrivate(),
     ],
@@ -214,7 +214,7 @@ def test_exact_gaussians_stay_numbers(mu: float) -> None:
     ("event", "relation"),
     [
         (PoissonSampled(0.1, Gaussian(1.0)), REPLACE_ONE),
-        (TruncatedPoisson(0.1, 5, 20, Gaussian(1.0)), REPLACE_ONE),
+        (TruncatedPoissonSampled(0.1, 5, 20, Gaussian(1.0)), REPLACE_ONE),
         (WithoutReplacement(20, 5, Gaussian(1.0)), ADD_REMOVE),
         (ShuffledEpoch(Gaussian(1.0)), ADD_REMOVE),
     ],
@@ -263,7 +263,7 @@ def test_bad_counts_are_refused() -> None:
 def test_unamplified_steps_cost_full_gaussians() -> None:
     full = epsilon(Charge.of(Gaussian(4.0), 30))
     assert epsilon(Charge.of(Unamplified(Gaussian(8.0)), 30)) == full  # every batch may move by two clips
-    assert epsilon(Charge.of(BallsInBins(30, Gaussian(4.0)))) == pytest.approx(full, rel=1e-9)
+    assert epsilon(Charge.of(BallsInBinsEpoch(30, Gaussian(4.0)))) == pytest.approx(full, rel=1e-9)
     assert epsilon(Charge.of(ShuffledEpoch(Gaussian(4.0)), 30), relation=REPLACE_ONE) == epsilon(
         Charge.of(Gaussian(4.0), 30), relation=REPLACE_ONE
     )

@@ -114,8 +114,8 @@ def test_loss_distributions_match_dp_accounting(rate: float, noise: float) -> No
     for mine, reference in sides:
         assert mine.mass.sum() + mine.infinite == pytest.approx(1.0, abs=1e-12)
         for delta in (1e-3, 1e-6):
-            expected = compose.Composition([(reference, 10)]).epsilon(delta)
-            assert compose.Composition([(mine, 10)]).epsilon(delta) == pytest.approx(expected, rel=1e-5)
+            expected = compose.ComposedLoss([(reference, 10)]).epsilon(delta)
+            assert compose.ComposedLoss([(mine, 10)]).epsilon(delta) == pytest.approx(expected, rel=1e-5)
 
 
 def test_discretised_divergence_is_never_below_the_density() -> None:
@@ -125,13 +125,13 @@ def test_discretised_divergence_is_never_below_the_density() -> None:
         step = pld.sampled_gaussian(rate, noise, grid, -50.0)
         for at in (0.0, 0.123, 1.0, 2.3):
             ahead, back = (
-                compose.Composition([(side, 1)]) for side in (step.with_without, step.without_with)
+                compose.ComposedLoss([(side, 1)]) for side in (step.with_without, step.without_with)
             )
             assert ahead.delta(at) >= oracle.hockey_stick(one, other, at, noise) * (1 - 1e-6)
             assert back.delta(at) >= oracle.hockey_stick(other, one, at, noise) * (1 - 1e-6) - 1e-12
 
 
-def _convolved(pmf: pld.Pmf, count: int) -> compose.Window:
+def _convolved(pmf: pld.Pmf, count: int) -> compose.LossWindow:
     """Composition by plain convolution: slow, but every term is positive, so every digit is right."""
     mass, first = np.ones(1), 0
     for _ in range(count):
@@ -139,7 +139,7 @@ def _convolved(pmf: pld.Pmf, count: int) -> compose.Window:
         first += pmf.first
         some = np.flatnonzero(mass > 1e-60)
         mass, first = mass[some[0] : some[-1] + 1], first + int(some[0])
-    return compose.Window(pmf.grid, first, compose._deltas(mass, 0.0, pmf.grid))
+    return compose.LossWindow(pmf.grid, first, compose._deltas(mass, 0.0, pmf.grid))
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12, 1e-30])
@@ -147,7 +147,7 @@ def test_the_tilted_transform_is_exact_for_tiny_deltas(delta: float) -> None:
     step = pld.sampled_gaussian(0.05, 1.0, 0.02, -200.0).with_without
     expected = _convolved(step, 40).epsilon(delta)
     assert expected is not None
-    assert compose.Composition([(step, 40)]).epsilon(delta) == pytest.approx(expected, rel=1e-7)
+    assert compose.ComposedLoss([(step, 40)]).epsilon(delta) == pytest.approx(expected, rel=1e-7)
 
 
 def test_without_a_tilt_tiny_deltas_would_be_wrong() -> None:
@@ -192,7 +192,7 @@ def test_a_tail_below_the_rounding_of_the_transform_is_not_cut_off() -> None:
     grid, noise, epsilon = 0.15783, 3.8021, 2.9108
     mass = pld.gaussian(noise, grid, -200.0).with_without
     exact = gdp.delta(1 / noise, epsilon)
-    assert compose.Composition([(mass, 1)]).delta(epsilon) >= exact > 0
+    assert compose.ComposedLoss([(mass, 1)]).delta(epsilon) >= exact > 0
 
 
 def test_a_loader_that_walks_over_the_records_moves_every_batch_by_two_clips() -> None:

@@ -10,11 +10,8 @@ from discreet.accounting import (
     Charge,
     Claim,
     ClippedFeedback,
-    DiceClaim,
     Free,
     Gaussian,
-    GeoDpOneStepClaim,
-    LastIterateClaim,
     Neighbouring,
     PoissonSampled,
     certify,
@@ -22,7 +19,9 @@ from discreet.accounting import (
 )
 from discreet.accounting.rdp import sampled_gaussian
 from discreet.core.check import Refused
-from discreet.methods.dpsgd_dc.claim import _lemma_a13
+from discreet.methods.dicesgd.claim import DiceClaim
+from discreet.methods.dpsgd_dc.claim import LastIterateClaim, _lemma_a13
+from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 
 def accounted(count: int = 2344, by: Accounting = Accounting.PLD) -> AccountedClaim:

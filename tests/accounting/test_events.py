@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.accounting import (
-    BallsInBins,
+    BallsInBinsEpoch,
     ClippedFeedback,
     CountQuery,
     Event,
@@ -23,7 +23,7 @@ from discreet.accounting import (
     Queries,
     SelectionQuery,
     ShuffledEpoch,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
     event_from_json,
@@ -42,7 +42,7 @@ gaussians = st.builds(Gaussian, noises)
 queries = st.one_of(gaussians, st.builds(CountQuery, noises), st.builds(SelectionQuery, noises, positive))
 whitenable = st.one_of(queries, st.builds(Queries, st.lists(queries, min_size=1, max_size=3).map(tuple)))
 projected = st.builds(ProjectedGaussian, noises, st.lists(counts, min_size=1, max_size=3).map(tuple))
-truncated = st.builds(TruncatedPoisson, rates, counts, counts, whitenable)
+truncated = st.builds(TruncatedPoissonSampled, rates, counts, counts, whitenable)
 fixed = st.tuples(counts, counts).flatmap(
     lambda sizes: st.builds(WithoutReplacement, st.just(max(sizes)), st.just(min(sizes)), whitenable)
 )
@@ -52,7 +52,7 @@ events = st.one_of(
     st.builds(PoissonSampled, rates, st.one_of(whitenable, projected)),
     truncated,
     fixed,
-    st.builds(BallsInBins, counts, whitenable),
+    st.builds(BallsInBinsEpoch, counts, whitenable),
     st.builds(ShuffledEpoch, whitenable),
     st.builds(Unamplified, whitenable),
     st.builds(
@@ -148,10 +148,10 @@ BAD: list[tuple[type[Event], dict[str, Any]]] = [
     (PoissonSampled, {"rate": 1.3, "event": Gaussian(1.0)}),
     (PoissonSampled, {"rate": 0.1, "event": Free()}),
     (PoissonSampled, {"rate": 0.1, "event": PoissonSampled(0.1, Gaussian(1.0))}),
-    (TruncatedPoisson, {"rate": 0.1, "cap": 0, "records": 10, "event": Gaussian(1.0)}),
-    (TruncatedPoisson, {"rate": 0.1, "cap": 5, "records": 10, "event": ProjectedGaussian(1.0, (2,))}),
+    (TruncatedPoissonSampled, {"rate": 0.1, "cap": 0, "records": 10, "event": Gaussian(1.0)}),
+    (TruncatedPoissonSampled, {"rate": 0.1, "cap": 5, "records": 10, "event": ProjectedGaussian(1.0, (2,))}),
     (WithoutReplacement, {"records": 10, "batch": 11, "event": Gaussian(1.0)}),
-    (BallsInBins, {"epochs": 0, "event": Gaussian(1.0)}),
+    (BallsInBinsEpoch, {"epochs": 0, "event": Gaussian(1.0)}),
     (Unamplified, {"event": NonPrivate()}),
 ]
 

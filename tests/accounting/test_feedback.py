@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from discreet.accounting import feedback, projected
-from discreet.accounting.feedback import Run
+from discreet.accounting.feedback import FeedbackSetting
 from discreet.core.check import Refused
 
 Floats = NDArray[np.float64]
 
 
-def a_run(**changed: float) -> Run:
+def a_run(**changed: float) -> FeedbackSetting:
     settings: dict[str, float] = {
         "rate": 0.02, "steps": 100, "batch": 1000, "clip": 1.0, "feedback_clip": 1.0, "noise_std": 20.0
     }  # fmt: skip
-    return Run(**(settings | changed))
+    return FeedbackSetting(**(settings | changed))
 
 
 # The worst case on two steps, by densities on a plane ----------------------------------------------------

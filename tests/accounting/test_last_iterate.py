@@ -13,7 +13,7 @@ from scipy import integrate, special, stats
 
 from discreet.accounting import last_iterate as last
 from discreet.accounting import pld, rdp
-from discreet.accounting.compose import Composition
+from discreet.accounting.compose import ComposedLoss
 from discreet.core.check import Refused
 
 Floats = NDArray[np.float64]
@@ -77,14 +77,14 @@ class Interval:
 
         return side(p, p_ends, q, q_ends), side(q, q_ends, p, p_ends)
 
-    def run(self) -> last.Run:
+    def run(self) -> last.BoundedRun:
         noise = 1 / self.drift
         step = (
             last.gaussian_step(noise=noise)
             if self.rate == 1
             else last.poisson_step(rate=self.rate, noise=noise)
         )
-        return last.Run(step=step, steps=self.steps, shift=2 * self.half, factor=self.factor)
+        return last.BoundedRun(step=step, steps=self.steps, shift=2 * self.half, factor=self.factor)
 
 
 CASES = [
@@ -300,7 +300,7 @@ def test_fixed_size_divergence_agrees_with_its_loss_distribution(noise: float) -
 
 
 def test_a_huge_domain_gives_composition() -> None:
-    run = last.Run(step=last.poisson_step(rate=0.01, noise=1.0), steps=1000, shift=1e6, factor=1.0)
+    run = last.BoundedRun(step=last.poisson_step(rate=0.01, noise=1.0), steps=1000, shift=1e6, factor=1.0)
     found = last.epsilon(run, delta=1e-5)
     assert found.name == "composition, PLD"
     assert found.value == pytest.approx(1.8289, rel=1e-3)
@@ -309,7 +309,9 @@ def test_a_huge_domain_gives_composition() -> None:
 def test_a_small_domain_gives_a_plateau_whatever_the_number_of_steps() -> None:
     values = [
         last.epsilon(
-            last.Run(step=last.fixed_size_step(rate=0.1, noise=1.0), steps=steps, shift=2.0, factor=1.0),
+            last.BoundedRun(
+                step=last.fixed_size_step(rate=0.1, noise=1.0), steps=steps, shift=2.0, factor=1.0
+            ),
             delta=1e-5,
         )
         for steps in (1000, 10_000)
@@ -319,7 +321,7 @@ def test_a_small_domain_gives_a_plateau_whatever_the_number_of_steps() -> None:
 
 
 def test_the_gaussian_form_agrees_with_the_general_one() -> None:
-    exact = last.Run(step=last.gaussian_step(noise=3.0), steps=40, shift=2.0, factor=1.05)
+    exact = last.BoundedRun(step=last.gaussian_step(noise=3.0), steps=40, shift=2.0, factor=1.05)
     general = replace(exact, step=replace(exact.step, gaussian=False))
     closed, searched = last.epsilon(exact, delta=1e-5).value, last.epsilon(general, delta=1e-5).value
     assert closed <= searched <= closed * 1.02
@@ -327,7 +329,7 @@ def test_the_gaussian_form_agrees_with_the_general_one() -> None:
 
 def test_without_a_renyi_bound_loss_distributions_are_searched() -> None:
     full = last.poisson_step(rate=0.2, noise=1.0)
-    blind = last.Run(step=replace(full, rdp=None), steps=200, shift=1.0, factor=1.0)
+    blind = last.BoundedRun(step=replace(full, rdp=None), steps=200, shift=1.0, factor=1.0)
     seeing = replace(blind, step=full)
     assert last.epsilon(blind, delta=1e-5).value == pytest.approx(
         last.epsilon(seeing, delta=1e-5).value, rel=0.1
@@ -337,7 +339,7 @@ def test_without_a_renyi_bound_loss_distributions_are_searched() -> None:
 @pytest.mark.parametrize("gaussian", [True, False])
 def test_epsilon_and_delta_are_inverse(gaussian: bool) -> None:
     step = last.gaussian_step(noise=2.0) if gaussian else last.poisson_step(rate=0.3, noise=1.0)
-    run = last.Run(step=step, steps=300, shift=1.0, factor=1.0)
+    run = last.BoundedRun(step=step, steps=300, shift=1.0, factor=1.0)
     found = last.epsilon(run, delta=1e-6, grid=2e-3)
     assert last.delta(run, epsilon=found.value, grid=2e-3).value == pytest.approx(1e-6, rel=0.02)
     assert found.name.startswith("last iterate")
@@ -348,7 +350,7 @@ def test_epsilon_and_delta_are_inverse(gaussian: bool) -> None:
 def test_batches_beyond_the_bound_are_paid_for_in_delta() -> None:
     late = last.overflow(records=1000, rate=0.05, largest=100)
     assert late == pytest.approx(stats.binom.sf(100, 1000, 0.05))
-    run = last.Run(
+    run = last.BoundedRun(
         step=last.poisson_step(rate=0.05, noise=1.0), steps=500, shift=1.0, factor=1.0, overflow=late
     )
     clean = replace(run, overflow=0.0)
@@ -358,7 +360,7 @@ def test_batches_beyond_the_bound_are_paid_for_in_delta() -> None:
     mu = run.shift * math.sqrt(float(last.left_over(5.0, 1.0)) / 0.5)
     step = run.step.pld(math.sqrt(0.5), 2e-3)
     parts = [(step.with_without, 5), (pld.gaussian(1 / mu, 2e-3, -50.0).with_without, 1)]
-    spent = Composition(parts).delta(with_tail) + (1 + math.exp(with_tail)) * 5 * late
+    spent = ComposedLoss(parts).delta(with_tail) + (1 + math.exp(with_tail)) * 5 * late
     assert spent <= 1e-5
     hopeless = replace(run, overflow=1e-3)
     assert math.isinf(last.pld_epsilon(hopeless, absorbed=5, beta=0.5, delta=1e-5, grid=2e-3))
@@ -374,7 +376,7 @@ def test_bad_settings_are_refused(changed: dict[str, float]) -> None:
         "factor": 1.0,
     }
     with pytest.raises(Refused, match="Remedy"):
-        last.Run(**(settings | changed))
+        last.BoundedRun(**(settings | changed))
 
 
 def test_rules_refuse_what_they_do_not_cover() -> None:
@@ -382,6 +384,6 @@ def test_rules_refuse_what_they_do_not_cover() -> None:
         last.lipschitz_convex(learning_rate=3.0, smoothness=1.0)
     with pytest.raises(Refused, match="ratio"):
         last.lipschitz_glm(learning_rate=1.0, smoothness=1.0, ratio=0.0)
-    run = last.Run(step=last.gaussian_step(noise=1.0), steps=3, shift=1.0, factor=1.0)
+    run = last.BoundedRun(step=last.gaussian_step(noise=1.0), steps=3, shift=1.0, factor=1.0)
     with pytest.raises(Refused, match="absorbed"):
         last.pld_epsilon(run, absorbed=4, beta=0.5, delta=1e-5, grid=1e-2)

@@ -13,7 +13,7 @@ import pytest
 from scipy import integrate, special
 
 from discreet.accounting import pld, projected, rdp
-from discreet.accounting.compose import Composition
+from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.pld import Floats, Pmf
 from discreet.core.check import Refused
 
@@ -152,7 +152,7 @@ def test_without_a_projection_it_is_the_sampled_gaussian(rate: float, noise: flo
     ours = projected.pld_step(rate=rate, noise=noise, dims=(math.inf,), grid=1e-3)
     theirs = pld.sampled_gaussian(rate, noise, 1e-3, -60.0)
     for mine, other in ((ours.with_without, theirs.with_without), (ours.without_with, theirs.without_with)):
-        got, expected = Composition([(mine, 300)]).epsilon(1e-5), Composition([(other, 300)]).epsilon(1e-5)
+        got, expected = ComposedLoss([(mine, 300)]).epsilon(1e-5), ComposedLoss([(other, 300)]).epsilon(1e-5)
         assert got == pytest.approx(expected, rel=1e-6)
     orders = (1.1, 2.0, 3.5, 16.0)
     got_rdp = projected.rdp(rate=rate, noise=noise, dims=(), orders=orders)

@@ -8,12 +8,12 @@ import oracle
 import pytest
 
 from discreet.accounting import (
-    BallsInBins,
+    BallsInBinsEpoch,
     Charge,
     Gaussian,
     Neighbouring,
     PoissonSampled,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     WithoutReplacement,
     certify,
     delta_at,
@@ -137,7 +137,7 @@ def test_no_dataset_exceeds_the_certificate_of_a_capped_batch(
     noise = 1.0
     one = oracle.mixture(*oracle.truncated_poisson(pair.one, rate, cap), noise)
     other = oracle.mixture(*oracle.truncated_poisson(pair.other, rate, cap), noise)
-    charge = Charge.of(TruncatedPoisson(rate, cap, 4, Gaussian(noise)))
+    charge = Charge.of(TruncatedPoissonSampled(rate, cap, 4, Gaussian(noise)))
     for at in (0.0, 0.5, 1.5, 3.0):
         certified = delta_at(charge, epsilon=at, relation=ADD_REMOVE)
         assert oracle.both_directions(one, other, at, noise) <= certified * (1 + 1e-6)
@@ -156,9 +156,10 @@ def test_a_cap_is_not_free() -> None:
 def test_a_public_bound_on_the_size_covers_every_smaller_size(records: int) -> None:
     """A full batch is rarer with fewer records: the certificate may only fall."""
     smaller = [
-        epsilon(Charge.of(TruncatedPoisson(0.01, 700, n, Gaussian(1.0)), 100)) for n in (60_000, 70_000)
+        epsilon(Charge.of(TruncatedPoissonSampled(0.01, 700, n, Gaussian(1.0)), 100))
+        for n in (60_000, 70_000)
     ]
-    bound = epsilon(Charge.of(TruncatedPoisson(0.01, 700, max(records, 70_000), Gaussian(1.0)), 100))
+    bound = epsilon(Charge.of(TruncatedPoissonSampled(0.01, 700, max(records, 70_000), Gaussian(1.0)), 100))
     assert bound >= max(smaller) * (1 - 1e-3)
 
 
@@ -179,5 +180,5 @@ def test_no_dataset_exceeds_the_certificate_of_balls_in_bins(pair: Neighbours) -
     one, other, cell = density(pair.one), density(pair.other), (x[1] - x[0]) ** 2
     gamma = math.exp(at)
     truth = max(np.maximum(one - gamma * other, 0).sum(), np.maximum(other - gamma * one, 0).sum()) * cell
-    certified = delta_at(Charge.of(BallsInBins(1, Gaussian(noise))), epsilon=at, relation=ADD_REMOVE)
+    certified = delta_at(Charge.of(BallsInBinsEpoch(1, Gaussian(noise))), epsilon=at, relation=ADD_REMOVE)
     assert truth <= certified * (1 + 1e-4)

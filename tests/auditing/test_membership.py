@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.auditing.attack import Attack, attack_features
+from discreet.auditing.attack import AttackClassifier, attack_features
 from discreet.auditing.membership import (
     auc,
     estimate,
@@ -152,7 +152,7 @@ def test_the_classifier_learns_and_sees_classes_alike() -> None:
     answers[members, labels[members]] += 4
     answers = answers.log_softmax(1)
     features = attack_features(answers, labels)
-    attack = Attack()
+    attack = AttackClassifier()
     attack.learn(features[:400], members[:400])
     right = ((attack.scores(features[400:]) > 0) == members[400:]).double().mean()
     assert right > 0.85

@@ -16,7 +16,7 @@ from torch import nn
 
 from discreet.auditing.membership import auc
 from discreet.auditing.one_run import Guesses
-from discreet.auditing.planted import Beside, Kind, RunAudit, _Gradients, _Records, audit_recipe
+from discreet.auditing.planted import Beside, CanaryKind, RunAudit, _Gradients, _Records, audit_recipe
 from discreet.auditing.trainings import Recipe
 from discreet.core.check import Refused
 from discreet.core.streams import Stream
@@ -39,7 +39,7 @@ def _lose_noise(patch: pytest.MonkeyPatch, factor: float) -> None:
 def test_a_run_stays_below_its_certificate(method: str) -> None:
     found = audit_recipe(_config(method=method), canaries=200, confidence=CONFIDENCE)
     assert 0 <= found.audited <= found.certified
-    assert found.kind is Kind.GRADIENT
+    assert found.kind is CanaryKind.GRADIENT
     assert not found.independent
 
 
@@ -116,10 +116,10 @@ def test_only_data_canaries_where_the_last_iterate_alone_leaves() -> None:
         method="dpsgd-dc", parameters=parameters, sampling="full-batch", learning_rate=1.0, momentum=0.0
     )
     found = audit_recipe(config, canaries=60)
-    assert found.kind is Kind.DATA
+    assert found.kind is CanaryKind.DATA
     assert found.audited <= found.certified
     with pytest.raises(Refused, match="data canaries"):
-        audit_recipe(config, kind=Kind.GRADIENT, canaries=60)
+        audit_recipe(config, kind=CanaryKind.GRADIENT, canaries=60)
 
 
 def test_progress_is_told_step_by_step() -> None:
@@ -131,7 +131,7 @@ def test_progress_is_told_step_by_step() -> None:
 def test_what_is_told_as_json() -> None:
     found = RunAudit(
         method="geodp",
-        kind=Kind.DATA,
+        kind=CanaryKind.DATA,
         canaries=10,
         steps=3,
         certified=math.inf,

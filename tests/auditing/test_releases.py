@@ -13,7 +13,7 @@ import torch
 from discreet import methods
 from discreet.auditing import replay
 from discreet.auditing.games import play
-from discreet.auditing.releases import Attacked, Canaries, Run, game_for
+from discreet.auditing.releases import Attacked, Canaries, ReleaseGame, game_for
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
@@ -26,11 +26,11 @@ from discreet.stages.sampling import FullBatch, Horizon
 DELTA, CONFIDENCE = 1e-2, 1 - 1e-6
 
 
-def _certified(game: Canaries | Run) -> float:
+def _certified(game: Canaries | ReleaseGame) -> float:
     return game.attacked.plan.certificate().epsilon
 
 
-def _audited(game: Canaries | Run, trials: int, confidence: float = CONFIDENCE) -> float:
+def _audited(game: Canaries | ReleaseGame, trials: int, confidence: float = CONFIDENCE) -> float:
     return play(game, trials=trials, delta=DELTA, confidence=confidence).epsilon
 
 
@@ -77,7 +77,7 @@ def test_a_clip_that_is_too_loose_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_whole_run_catches_lost_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = Run(Attacked.of(methods.dp_sgd(), records=2, noise=1.0, delta=DELTA))
+    game = ReleaseGame(Attacked.of(methods.dp_sgd(), records=2, noise=1.0, delta=DELTA))
     _less_noise(monkeypatch, 0.1)
     assert _audited(game, 240, confidence=0.999) > _certified(game)
 
@@ -92,7 +92,7 @@ def test_replace_one_is_played_with_a_record_and_its_opposite() -> None:
 
 
 def test_canaries_refuse_noise_that_is_not_independent() -> None:
-    with pytest.raises(Refused, match="play Run"):
+    with pytest.raises(Refused, match="play ReleaseGame"):
         Canaries(Attacked.of(METHODS["d2p2-sgd"].recipe(), records=4, noise=1.0, delta=DELTA))
 
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import pytest
 from cli_runner import GOLDEN, refused, replaced, run
 
-from discreet.accounting import GeoDpOneStepClaim
 from discreet.cli import recipes, signature
 from discreet.cli.entry import COMMANDS
 from discreet.methods import METHODS, Method
 from discreet.methods.dp_sgd import recipes as dp_sgd
+from discreet.methods.geodp.claim import GeoDpOneStepClaim
 from discreet.stages.plan import Plan
 
 

@@ -23,7 +23,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.d2p2.projected_gaussian import ProjectedGaussian, width
+from discreet.methods.d2p2.projected_gaussian import ProjectedNoise, width
 from discreet.methods.d2p2.projections import padded_size
 from discreet.methods.dicesgd.combination import SmoothedResidual
 from discreet.methods.geodp.combination import FromAngles, FromPolar
@@ -33,7 +33,7 @@ from discreet.stages.combination import TakeFirst
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.training.private import Private
-from discreet.training.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, RunState
 
 ALPHA = 1e-6  # false-alarm rate of every statistical contract
 NORMS = [0.0, 5e-324, 1e-38, 1e-12, 0.1, 0.5, 1.0, 1.0000001, 3.0, 1e4, 1e19, 1e38, 1e300]
@@ -69,7 +69,7 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
     """What one step of the plan lets out for this batch, times the public batch: the noisy sum."""
     engine = Engine(net)
     try:
-        batch = LogicalBatch(plan, engine, Progress(), Streams.seeded(seed))
+        batch = LogicalBatch(plan, engine, RunState(), Streams.seeded(seed))
         if len(x):
             engine.begin(len(x))
             batch.add(loop.losses(net, x, y))
@@ -87,7 +87,7 @@ def gain(plan: Plan, net: nn.Module) -> float:
     The mechanism's price is for the vector before it is lifted; tests/stages/test_projected_gaussian.py looks there.
     """
     mechanism = plan.mechanism
-    if not isinstance(mechanism, ProjectedGaussian) or mechanism.reduction == 0:
+    if not isinstance(mechanism, ProjectedNoise) or mechanism.reduction == 0:
         return 1.0
     padded = padded_size(sum(parameter.numel() for parameter in net.parameters()))
     return padded / width(padded, mechanism.reduction)

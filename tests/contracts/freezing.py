@@ -14,7 +14,7 @@ from discreet.engine.engine import Engine
 from discreet.methods.random_freeze.selection import RankedFreeze
 from discreet.stages.plan import Plan
 from discreet.stages.values import Released
-from discreet.training.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, RunState
 
 PER_EPOCH = loop.RECORDS // loop.BATCH
 
@@ -32,7 +32,7 @@ def steps_of(
 ) -> list[Released]:
     """The releases of a whole run on fixed batches; the model does not move."""
     net = net if net is not None else loop.model()
-    engine, progress, streams = Engine(net), Progress(), Streams.seeded(seed)
+    engine, progress, streams = Engine(net), RunState(), Streams.seeded(seed)
     x, y = loop.data().tensors
     out = []
     for _ in range(plan.known_horizon.steps):
@@ -67,7 +67,7 @@ def frozen_contract(recipe: Plan) -> None:
     for x, y in run:
         if not run.step(loop.losses(run.model, x, y)):
             continue
-        now, mask = _held(run), run.plan.selection.mask(run._moment())
+        now, mask = _held(run), run.plan.selection.mask(run._context())
         active = torch.ones(layout.size)
         if mask is not None:
             mask.apply_(layout.views(active))

@@ -10,17 +10,17 @@ from discreet.accounting import (
     Charge,
     CountQuery,
     Gaussian,
-    GeoDpOneStepClaim,
     Neighbouring,
     PoissonSampled,
     Queries,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     WithoutReplacement,
     certify,
     pld_epsilon,
     rdp_epsilon,
 )
 from discreet.accounting import rdp as renyi
+from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
 DELTA = 1e-5
@@ -123,7 +123,7 @@ def test_truncated_poisson_is_at_least_as_tight_as_dp_accounting(cap: int, their
         60_000, 0.01, cap, 1.0, value_discretization_interval=1e-3
     ).self_compose(1000)
     assert reference.get_epsilon_for_delta(DELTA) == pytest.approx(theirs, rel=1e-4)
-    charge = Charge.of(TruncatedPoisson(0.01, cap, 60_000, Gaussian(1.0)), 1000)
+    charge = Charge.of(TruncatedPoissonSampled(0.01, cap, 60_000, Gaussian(1.0)), 1000)
     found = certify(charge, delta=DELTA, relation=ADD_REMOVE).epsilon
     assert found <= theirs * 1.0001
     assert found >= 1.8282  # never below the same run without a cap
@@ -131,7 +131,7 @@ def test_truncated_poisson_is_at_least_as_tight_as_dp_accounting(cap: int, their
 
 
 def test_a_cap_that_never_bites_costs_nothing() -> None:
-    charge = Charge.of(TruncatedPoisson(0.01, 800, 60_000, Gaussian(1.0)), 1000)
+    charge = Charge.of(TruncatedPoissonSampled(0.01, 800, 60_000, Gaussian(1.0)), 1000)
     assert on_grid(charge, 1e-3) == pytest.approx(1.8289, rel=1e-4)
 
 
@@ -139,7 +139,9 @@ def test_a_larger_public_bound_never_lowers_the_certificate() -> None:
     """dp-accounting's own numbers rise and fall with n: at 76000 records 14.01, at 200000 6.67."""
     found = [
         certify(
-            Charge.of(TruncatedPoisson(0.01, 700, n, Gaussian(1.0)), 1000), delta=DELTA, relation=ADD_REMOVE
+            Charge.of(TruncatedPoissonSampled(0.01, 700, n, Gaussian(1.0)), 1000),
+            delta=DELTA,
+            relation=ADD_REMOVE,
         ).epsilon
         for n in (60_000, 61_000, 63_000, 76_000, 200_000)
     ]

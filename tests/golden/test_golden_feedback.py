@@ -10,13 +10,13 @@ import pytest
 from scipy import special
 
 from discreet.accounting import feedback
-from discreet.accounting.feedback import Run
+from discreet.accounting.feedback import FeedbackSetting
 
 DELTA = 1e-5
 
 
-def a_run(noise: float, feedback_clip: float = 1.0, preclip: float | None = None) -> Run:
-    return Run(
+def a_run(noise: float, feedback_clip: float = 1.0, preclip: float | None = None) -> FeedbackSetting:
+    return FeedbackSetting(
         rate=0.02,
         steps=100,
         batch=1000,
@@ -111,7 +111,9 @@ def test_the_claim_is_broken_and_the_certificate_is_not(
     """`known` is the lower bound of an attack slightly stronger than ours."""
     noise = claimed_noise(records, batch, steps, target)
     shown = attack(records, batch, steps, noise)
-    run = Run(rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise)
+    run = FeedbackSetting(
+        rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise
+    )
     assert target < shown <= known
     assert shown > 0.85 * known
     assert feedback.epsilon(run, delta=DELTA).value > known
@@ -126,7 +128,7 @@ def test_the_published_pinned_attack_is_covered_too() -> None:
         (50_000, 1000, 100, 2.0, 45.60),
     ):
         noise = claimed_noise(records, batch, steps, target)
-        run = Run(
+        run = FeedbackSetting(
             rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise
         )
         assert feedback.epsilon(run, delta=DELTA).value > known

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from discreet.accounting import projected
-from discreet.accounting.compose import Composition
+from discreet.accounting.compose import ComposedLoss
 
 DELTA = 1e-5
 
@@ -20,7 +20,7 @@ DELTA = 1e-5
 def composed(dims: tuple[float, ...], steps: int, rate: float, grid: float = 1e-3) -> float:
     step = projected.pld_step(rate=rate, noise=1.1, dims=dims, grid=grid)
     sides = (step.with_without, step.without_with)
-    return max(Composition([(side, steps)]).epsilon(DELTA) for side in sides)
+    return max(ComposedLoss([(side, steps)]).epsilon(DELTA) for side in sides)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_two_layers_by_the_max_rule() -> None:
 def test_more_nodes_hardly_move_the_answer() -> None:
     """Bound to bound: 200 nodes are within 0.1 % of 400."""
     few, many = (
-        max(Composition([(side, 2344)]).epsilon(DELTA) for side in (step.with_without, step.without_with))
+        max(ComposedLoss([(side, 2344)]).epsilon(DELTA) for side in (step.with_without, step.without_with))
         for step in (
             projected.pld_step(rate=0.017, noise=1.1, dims=(1,), grid=4e-3, nodes=nodes)
             for nodes in (200, 400)

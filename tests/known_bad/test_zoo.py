@@ -230,14 +230,14 @@ def _mask_changes_inside_a_batch(patch: Patch) -> None:
 
     def add(self: step.LogicalBatch, losses: torch.Tensor) -> None:
         real(self, losses)
-        now = dataclasses.replace(self._moment, step=self._moment.step + 1)
+        now = dataclasses.replace(self._context, step=self._context.step + 1)
         mask = self._plan.selection.mask(now)
-        self._moment = dataclasses.replace(self._moment, mask=mask)
+        self._context = dataclasses.replace(self._context, mask=mask)
         self._sums._mask = self._sums._clipped = mask
 
-    def noise_on_the_last(value: torch.Tensor, std: float, moment: Any) -> torch.Tensor:
-        index = Active.of(moment.mask, moment.layout, value.device).whole
-        value[index] = moment.streams.noise.add_normal_(value[index], std)
+    def noise_on_the_last(value: torch.Tensor, std: float, context: Any) -> torch.Tensor:
+        index = Active.of(context.mask, context.layout, value.device).whole
+        value[index] = context.streams.noise.add_normal_(value[index], std)
         return value
 
     def whole(mask: Any, value: torch.Tensor, layout: Any, batch: float) -> Released:
@@ -249,8 +249,8 @@ def _mask_changes_inside_a_batch(patch: Patch) -> None:
 
 
 def _noise_on_another_mask(patch: Patch) -> None:
-    def stale(value: torch.Tensor, std: float, moment: Any) -> torch.Tensor:
-        value[::2] = moment.streams.noise.add_normal_(value[::2].clone(), std)
+    def stale(value: torch.Tensor, std: float, context: Any) -> torch.Tensor:
+        value[::2] = context.streams.noise.add_normal_(value[::2].clone(), std)
         return value
 
     patch.setattr(gaussian, "_add_noise", stale)

@@ -216,10 +216,10 @@ PRICES: list[tuple[Sampling, set[Neighbouring], Horizon, events.Event]] = [
         TruncatedPoisson(60),
         {Neighbouring.ADD_REMOVE},
         HORIZON,
-        events.TruncatedPoisson(0.1, 60, 400, STEP),
+        events.TruncatedPoissonSampled(0.1, 60, 400, STEP),
     ),
     (FixedSize(), {Neighbouring.REPLACE_ONE}, HORIZON, events.WithoutReplacement(400, 40, STEP)),
-    (BallsInBins(), {Neighbouring.ADD_REMOVE}, HORIZON, events.BallsInBins(1, STEP)),
+    (BallsInBins(), {Neighbouring.ADD_REMOVE}, HORIZON, events.BallsInBinsEpoch(1, STEP)),
     (FullBatch(), BOTH, Horizon.of(records=400, batch=400, steps=9), STEP),
     (OwnLoader(), BOTH, HORIZON, events.Unamplified(STEP)),
 ]
@@ -267,6 +267,6 @@ def test_an_epoch_costs_its_least_noisy_step() -> None:
         return events.Gaussian(factor)
 
     bill = [event_at(BallsInBins(), schedule, release, horizon, step) for step in range(8)]
-    assert bill[0] == events.BallsInBins(1, events.Gaussian(0.5))
-    assert bill[4] == events.BallsInBins(1, events.Gaussian(4.0))
+    assert bill[0] == events.BallsInBinsEpoch(1, events.Gaussian(0.5))
+    assert bill[4] == events.BallsInBinsEpoch(1, events.Gaussian(4.0))
     assert [bill[i] for i in (1, 2, 3, 5, 6, 7)] == [events.Free()] * 6

@@ -21,7 +21,7 @@ from discreet.accounting.calibration import (
 from discreet.accounting.charges import Charge
 from discreet.accounting.claims import AccountedClaim, Accounting, Claim
 from discreet.accounting.events import (
-    BallsInBins,
+    BallsInBinsEpoch,
     ClippedFeedback,
     CountQuery,
     Event,
@@ -34,32 +34,26 @@ from discreet.accounting.events import (
     Queries,
     SelectionQuery,
     ShuffledEpoch,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
     event_from_json,
 )
 from discreet.accounting.ledger import Ledger, merge, read, verify
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.claim import DiceClaim
-from discreet.methods.dpsgd_dc.claim import LastIterateClaim
-from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 __all__ = [
     "AccountedClaim",
     "Accounting",
-    "BallsInBins",
+    "BallsInBinsEpoch",
     "Certificate",
     "Charge",
     "Claim",
     "ClippedFeedback",
     "CountQuery",
-    "DiceClaim",
     "Event",
     "Free",
     "Gaussian",
-    "GeoDpOneStepClaim",
-    "LastIterateClaim",
     "LastIterateRun",
     "Ledger",
     "Neighbouring",
@@ -69,7 +63,7 @@ __all__ = [
     "Queries",
     "SelectionQuery",
     "ShuffledEpoch",
-    "TruncatedPoisson",
+    "TruncatedPoissonSampled",
     "Unamplified",
     "WithoutReplacement",
     "calibrate_batch",

@@ -1,6 +1,6 @@
 """Charges to epsilon: every valid bound is computed, the tightest is the certificate and says which it was.
 
-Composition happens here and nowhere else: `rules` bounds one occurrence of an event, this file counts them.
+ComposedLoss happens here and nowhere else: `rules` bounds one occurrence of an event, this file counts them.
 
 PLD             loss distributions, rounded up on a grid that is refined until epsilon moves by < 0.2 %
 RDP             Rényi divergences, summed
@@ -22,9 +22,9 @@ import numpy as np
 
 from discreet.accounting import gdp, rdp
 from discreet.accounting.charges import Charge
-from discreet.accounting.compose import Composition
+from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.events import Event, LastIterateRun
-from discreet.accounting.normal import Run, bucketed, normal
+from discreet.accounting.normal import NormalForm, bucketed, normal
 from discreet.accounting.pld import Floats, gaussian
 from discreet.accounting.rule import Parts, Resolution, Whole
 from discreet.accounting.rules import rule_for
@@ -89,7 +89,7 @@ def certify(charge: Charge, *, delta: float, relation: Neighbouring) -> Certific
 
 
 @functools.lru_cache(maxsize=1024)
-def _tightest(run: Run, delta: float) -> tuple[float, str]:
+def _tightest(run: NormalForm, delta: float) -> tuple[float, str]:
     if run.lost:
         return math.inf, "none"
     if not run.others:
@@ -175,7 +175,7 @@ def gdp_estimate(charge: Charge, *, delta: float, relation: Neighbouring) -> flo
     return gdp.epsilon(math.sqrt(_variance(parts)), delta)
 
 
-def _alone(run: Run) -> tuple[Event, Whole] | None:
+def _alone(run: NormalForm) -> tuple[Event, Whole] | None:
     """The one event that is the run, if its rule proves something for whole runs."""
     if run.mu > 0 or len(run.others) != 1 or run.others[0][1] != 1:
         return None
@@ -187,7 +187,7 @@ def _alone(run: Run) -> tuple[Event, Whole] | None:
 # RDP --------------------------------------------------------------------------------------------------------
 
 
-def _rdp(run: Run) -> Floats:
+def _rdp(run: NormalForm) -> Floats:
     """The Rényi divergence of the run at every order; infinite where a rule has none."""
     total = rdp.gaussian(1 / run.mu) if run.mu > 0 else np.zeros(len(rdp.ORDERS))
     for event, count in bucketed(run, _DISTINCT_ROUGHLY).others:
@@ -201,7 +201,7 @@ def _rdp(run: Run) -> Floats:
 # PLD --------------------------------------------------------------------------------------------------------
 
 
-def _parts(run: Run, resolution: Resolution) -> Parts | None:
+def _parts(run: NormalForm, resolution: Resolution) -> Parts | None:
     """The loss distributions of the run with their counts; None if an event has none."""
     parts: Parts = []
     for event, count in run.others:
@@ -214,23 +214,23 @@ def _parts(run: Run, resolution: Resolution) -> Parts | None:
     return parts
 
 
-def _compositions(run: Run, resolution: Resolution) -> tuple[Composition, ...]:
+def _compositions(run: NormalForm, resolution: Resolution) -> tuple[ComposedLoss, ...]:
     """Both directions, or one if they agree, or none if an event has no loss distribution."""
     parts = _parts(run, resolution)
     if parts is None:
         return ()
-    upper = Composition([(part.with_without, count) for part, count in parts])
+    upper = ComposedLoss([(part.with_without, count) for part, count in parts])
     if all(part.with_without is part.without_with for part, _ in parts):
         return (upper,)
-    return (upper, Composition([(part.without_with, count) for part, count in parts]))
+    return (upper, ComposedLoss([(part.without_with, count) for part, count in parts]))
 
 
-def _pld_epsilon(run: Run, delta: float, resolution: Resolution) -> float:
+def _pld_epsilon(run: NormalForm, delta: float, resolution: Resolution) -> float:
     return max((c.epsilon(delta) for c in _compositions(run, resolution)), default=math.inf)
 
 
 @functools.lru_cache(maxsize=1024)
-def _refined(run: Run, delta: float) -> float:
+def _refined(run: NormalForm, delta: float) -> float:
     """epsilon on a grid so fine that halving it again would hardly matter; every grid is an upper bound.
 
     Only the direction that decides is refined, until it settles: the other one is below it already.
@@ -253,12 +253,12 @@ def _refined(run: Run, delta: float) -> float:
     return max(bounds)
 
 
-def _log_tail(run: Run, delta: float) -> float:
+def _log_tail(run: NormalForm, delta: float) -> float:
     """What one event may lose to infinity: far below its share of delta. In tens, so that caches hit."""
     return 10.0 * math.floor((math.log(delta) - math.log(run.count) - 14) / 10)
 
 
-def _first_grid(run: Run, log_tail: float) -> float:
+def _first_grid(run: NormalForm, log_tail: float) -> float:
     """A power of two, so that rounding, h^2/6 a step, adds about 0.1 % to the variance of the loss.
 
     Coarse grids overstate the variance, so the search walks down from a coarse one until it settles.

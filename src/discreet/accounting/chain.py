@@ -21,7 +21,7 @@ RESTORE: Final = "restore the ledger from a backup; without one, charge the run 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One charge. `torn` holds the hash of a line that a crash cut short and that this charge stands for."""
 
     step: int
@@ -33,12 +33,12 @@ class Entry:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class LedgerRecord:
     """What a ledger says."""
 
     header: Mapping[str, Any]
     identity: str  # digest of the header, which holds a random number: equal only for copies of one ledger
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
 
     @property
     def relation(self) -> Neighbouring:
@@ -105,7 +105,7 @@ def _relation(value: object) -> Neighbouring:
         check.refuse(f"relation to be {known}", f"relation={value!r}", "say which datasets are neighbours")
 
 
-def scan(path: Path) -> tuple[Record, bytes]:
+def scan(path: Path) -> tuple[LedgerRecord, bytes]:
     """Every line of a ledger, checked, and the bytes of a last line that was not ended."""
     check.require(path.is_file(), "an existing ledger", f"{path}", "begin one with Ledger.create")
     *lines, tail = path.read_bytes().split(b"\n")
@@ -129,7 +129,7 @@ def scan(path: Path) -> tuple[Record, bytes]:
             _unfit(path, number, f"stand for the torn line {owed}", f"{entry.torn}")
         entries.append(entry)
         previous, torn = entry.digest, None
-    return Record(header=header, identity=identity, entries=tuple(entries)), tail
+    return LedgerRecord(header=header, identity=identity, entries=tuple(entries)), tail
 
 
 def _stands_for(line: bytes, torn: bytes) -> bool:
@@ -152,7 +152,7 @@ def open_line(path: Path, number: int, line: bytes, previous: str) -> tuple[dict
     return body, expected
 
 
-def open_entry(path: Path, number: int, line: bytes, previous: str) -> Entry:
+def open_entry(path: Path, number: int, line: bytes, previous: str) -> LedgerEntry:
     """The charge of a line that must follow the line with digest `previous`."""
     body, digest = open_line(path, number, line, previous)
     if body.keys() - {"torn"} != {"step", "event", "note"}:
@@ -162,7 +162,9 @@ def open_entry(path: Path, number: int, line: bytes, previous: str) -> Entry:
         check.count("steps are numbered from 0", least=0, step=body["step"])
     except (check.Refused, TypeError) as error:
         _unfit(path, number, "hold a known event", str(error))
-    return Entry(step=body["step"], event=event, note=body["note"], digest=digest, torn=body.get("torn"))
+    return LedgerEntry(
+        step=body["step"], event=event, note=body["note"], digest=digest, torn=body.get("torn")
+    )
 
 
 def _unfit(path: Path, number: int, expected: str, got: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Composition of loss distributions: one product of Fourier transforms, exponentially tilted.
+"""ComposedLoss of loss distributions: one product of Fourier transforms, exponentially tilted.
 
 The loss of a run is the sum of the losses of its steps. Tilting every step by e^(tilt * loss) moves the
 centre of the sum to the losses that decide delta; undoing the tilt afterwards shrinks every rounding error of
@@ -32,7 +32,7 @@ _SEARCH = 10  # golden sections: the tilt decides precision and speed, not valid
 
 @final
 @dataclass(frozen=True, eq=False)
-class Window:
+class LossWindow:
     """delta at each of the losses (first + j) * grid, as an upper bound."""
 
     grid: float
@@ -66,7 +66,7 @@ class Window:
 
 
 @final
-class Composition:
+class ComposedLoss:
     """The sum of independent losses: `count` times each of the parts, all on one grid."""
 
     def __init__(self, parts: Sequence[tuple[Pmf, int]]) -> None:
@@ -162,7 +162,7 @@ class Composition:
             variance += count * float(mass @ (centred * centred)) / total
         return variance * self._grid**2
 
-    def _window(self, tilt: float, log_delta: float, cover: float | None = None) -> Window:
+    def _window(self, tilt: float, log_delta: float, cover: float | None = None) -> LossWindow:
         """delta on the losses where the tilted sum lives."""
         log_mgf = self._log_mgf(tilt)
         rates = np.array([1.0, 2.0, 4.0, 8.0, 16.0]) / (math.sqrt(self._variance(tilt)) + self._grid)
@@ -181,7 +181,7 @@ class Composition:
         cut = 0.0
         if last < self._highest:
             cut = math.exp(min(0.0, *(value - slope * float(losses[-1]) for value, slope in chernoff)))
-        return Window(self._grid, first, _deltas(mass, self.infinite + cut, self._grid))
+        return LossWindow(self._grid, first, _deltas(mass, self.infinite + cut, self._grid))
 
     def _convolve(self, tilt: float, first: int, last: int) -> Floats:
         """The tilted mass of the sum, normalised, at the indices first..last."""

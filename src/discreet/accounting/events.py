@@ -40,7 +40,7 @@ from discreet.core import check
 
 __all__ = [
     "EVENTS",
-    "BallsInBins",
+    "BallsInBinsEpoch",
     "ClippedFeedback",
     "CountQuery",
     "Event",
@@ -55,7 +55,7 @@ __all__ = [
     "Release",
     "SelectionQuery",
     "ShuffledEpoch",
-    "TruncatedPoisson",
+    "TruncatedPoissonSampled",
     "Unamplified",
     "Whitenable",
     "WithoutReplacement",
@@ -85,7 +85,7 @@ class PoissonSampled(Event):
 
 @final
 @dataclass(frozen=True)
-class TruncatedPoisson(Event):
+class TruncatedPoissonSampled(Event):
     """`event` on a Poisson sample cut to `cap` records, chosen uniformly, where it held more.
 
     `records` is a PUBLIC upper bound on the size of the data.
@@ -100,7 +100,7 @@ class TruncatedPoisson(Event):
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
         check.count("records is a public upper bound", cap=self.cap, records=self.records)
-        nested(self.event, WHITENABLE, "TruncatedPoisson")
+        nested(self.event, WHITENABLE, "TruncatedPoissonSampled")
 
 
 @final
@@ -122,7 +122,7 @@ class WithoutReplacement(Event):
 
 @final
 @dataclass(frozen=True)
-class BallsInBins(Event):
+class BallsInBinsEpoch(Event):
     """A whole run: in each of `epochs` epochs every record joins one uniformly chosen step, independently."""
 
     epochs: int
@@ -131,7 +131,7 @@ class BallsInBins(Event):
 
     def __post_init__(self) -> None:
         check.count("count the passes over the data", epochs=self.epochs)
-        nested(self.event, WHITENABLE, "BallsInBins")
+        nested(self.event, WHITENABLE, "BallsInBinsEpoch")
 
 
 @final
@@ -202,7 +202,7 @@ class LastIterateRun(Event):
     must therefore be bounded, which plain Poisson sampling does not do.
     """
 
-    step: Gaussian | TruncatedPoisson | WithoutReplacement
+    step: Gaussian | TruncatedPoissonSampled | WithoutReplacement
     steps: int
     clip: float
     batch: float
@@ -212,7 +212,7 @@ class LastIterateRun(Event):
     kind: ClassVar[str] = "last-iterate-run"
 
     def __post_init__(self) -> None:
-        nested(self.step, (Gaussian, TruncatedPoisson, WithoutReplacement), "LastIterateRun")
+        nested(self.step, (Gaussian, TruncatedPoissonSampled, WithoutReplacement), "LastIterateRun")
         if not isinstance(self.step, Gaussian):  # a second query would be hidden state that nothing contracts
             nested(self.step.event, (Gaussian,), "LastIterateRun")
         check.count("count the steps of the run", steps=self.steps)
@@ -250,9 +250,9 @@ EVENTS: Mapping[str, type[Event]] = {
         Queries,
         ProjectedGaussian,
         PoissonSampled,
-        TruncatedPoisson,
+        TruncatedPoissonSampled,
         WithoutReplacement,
-        BallsInBins,
+        BallsInBinsEpoch,
         ShuffledEpoch,
         Unamplified,
         ClippedFeedback,

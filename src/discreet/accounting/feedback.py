@@ -25,7 +25,7 @@ from typing import final
 import numpy as np
 from scipy import special, stats
 
-from discreet.accounting.compose import Composition
+from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.projected import gaussian_profile, pld_from_profiles, profile, reach_on_grid
 from discreet.core import check
@@ -36,7 +36,7 @@ _FAR = 1e-20  # loss mass of one step that is charged as infinite
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class FeedbackSetting:
     """The public numbers of a run. `noise_std` is the standard deviation of the noise on the mean."""
 
     rate: float
@@ -76,10 +76,10 @@ class Bound:
     name: str
 
 
-def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
+def epsilon(run: FeedbackSetting, *, delta: float, grid: float | None = None) -> Bound:
     """The smallest certified epsilon at `delta`, and which bound gives it.
 
-    >>> run = Run(rate=0.02, steps=100, batch=1000, clip=1, feedback_clip=1, noise_std=80)
+    >>> run = FeedbackSetting(rate=0.02, steps=100, batch=1000, clip=1, feedback_clip=1, noise_std=80)
     >>> found = epsilon(run, delta=1e-5)
     >>> round(found.value, 3), found.name
     (0.742, 'patterns')
@@ -98,7 +98,7 @@ def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
     return min(bounds, key=lambda bound: bound.value)
 
 
-def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
+def delta(run: FeedbackSetting, *, epsilon: float, grid: float | None = None) -> Bound:
     """The smallest certified delta at `epsilon`, and which bound gives it."""
     check.not_negative("epsilon is at least 0", epsilon=epsilon)
     bounds = [
@@ -113,7 +113,7 @@ def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
     return min(bounds, key=lambda bound: bound.value)
 
 
-def _mixture_may_win(run: Run, epsilon: float) -> bool:
+def _mixture_may_win(run: FeedbackSetting, epsilon: float) -> bool:
     """Not if its expected loss, at least T held^2 / 2, is far beyond: leaving a bound out is always sound.
 
     Beyond 100 a smaller epsilon helps nobody, and the composition takes seconds.
@@ -174,21 +174,21 @@ def _threshold(losses: Floats, weights: tuple[float, ...], means: tuple[float, .
     return np.asarray(x, dtype=np.float64)
 
 
-def _composed(run: Run, grid: float) -> tuple[Composition, Composition] | None:
+def _composed(run: FeedbackSetting, grid: float) -> tuple[ComposedLoss, ComposedLoss] | None:
     """Both directions of the run, or None where one step alone leaves the grid (its epsilon is useless)."""
     step = mixture_step(rate=run.rate, held=run.held, fresh=run.fresh, grid=grid)
     if max(step.with_without.infinite, step.without_with.infinite) > 10 * _FAR:
         return None
-    return Composition([(step.with_without, run.steps)]), Composition([(step.without_with, run.steps)])
+    return ComposedLoss([(step.with_without, run.steps)]), ComposedLoss([(step.without_with, run.steps)])
 
 
-def mixture_epsilon(run: Run, *, delta: float, grid: float) -> float:
+def mixture_epsilon(run: FeedbackSetting, *, delta: float, grid: float) -> float:
     """Epsilon of the composed mixture; infinite where the losses do not fit on a grid."""
     both = _composed(run, grid)
     return math.inf if both is None else max(direction.epsilon(delta) for direction in both)
 
 
-def mixture_delta(run: Run, *, epsilon: float, grid: float) -> float:
+def mixture_delta(run: FeedbackSetting, *, epsilon: float, grid: float) -> float:
     """Delta of the composed mixture; 1 where the losses do not fit on a grid."""
     both = _composed(run, grid)
     return 1.0 if both is None else max(direction.delta(epsilon) for direction in both)
@@ -197,7 +197,7 @@ def mixture_delta(run: Run, *, epsilon: float, grid: float) -> float:
 # Bounds on the whole run ------------------------------------------------------------------------------------
 
 
-def one_shot_delta(run: Run, *, epsilon: float) -> float:
+def one_shot_delta(run: FeedbackSetting, *, epsilon: float) -> float:
     """With probability (1-q)^T nothing differs; else every step moves by at most 2 C2 + C1/batch.
 
     rho delta_G(log(1 + (e^epsilon - 1)/rho); mu), rho = 1 - (1-q)^T, mu = sqrt(T) (2 C2 + C1/batch) / sigma.
@@ -207,17 +207,17 @@ def one_shot_delta(run: Run, *, epsilon: float) -> float:
     return min(1.0, float(max(side[0] for side in both)) * (1 + _SLACK))
 
 
-def one_shot_epsilon(run: Run, *, delta: float) -> float:
+def one_shot_epsilon(run: FeedbackSetting, *, delta: float) -> float:
     """Epsilon of the one-shot bound."""
     return invert(lambda epsilon: one_shot_delta(run, epsilon=epsilon), delta)
 
 
-def _ever(run: Run) -> float:
+def _ever(run: FeedbackSetting) -> float:
     """The probability that a record is ever sampled."""
     return 1.0 if run.rate == 1 else -math.expm1(run.steps * math.log1p(-run.rate))
 
 
-def energy_delta(run: Run, *, epsilon: float) -> float:
+def energy_delta(run: FeedbackSetting, *, epsilon: float) -> float:
     """sum_n Bin(n; T, q) delta_G(epsilon; mu_n), with gradients bounded by G = preclip.
 
     mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)); G <= C1 leaves no error at all.
@@ -229,7 +229,7 @@ def energy_delta(run: Run, *, epsilon: float) -> float:
     return min(1.0, total * (1 + _SLACK))
 
 
-def _energy_mu(run: Run, counts: Floats, steps: int) -> Floats:
+def _energy_mu(run: FeedbackSetting, counts: Floats, steps: int) -> Floats:
     """How far `counts` inclusions move a run that feels the error in at most `steps` steps."""
     if run.preclip is None:
         return np.full(len(counts), math.inf)
@@ -268,14 +268,14 @@ def _central(steps: int, rate: float, below: float, above: float) -> tuple[int, 
     return low, last
 
 
-def energy_epsilon(run: Run, *, delta: float) -> float:
+def energy_epsilon(run: FeedbackSetting, *, delta: float) -> float:
     """Epsilon of the energy bound; infinite without a pre-clip."""
     if run.preclip is None:
         return math.inf
     return invert(lambda epsilon: energy_delta(run, epsilon=epsilon), delta)
 
 
-def patterns_delta(run: Run, *, epsilon: float) -> float:
+def patterns_delta(run: FeedbackSetting, *, epsilon: float) -> float:
     """The one-shot bound, with its Gaussian averaged over what the sampling did.
 
     R steps left after the first inclusion and k inclusions in them: nothing moves before, C1/batch then,
@@ -293,13 +293,13 @@ def patterns_delta(run: Run, *, epsilon: float) -> float:
     return min(1.0, max(ahead, behind) * (1 + _SLACK))
 
 
-def patterns_epsilon(run: Run, *, delta: float) -> float:
+def patterns_epsilon(run: FeedbackSetting, *, delta: float) -> float:
     """Epsilon of the bound over patterns."""
     return invert(lambda epsilon: patterns_delta(run, epsilon=epsilon), delta)
 
 
 @functools.lru_cache(maxsize=16)
-def _patterns(run: Run) -> tuple[Floats, Floats, float]:
+def _patterns(run: FeedbackSetting) -> tuple[Floats, Floats, float]:
     """mu and weight of each pattern, given at least one inclusion; the weight left out (charged in full).
 
     First inclusions are grouped in at most 200 groups, each counted as its earliest step: that raises mu.

@@ -26,7 +26,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from discreet.accounting import pld, rdp
-from discreet.accounting.compose import Composition
+from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.feedback import Bound, invert
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.projected import gaussian_profile
@@ -42,7 +42,7 @@ _EDGE = 1e-3  # beta stays this far from 0 and 1
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepBound:
     """One step as a function of its noise multiplier z, taken against what one record moves in the relation.
 
     rdp   z -> Renyi divergences at ORDERS, None if no bound is known
@@ -61,13 +61,13 @@ class Step:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class BoundedRun:
     """`steps` of `step`; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; factor = c.
 
     `overflow` is the probability, per step, of a batch for which c does not hold (0: batches are bounded).
     """
 
-    step: Step
+    step: StepBound
     steps: int
     shift: float
     factor: float
@@ -83,9 +83,9 @@ class Run:
 # What a step can be --------------------------------------------------------------------------------------
 
 
-def gaussian_step(*, noise: float) -> Step:
+def gaussian_step(*, noise: float) -> StepBound:
     """Full batch: one Gaussian."""
-    return Step(
+    return StepBound(
         noise=noise,
         pld=lambda z, grid: pld.gaussian(z, grid, _LOG_TAIL),
         rdp=lambda z: rdp.gaussian(z),
@@ -93,18 +93,18 @@ def gaussian_step(*, noise: float) -> Step:
     )
 
 
-def poisson_step(*, rate: float, noise: float) -> Step:
+def poisson_step(*, rate: float, noise: float) -> StepBound:
     """Poisson sampling, add/remove. Unbounded batches: c holds for all records, or charge `overflow`."""
-    return Step(
+    return StepBound(
         noise=noise,
         pld=lambda z, grid: pld.sampled_gaussian(rate, z, grid, _LOG_TAIL),
         rdp=lambda z: rdp.sampled_gaussian(rate, z),
     )
 
 
-def fixed_size_step(*, rate: float, noise: float) -> Step:
+def fixed_size_step(*, rate: float, noise: float) -> StepBound:
     """A fixed size without replacement, replace-one: noise = sigma b / (2 C)."""
-    return Step(
+    return StepBound(
         noise=noise,
         pld=lambda z, grid: pld.without_replacement(rate, z, grid, _LOG_TAIL),
         rdp=lambda z: fixed_size_rdp(rate=rate, noise=z),
@@ -280,10 +280,10 @@ def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tup
     return min(best, (float(values[index]), int(m[index])))
 
 
-def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
+def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Bound:
     """The smallest certified epsilon of the run at `delta`, and the name of its argument.
 
-    >>> run = Run(step=gaussian_step(noise=1000**0.5), steps=50_000, shift=1000 / 4 / 1000**0.5, factor=1.0)
+    >>> run = BoundedRun(step=gaussian_step(noise=1000**0.5), steps=50_000, shift=1000 / 4 / 1000**0.5, factor=1.0)
     >>> found = epsilon(run, delta=1e-5)
     >>> round(found.value, 3), found.name
     (4.377, 'last iterate, Gaussian')
@@ -304,7 +304,7 @@ def epsilon(run: Run, *, delta: float, grid: float | None = None) -> Bound:
     return min(bounds, key=lambda bound: bound.value)
 
 
-def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
+def delta(run: BoundedRun, *, epsilon: float, grid: float | None = None) -> Bound:
     """The smallest certified delta of the run at `epsilon`, by loss distributions (or the exact Gaussian)."""
     check.not_negative("epsilon is at least 0", epsilon=epsilon)
     if run.step.gaussian and run.overflow == 0:
@@ -312,17 +312,17 @@ def delta(run: Run, *, epsilon: float, grid: float | None = None) -> Bound:
         name = "last iterate, Gaussian" if m < run.steps else "composition, Gaussian"
         return Bound(value=float(gaussian_profile(np.array([epsilon]), mu)[0]) * (1 + 1e-9), name=name)
     grid = grid or min(5e-3, max(1e-4, epsilon / 2000))
-    composed = max(Composition(parts).delta(epsilon) for parts in _whole(run, grid))
+    composed = max(ComposedLoss(parts).delta(epsilon) for parts in _whole(run, grid))
     bounds = [Bound(value=composed, name="composition, PLD")]
     for m, beta in {pair for at in (1e-3, 1e-6, 1e-9) for pair in _by_rdp(run, at)[1]}:
         sides = _absorbing(run, m, beta, grid)
         late = (1 + math.exp(min(epsilon, 700.0))) * m * run.overflow
-        value = 1.0 if sides is None else late + max(Composition(parts).delta(epsilon) for parts in sides)
+        value = 1.0 if sides is None else late + max(ComposedLoss(parts).delta(epsilon) for parts in sides)
         bounds.append(Bound(value=min(1.0, value), name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
 
 
-def _whole(run: Run, grid: float) -> list[Parts]:
+def _whole(run: BoundedRun, grid: float) -> list[Parts]:
     """All steps, composed: both directions."""
     step = run.step.pld(run.step.noise, grid)
     return [[(step.with_without, run.steps)], [(step.without_with, run.steps)]]
@@ -332,7 +332,7 @@ def _gaussian_epsilon(mu: float, delta: float) -> float:
     return invert(lambda at: float(gaussian_profile(np.array([at]), mu)[0]) * (1 + 1e-9), delta)
 
 
-def _by_rdp(run: Run, delta: float) -> tuple[list[Bound], list[tuple[int, float]]]:
+def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int, float]]]:
     """The RDP bounds, and the pairs (m, beta) that are worth trying as loss distributions."""
     if run.step.rdp is None:
         counts = np.unique(np.round(np.geomspace(1, run.steps, 9))).astype(int)
@@ -357,7 +357,7 @@ def _by_rdp(run: Run, delta: float) -> tuple[list[Bound], list[tuple[int, float]
     return bounds, [(count, beta) for _, count, beta in kept]
 
 
-def pld_epsilon(run: Run, *, absorbed: int, beta: float, delta: float, grid: float) -> float:
+def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, grid: float) -> float:
     """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian that pays for the shift."""
     check.require(
         1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps"
@@ -369,7 +369,7 @@ def pld_epsilon(run: Run, *, absorbed: int, beta: float, delta: float, grid: flo
     return max(_solve(parts, delta, absorbed * run.overflow) for parts in sides)
 
 
-def _absorbing(run: Run, absorbed: int, beta: float, grid: float) -> list[Parts] | None:
+def _absorbing(run: BoundedRun, absorbed: int, beta: float, grid: float) -> list[Parts] | None:
     """The last m steps at sqrt(beta) z and the Gaussian for the shift, both directions; None if hopeless."""
     mu = run.shift * math.sqrt(float(left_over(absorbed, run.factor)) / (1 - beta))
     if mu * mu / 2 > 500:
@@ -382,7 +382,7 @@ def _absorbing(run: Run, absorbed: int, beta: float, grid: float) -> list[Parts]
 
 def _solve(parts: Parts, delta: float, late: float) -> float:
     """The least epsilon with delta(epsilon) + (1 + e^epsilon) late <= delta, rounded up."""
-    run = Composition(parts)
+    run = ComposedLoss(parts)
     if late == 0:
         return run.epsilon(delta)
     found = 0.0

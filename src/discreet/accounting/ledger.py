@@ -29,8 +29,8 @@ from discreet.accounting.chain import (
     FORMAT,
     GENESIS,
     RESTORE,
-    Entry,
-    Record,
+    LedgerEntry,
+    LedgerRecord,
     canonical,
     charge_of,
     header_fields,
@@ -42,10 +42,10 @@ from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event
 from discreet.core import check
 
-__all__ = ["Entry", "Ledger", "Record", "merge", "read", "verify"]
+__all__ = ["Ledger", "LedgerEntry", "LedgerRecord", "merge", "read", "verify"]
 
 
-def read(path: str | os.PathLike[str]) -> Record:
+def read(path: str | os.PathLike[str]) -> LedgerRecord:
     """The whole ledger, every line checked; a line that does not fit is refused by its number."""
     record, torn = scan(Path(path))
     if torn:
@@ -53,7 +53,7 @@ def read(path: str | os.PathLike[str]) -> Record:
     return record
 
 
-def verify(path: str | os.PathLike[str], *, digest: str, length: int) -> Record:
+def verify(path: str | os.PathLike[str], *, digest: str, length: int) -> LedgerRecord:
     """Read a ledger that must still hold the first `length` charges, the last of which had `digest`.
 
     More charges may have followed; none may be missing.
@@ -93,7 +93,7 @@ class Ledger:
     later append is refused.
     """
 
-    def __init__(self, path: Path, descriptor: int | None, record: Record) -> None:
+    def __init__(self, path: Path, descriptor: int | None, record: LedgerRecord) -> None:
         self._path, self._descriptor, self._header = path, descriptor, record.header
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
@@ -122,14 +122,14 @@ class Ledger:
         digest, line = seal(GENESIS, body)
         _write(descriptor, line)
         _sync_directory(path.parent)
-        return cls(path, descriptor, Record(header=fields, identity=digest, entries=()))
+        return cls(path, descriptor, LedgerRecord(header=fields, identity=digest, entries=()))
 
     @classmethod
     def in_memory(cls, header: Mapping[str, Any]) -> Ledger:
         """A ledger that no file keeps: it counts, and is gone with the process."""
         fields = header_fields(header)
         body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
-        record = Record(header=fields, identity=seal(GENESIS, body)[0], entries=())
+        record = LedgerRecord(header=fields, identity=seal(GENESIS, body)[0], entries=())
         return cls(Path("memory"), None, record)
 
     @classmethod
@@ -198,9 +198,9 @@ class Ledger:
         if self._descriptor is not None:
             _write(self._descriptor, b"\n" + line if torn else line)
         self._open = True
-        self._keep(Entry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
+        self._keep(LedgerEntry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: LedgerEntry) -> None:
         self._digest = entry.digest
         self._counts[entry.event] += 1
         self._entries.append(entry)
@@ -219,7 +219,7 @@ class Ledger:
         return self._header
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         """Every charge so far."""
         return tuple(self._entries)
 
@@ -238,7 +238,7 @@ class Ledger:
         return charge_of(self.header, self._counts.items())
 
     def close(self) -> None:
-        """Give up the lock. The file is complete at every moment, so nothing else happens."""
+        """Give up the lock. The file is complete at every context, so nothing else happens."""
         descriptor, self._descriptor, self._open = self._descriptor, None, False
         if descriptor is not None:
             os.close(descriptor)
@@ -252,7 +252,7 @@ class Ledger:
         self.close()
 
 
-def _torn(path: Path, record: Record, torn: bytes) -> NoReturn:
+def _torn(path: Path, record: LedgerRecord, torn: bytes) -> NoReturn:
     remedy = (
         "if the run still writes, read again; after a crash, go on with Ledger.resume, which charges the line"
     )

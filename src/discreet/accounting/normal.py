@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 
 from discreet.accounting.charges import Counted, canonical
-from discreet.accounting.events import Event, NonPrivate, PoissonSampled, TruncatedPoisson
+from discreet.accounting.events import Event, NonPrivate, PoissonSampled, TruncatedPoissonSampled
 from discreet.accounting.rules import rule_for
 from discreet.accounting.sampled import noise_of, sampling_rate, with_noise
 from discreet.core.relation import Neighbouring
@@ -20,7 +20,7 @@ _MOST_NOISE, _LEAST_RATE = 1e6, 1e-9  # beyond these a step's losses leave the r
 
 @final
 @dataclass(frozen=True)
-class Run:
+class NormalForm:
     """One Gaussian release at distance `mu`, and the events that are none; `lost`: nothing is hidden."""
 
     mu: float
@@ -40,7 +40,7 @@ class Run:
 
 
 @functools.lru_cache(maxsize=256)
-def normal(certified: Counted, relation: Neighbouring) -> Run:
+def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
     """The normal form; refuses events that are unknown or not proven under the relation."""
     square, others, assumptions = 0.0, [], set()
     for event, count in certified:
@@ -57,7 +57,7 @@ def normal(certified: Counted, relation: Neighbouring) -> Run:
             others.append((within_range(event), count))
         else:
             square += count * mu * mu
-    return Run(math.sqrt(square), tuple(others), relation, tuple(sorted(assumptions)))
+    return NormalForm(math.sqrt(square), tuple(others), relation, tuple(sorted(assumptions)))
 
 
 def within_range(event: Event) -> Event:
@@ -73,12 +73,12 @@ def within_range(event: Event) -> Event:
     noise = noise_of(event)
     if noise is not None and noise > _MOST_NOISE:
         event = with_noise(event, _MOST_NOISE)
-    if isinstance(event, PoissonSampled | TruncatedPoisson) and event.rate < _LEAST_RATE:
+    if isinstance(event, PoissonSampled | TruncatedPoissonSampled) and event.rate < _LEAST_RATE:
         event = replace(event, rate=_LEAST_RATE)
     return event
 
 
-def bucketed(run: Run, most: int) -> Run:
+def bucketed(run: NormalForm, most: int) -> NormalForm:
     """The run with at most `most` different noises per sampler, each rounded DOWN: less noise, more epsilon.
 
     Valid because adding noise is post-processing.

@@ -93,7 +93,7 @@ def mix(parts: Sequence[tuple[float, Pmf]]) -> Pmf:
 
 @final
 @dataclass(frozen=True)
-class Line:
+class LossLine:
     """A mixture of normal distributions of one standard deviation on the real line."""
 
     weights: tuple[float, ...]
@@ -141,7 +141,12 @@ def reach(log_tail: float) -> float:
 
 
 def discretise(
-    upper: Line, lower: Line, threshold: Callable[[Floats], Floats], grid: float, low: float, high: float
+    upper: LossLine,
+    lower: LossLine,
+    threshold: Callable[[Floats], Floats],
+    grid: float,
+    low: float,
+    high: float,
 ) -> Pmf:
     """The loss distribution of (upper, lower) on multiples of `grid` from `low` <= 0 to `high`.
 
@@ -214,11 +219,11 @@ def sampled_gaussian(rate: float, noise: float, grid: float, log_tail: float) ->
     def reflected(losses: Floats) -> Floats:
         return -threshold(-losses)
 
-    mixed, plain = Line((1 - rate, rate), (0.0, 1.0), noise), Line((1.0,), (0.0,), noise)
+    mixed, plain = LossLine((1 - rate, rate), (0.0, 1.0), noise), LossLine((1.0,), (0.0,), noise)
     upper = discretise(mixed, plain, threshold, grid, lowest, highest)
     if rate == 1:
         return Pld.symmetric(upper)
-    mirrored = Line((1 - rate, rate), (0.0, -1.0), noise)
+    mirrored = LossLine((1 - rate, rate), (0.0, -1.0), noise)
     return Pld(upper, discretise(plain, mirrored, reflected, grid, -highest, -lowest))
 
 

@@ -7,7 +7,7 @@ accountants a new event: its class in `events`, its bounds, its proof in docs/pr
 from __future__ import annotations
 
 from discreet.accounting.events import (
-    BallsInBins,
+    BallsInBinsEpoch,
     ClippedFeedback,
     CountQuery,
     Event,
@@ -18,7 +18,7 @@ from discreet.accounting.events import (
     Queries,
     SelectionQuery,
     ShuffledEpoch,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
 )
@@ -89,7 +89,7 @@ RULES: dict[type[Event], Rule] = {
     PoissonSampled: Rule(
         relations=_ADD_REMOVE, mu=poisson_mu, pld=poisson_pld, rdp=poisson_rdp, assumes=(_POISSON,)
     ),
-    TruncatedPoisson: Rule(
+    TruncatedPoissonSampled: Rule(
         relations=_ADD_REMOVE,
         mu=truncated_mu,
         pld=truncated_pld,
@@ -103,7 +103,7 @@ RULES: dict[type[Event], Rule] = {
         rdp=without_rdp,
         assumes=("every batch is a uniform subset of the stated size, and stays hidden",),
     ),
-    BallsInBins: Rule(
+    BallsInBinsEpoch: Rule(
         relations=_BOTH,
         mu=balls_mu,
         assumes=("in every epoch each record joins one step, chosen independently of the other records",),

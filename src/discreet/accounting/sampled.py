@@ -16,12 +16,12 @@ import numpy as np
 
 from discreet.accounting import pld, rdp
 from discreet.accounting.events import (
-    BallsInBins,
+    BallsInBinsEpoch,
     Event,
     Gaussian,
     PoissonSampled,
     ProjectedGaussian,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
     units,
@@ -30,7 +30,7 @@ from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.rule import Orders, Parts, Resolution
 from discreet.core.relation import Neighbouring
 
-_SAMPLED = (PoissonSampled, TruncatedPoisson, WithoutReplacement)
+_SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement)
 
 
 def noise_of(event: Event) -> float | None:
@@ -45,7 +45,7 @@ def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float
     noise = noise_of(event)
     if noise is None:
         return 0.0
-    most = 2 * units(relation) if isinstance(event, TruncatedPoisson) else units(relation)
+    most = 2 * units(relation) if isinstance(event, TruncatedPoissonSampled) else units(relation)
     return pld.highest_loss(sampling_rate(event), noise / most, log_tail)
 
 
@@ -81,7 +81,7 @@ def loader_mu(event: Unamplified, relation: Neighbouring) -> float:
     return math.inf if noise == 0 else 2.0 / noise
 
 
-def balls_mu(event: BallsInBins, relation: Neighbouring) -> float:
+def balls_mu(event: BallsInBinsEpoch, relation: Neighbouring) -> float:
     """One step an epoch holds the record: E Gaussians."""
     return math.sqrt(event.epochs) * nested_mu(event, relation)
 
@@ -119,7 +119,7 @@ def poisson_rdp(event: PoissonSampled, relation: Neighbouring, orders: Orders) -
     return rdp.sampled_gaussian(event.rate, _against(event.event, relation), orders)
 
 
-def overflow(event: TruncatedPoisson) -> float:
+def overflow(event: TruncatedPoissonSampled) -> float:
     """P(Bin(records - 1, rate) >= cap): how often the batch is full without the record, at most."""
     from scipy import stats
 
@@ -127,7 +127,7 @@ def overflow(event: TruncatedPoisson) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def truncated_pld(event: TruncatedPoisson, relation: Neighbouring, resolution: Resolution) -> Parts:
+def truncated_pld(event: TruncatedPoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
     """A public draw of probability `overflow`: the pair at distance 2, else the pair at distance 1."""
     noise = _against(event.event, relation)
     free = pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail)
@@ -143,7 +143,7 @@ def truncated_pld(event: TruncatedPoisson, relation: Neighbouring, resolution: R
     return [(mixed, 1)]
 
 
-def truncated_rdp(event: TruncatedPoisson, relation: Neighbouring, orders: Orders) -> Floats:
+def truncated_rdp(event: TruncatedPoissonSampled, relation: Neighbouring, orders: Orders) -> Floats:
     """The moments of the same two pairs, mixed."""
     noise, full_share, a = _against(event.event, relation), overflow(event), np.array(orders) - 1
     free = rdp.sampled_gaussian(event.rate, noise, orders)
@@ -154,7 +154,7 @@ def truncated_rdp(event: TruncatedPoisson, relation: Neighbouring, orders: Order
     return np.asarray(moments / a)
 
 
-def truncated_mu(event: TruncatedPoisson, relation: Neighbouring) -> float | None:
+def truncated_mu(event: TruncatedPoissonSampled, relation: Neighbouring) -> float | None:
     """A Gaussian only if nothing is hidden."""
     return math.inf if event.event.whitened.noise == 0 else None
 

@@ -9,7 +9,7 @@ from discreet.accounting.events import (
     ClippedFeedback,
     Gaussian,
     LastIterateRun,
-    TruncatedPoisson,
+    TruncatedPoissonSampled,
     WithoutReplacement,
     units,
 )
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 # Clipped error feedback -------------------------------------------------------------------------------------
 
 
-def _feedback_run(event: ClippedFeedback) -> feedback.Run:
+def _feedback_run(event: ClippedFeedback) -> feedback.FeedbackSetting:
     from discreet.accounting import feedback
 
-    return feedback.Run(
+    return feedback.FeedbackSetting(
         rate=event.rate,
         steps=event.steps,
         batch=event.batch,
@@ -133,7 +133,7 @@ def _shift(event: LastIterateRun) -> float:
 def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resolution: Resolution) -> Pld:
     """One step with another multiplier, given against what one record moves."""
     step = with_noise(event.step, noise * units(relation))
-    if isinstance(step, TruncatedPoisson):
+    if isinstance(step, TruncatedPoissonSampled):
         return truncated_pld(step, relation, resolution)[0][0]
     assert isinstance(step, WithoutReplacement)
     return without_pld(step, relation, resolution)[0][0]
@@ -141,18 +141,18 @@ def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resol
 
 def _step_rdp(event: LastIterateRun, noise: float, relation: Neighbouring, orders: Orders) -> Floats:
     step = with_noise(event.step, noise * units(relation))
-    if isinstance(step, TruncatedPoisson):
+    if isinstance(step, TruncatedPoissonSampled):
         return truncated_rdp(step, relation, orders)
     assert isinstance(step, WithoutReplacement)
     return without_rdp(step, relation, orders)
 
 
-def _last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.Run:
+def _last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.BoundedRun:
     from discreet.accounting import last_iterate
 
-    step = last_iterate.Step(
+    step = last_iterate.StepBound(
         noise=_noise(event) / units(relation),
         pld=lambda noise, grid: _step_pld(event, noise, relation, Resolution(grid)),
         rdp=lambda noise: _step_rdp(event, noise, relation, ORDERS),
     )
-    return last_iterate.Run(step=step, steps=event.steps, shift=_shift(event), factor=event.expansion)
+    return last_iterate.BoundedRun(step=step, steps=event.steps, shift=_shift(event), factor=event.expansion)

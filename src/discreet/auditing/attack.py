@@ -22,7 +22,7 @@ def attack_features(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 @final
-class Attack:
+class AttackClassifier:
     """SGD with momentum 0.9, weight decay 5e-4, learning rate 0.01, batches of 100; the number of epochs is ours."""
 
     def __init__(self, *, hidden: int = 50, epochs: int = 30) -> None:

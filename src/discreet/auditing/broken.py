@@ -22,16 +22,16 @@ from discreet.accounting import (
     Charge,
     Claim,
     ClippedFeedback,
-    DiceClaim,
     Gaussian,
-    GeoDpOneStepClaim,
-    LastIterateClaim,
     NonPrivate,
     PoissonSampled,
     ProjectedGaussian,
 )
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import Game, Likelihood, PoissonStep
+from discreet.methods.dicesgd.claim import DiceClaim
+from discreet.methods.dpsgd_dc.claim import LastIterateClaim
+from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 DELTA = 1e-5
 _WRAPS = 20  # turns of an angle that are summed over

@@ -25,7 +25,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from discreet.auditing.attack import Attack, attack_features
+from discreet.auditing.attack import AttackClassifier, attack_features
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import guess
@@ -171,7 +171,7 @@ def _attack(
     plan: Plan,
     confidence: float,
 ) -> Membership:
-    attack, delta = Attack(), plan.known_delta
+    attack, delta = AttackClassifier(), plan.known_delta
     attack.learn(
         torch.cat([attack_features(seen.answers, seen.labels) for seen in shadows]),
         torch.from_numpy(np.concatenate([seen.members for seen in shadows])),

@@ -40,7 +40,7 @@ from discreet.stages.plan import Plan
 
 if TYPE_CHECKING:
     from discreet.runs import RunConfig
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
     from discreet.stages.values import Released
 
 Flags = npt.NDArray[np.bool_]
@@ -50,7 +50,7 @@ _MANY = 4000  # from here on, independent trials show more than the theorem
 _LOUD = 1e3  # the norm of a gradient canary: beyond every clip
 
 
-class Kind(enum.StrEnum):
+class CanaryKind(enum.StrEnum):
     """What a canary is."""
 
     GRADIENT = "gradient"
@@ -67,7 +67,7 @@ class RunAudit:
     """
 
     method: str
-    kind: Kind
+    kind: CanaryKind
     canaries: int
     steps: int
     certified: float
@@ -107,7 +107,7 @@ class RunAudit:
 def audit_recipe(
     config: RunConfig,
     *,
-    kind: Kind | None = None,
+    kind: CanaryKind | None = None,
     canaries: int = CANARIES,
     confidence: float = CONFIDENCE,
     generator: np.random.Generator | None = None,
@@ -120,13 +120,17 @@ def audit_recipe(
     check.count("coins to be guessed", least=16, canaries=canaries)
     recipe = Recipe.of(config)
     rng = generator if generator is not None else np.random.default_rng()
-    chosen = kind if kind is not None else (Kind.GRADIENT if recipe.plan.analysis.visible else Kind.DATA)
-    planted = (_Gradients if chosen is Kind.GRADIENT else _Records)(recipe, canaries, rng)
+    chosen = (
+        kind
+        if kind is not None
+        else (CanaryKind.GRADIENT if recipe.plan.analysis.visible else CanaryKind.DATA)
+    )
+    planted = (_Gradients if chosen is CanaryKind.GRADIENT else _Records)(recipe, canaries, rng)
     scores = planted.train(on_step)
     plan, there = recipe.plan, planted.there
     guesses, delta = guess(scores, there), plan.known_delta
     # Decided by public numbers alone: taking the larger of two bounds would be a second attempt.
-    independent = chosen is Kind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
+    independent = chosen is CanaryKind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
     shown = (
         _as_trials(scores, there, delta, confidence) if independent else guesses.epsilon(delta, confidence)
     )
@@ -233,10 +237,10 @@ class _Gradients:
         ordinary = F.cross_entropy(scores, y, reduction="none")
         return torch.where(mark < 0, ordinary, _LOUD * sign * own)
 
-    def _see(self, released: Released, std: float, moment: Moment) -> None:
+    def _see(self, released: Released, std: float, context: StepContext) -> None:
         """Add the log likelihood ratio of this release, canary by canary; frozen ones learn nothing."""
         plan, count = self._recipe.plan, len(self.there)
-        reach = 1 / max(plan.noise_at(moment.step) * plan.queries(1.0)[0].share, 1e-12)
+        reach = 1 / max(plan.noise_at(context.step) * plan.queries(1.0)[0].share, 1e-12)
         if isinstance(plan.bounder, PerLayer):
             reach /= math.sqrt(len(released.layout.names))
         seen = released.value[-count:].double().cpu().numpy() / max(std, 1e-300)

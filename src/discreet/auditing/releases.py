@@ -25,17 +25,17 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.d2p2.projected_gaussian import ProjectedGaussian
-from discreet.methods.d2p2.projections import Projection
+from discreet.methods.d2p2.projected_gaussian import ProjectedNoise
+from discreet.methods.d2p2.projections import ProjectionMap
 from discreet.methods.geodp.mechanism import GeometricNoise
 from discreet.stages.combination import TakeFirst
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.mechanism import Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released
-from discreet.training.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, RunState
 
 Flags = npt.NDArray[np.bool_]
 
@@ -88,7 +88,7 @@ class Attacked:
         plan  the one to play, where an attacker listens in (`watching`)
         """
         plan, streams, world = plan or self.playing, Streams.from_os(), World.current()
-        progress = Progress(step=self.start)
+        progress = RunState(step=self.start)
         drawn = plan.sampling.batches(len(records), plan.known_horizon, streams.sampling, self.start)
         releases = []
         for indices in itertools.islice(drawn, self.steps):
@@ -109,7 +109,7 @@ def canaries(plan: Plan, there: Flags) -> Tensor:
     return records[torch.from_numpy(there)]
 
 
-def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = None) -> Canaries | Run:
+def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = None) -> Canaries | ReleaseGame:
     """The quickest game that is valid for the plan's mechanism: one step, or several where it may keep state.
 
     Several steps get more noise each, noise * sqrt(steps): together they are as far from private as one.
@@ -120,7 +120,7 @@ def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = No
         return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
     count = (1 if _forgets(recipe) else RUN_STEPS) if steps is None else steps
     spread = noise * math.sqrt(count)
-    return Run(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
+    return ReleaseGame(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
 
 
 def _independent(plan: Plan) -> bool:
@@ -131,7 +131,7 @@ def _independent(plan: Plan) -> bool:
 def _forgets(plan: Plan) -> bool:
     """Whether a step is known to leave nothing behind for the next one."""
     return isinstance(plan.combination, TakeFirst) and isinstance(
-        plan.mechanism, (GaussianNoise, ProjectedGaussian, GeometricNoise)
+        plan.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise)
     )
 
 
@@ -149,7 +149,7 @@ class Canaries:
             "one step of independent noise",
             f"{attacked.steps} steps of {type(attacked.plan.mechanism).__name__}, "
             f"then {type(attacked.plan.combination).__name__}",
-            "play Run instead",
+            "play ReleaseGame instead",
         )
         self.attacked = attacked
         self._count = attacked.plan.known_horizon.known_records
@@ -179,7 +179,7 @@ class Canaries:
 
 
 @final
-class Run:
+class ReleaseGame:
     """A run of a few releases, once with the record and once without, under fresh keys for every trial.
 
     A quiet record at right angles is always there, so that a direction that one record can turn is turned. The batch is
@@ -217,15 +217,15 @@ class Run:
     def _sums(self, net: nn.Module, engine: Engine, records: Tensor) -> list[Tensor]:
         """The sums of the first step in this world, before the noise."""
         found: list[list[Tensor]] = []
-        plan = tapped(self.attacked.playing, lambda exact, noisy, stds, moment: found.append(exact))
+        plan = tapped(self.attacked.playing, lambda exact, noisy, stds, context: found.append(exact))
         self.attacked.run(net, engine, records, plan=plan)
         return found[0]
 
     def _statistics(self, net: nn.Module, engine: Engine, records: Tensor) -> list[float]:
         ratios: list[float] = []
 
-        def listen(exact: list[Tensor], noisy: list[Tensor], stds: list[float], moment: Moment) -> None:
-            ratios.append(self._ratio(noisy, stds, moment))
+        def listen(exact: list[Tensor], noisy: list[Tensor], stds: list[float], context: StepContext) -> None:
+            ratios.append(self._ratio(noisy, stds, context))
 
         total = follows = 0.0
         plan = tapped(self.attacked.playing, listen)
@@ -237,16 +237,16 @@ class Run:
             follows += abs(along) / max(float(value.norm()), 1e-300)
         return [sum(ratios), total, follows]
 
-    def _ratio(self, noisy: list[Tensor], stds: list[float], moment: Moment) -> float:
+    def _ratio(self, noisy: list[Tensor], stds: list[float], context: StepContext) -> float:
         """ln of the likelihood of these noisy sums with the record over that without; later steps as the first."""
-        if moment.mask is not None:
+        if context.mask is not None:
             return 0.0
-        projection = _projection(self.attacked.playing.mechanism, moment)
+        projection = _projection(self.attacked.playing.mechanism, context)
         ratio = 0.0
         for index, (seen, std) in enumerate(zip(noisy, stds, strict=True)):
             value, (absent, present) = seen.double(), (world[index].double() for world in self._exact)
             shift = present - absent
-            if projection is not None and value.shape == (moment.layout.size,):
+            if projection is not None and value.shape == (context.layout.size,):
                 back = projection.project(projection.lift(projection.project(shift), torch.float64))
                 shift, absent = projection.project(shift), projection.project(absent)
                 # Lifting and projecting again scales an image, by the same public number for all of them.
@@ -257,11 +257,11 @@ class Run:
         return ratio
 
 
-def _projection(mechanism: Mechanism, moment: Moment) -> Projection | None:
+def _projection(mechanism: Mechanism, context: StepContext) -> ProjectionMap | None:
     """The projection that this step used: public, and made again from its stream."""
-    if not isinstance(mechanism, ProjectedGaussian) or mechanism.reduction == 0:
+    if not isinstance(mechanism, ProjectedNoise) or mechanism.reduction == 0:
         return None
-    return mechanism.projection.make(moment.layout, mechanism.reduction, moment)
+    return mechanism.projection.make(context.layout, mechanism.reduction, context)
 
 
 @contextmanager

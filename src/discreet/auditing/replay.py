@@ -24,14 +24,14 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.mechanism import ClippedFeedback
+from discreet.methods.dicesgd.mechanism import ErrorFeedback
 from discreet.stages.analysis import Composition
 from discreet.stages.bounding import Query
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.mechanism import Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.values import BoundedSum
-from discreet.training.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, RunState
 
 _ROUNDING = 1e-5  # relative: sums are float32
 _SEED = 5
@@ -64,27 +64,27 @@ class Tape:
         self._inner.check(layout)
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         index = len(self._notes.outputs)
         self._notes.sums.append([total.value.clone() for total in sums])
         self._notes.bounds.append([query.sensitivity for query in queries])
-        self._notes.public.append({"queries": tuple(queries), "noise": noise, "step": moment.step})
+        self._notes.public.append({"queries": tuple(queries), "noise": noise, "step": context.step})
         # The mechanism runs in any case: what it keeps from step to step is part of what is compared.
-        noisy = self._inner.release(sums, queries, noise, moment)
+        noisy = self._inner.release(sums, queries, noise, context)
         self._notes.drawn.append([value.clone() for value in noisy])
-        self._notes.reaches.append(_reach(self._inner, queries, moment))
+        self._notes.reaches.append(_reach(self._inner, queries, context))
         if self._released is not None:
             noisy = [value.clone() for value in self._released.outputs[index]]
         self._notes.outputs.append([value.clone() for value in noisy])
         return noisy
 
 
-def _reach(mechanism: Mechanism, queries: Sequence[Query], moment: Moment) -> float:
+def _reach(mechanism: Mechanism, queries: Sequence[Query], context: StepContext) -> float:
     """How far one record may move what is released, noise aside, where the mechanism remembers; else no bound."""
-    if not isinstance(mechanism, ClippedFeedback):
+    if not isinstance(mechanism, ErrorFeedback):
         return math.inf
-    return queries[0].sensitivity + 2 * moment.batch * mechanism.clip
+    return queries[0].sensitivity + 2 * context.batch * mechanism.clip
 
 
 @final
@@ -120,7 +120,7 @@ def run(
     tape = Tape(plan.mechanism, notes, released)
     priced = plan.analysis if isinstance(plan.analysis, Composition) else _PricedAs(plan)
     taped = dataclasses.replace(plan, mechanism=tape, analysis=priced)
-    net, progress, streams = _model(), Progress(step=start), Streams.seeded(_SEED)
+    net, progress, streams = _model(), RunState(step=start), Streams.seeded(_SEED)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
     engine = Engine(net)
     x, y = data

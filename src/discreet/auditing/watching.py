@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from discreet.accounting.events import NonPrivate, Release
     from discreet.engine.layout import Layout, Mask
     from discreet.stages.bounding import Query
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
     from discreet.stages.mechanism import Mechanism
     from discreet.stages.sampling import Horizon
     from discreet.stages.values import BoundedSum, Released
 
-Listener = Callable[["Released", float, "Moment"], None]
+Listener = Callable[["Released", float, "StepContext"], None]
 """Told every release, the noise on each of its coordinates, and when; before the parameters move."""
 
-OnNoise = Callable[[list["Tensor"], list["Tensor"], list[float], "Moment"], None]
+OnNoise = Callable[[list["Tensor"], list["Tensor"], list[float], "StepContext"], None]
 """Told the sums of a step, the same with noise, and the noise's deviations."""
 
 
@@ -54,13 +54,13 @@ class Watched:
     def takes_all(self) -> bool:
         return self.inner.takes_all
 
-    def mask(self, moment: Moment) -> Mask | None:
-        return self.inner.mask(moment)
+    def mask(self, context: StepContext) -> Mask | None:
+        return self.inner.mask(context)
 
-    def observe(self, released: Released, std: float, moment: Moment) -> None:
+    def observe(self, released: Released, std: float, context: StepContext) -> None:
         listener: Listener = object.__getattribute__(self, "_listener")
-        listener(released, std, moment)
-        self.inner.observe(released, std, moment)
+        listener(released, std, context)
+        self.inner.observe(released, std, context)
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
         return self.inner.density(horizon, baseline_epochs=baseline_epochs)
@@ -87,12 +87,12 @@ class Tapped:
         self._inner.check(layout)
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         exact = [total.value.clone() for total in sums]  # a mechanism overwrites what it is given
-        noisy = self._inner.release(sums, queries, noise, moment)
+        noisy = self._inner.release(sums, queries, noise, context)
         self._listener(
-            exact, [value.clone() for value in noisy], [query.std(noise) for query in queries], moment
+            exact, [value.clone() for value in noisy], [query.std(noise) for query in queries], context
         )
         return noisy
 

@@ -37,7 +37,7 @@ from discreet.stages.selection import Everything
 from discreet.training.private import Private
 
 if TYPE_CHECKING:
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
     from discreet.stages.values import Released
 
 COPIES = 1000
@@ -262,10 +262,10 @@ class Attacker:
         self._ratio, self._sum = torch.zeros(2, len(weights), dtype=torch.float64)
 
     @torch.no_grad()
-    def see(self, released: Released, std: float, moment: Moment) -> None:
+    def see(self, released: Released, std: float, context: StepContext) -> None:
         weights = self._weights.double()
         active = active_in(released).view(weights.shape)
-        seen = released.value.view(weights.shape).double() * moment.batch
+        seen = released.value.view(weights.shape).double() * context.batch
         own = self._record.own.double() * active  # [K, d]
         share, norm = self._contributions(weights, own.unsqueeze(1))
         share, norm = share.squeeze(1), norm.squeeze(1).clamp(min=1e-12)
@@ -274,7 +274,7 @@ class Attacker:
         along = torch.einsum("knd,kd->kn", others, towards)
         rate = self._plan.known_horizon.rate
         found = (seen * towards).sum(1) - rate * along.sum(1)
-        variance = (std * moment.batch) ** 2 + rate * (1 - rate) * along.square().sum(1)
+        variance = (std * context.batch) ** 2 + rate * (1 - rate) * along.square().sum(1)
         exponent = (found * norm - norm.square() / 2) / variance
         if self._plan.relation is Neighbouring.REPLACE_ONE:
             self._ratio += found * norm / variance

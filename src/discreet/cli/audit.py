@@ -147,7 +147,7 @@ def _canaries(
     with terminal.audit_bar(1, visible=not as_json and terminal.is_live()) as listener:
         found = planted.audit_recipe(
             config,
-            kind=None if canary is None else planted.Kind(canary.value),
+            kind=None if canary is None else planted.CanaryKind(canary.value),
             canaries=planted.CANARIES if canaries is None else canaries,
             on_step=lambda step, steps: listener(label, step, steps),
         )

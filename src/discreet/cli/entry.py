@@ -1,4 +1,4 @@
-"""The program: every command, and one way to say no."""
+"""Command-line entry point and error handling."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from research.benchmarks.__main__ import bench
-from research.reproductions.__main__ import reproduce
 from typer.main import get_command
 
 import discreet
@@ -32,8 +30,6 @@ COMMANDS: tuple[Command, ...] = (
     resume,
     compare,
     audit,
-    reproduce,
-    bench,
     methods,
 )
 
@@ -47,23 +43,28 @@ def _root(
         raise typer.Exit
 
 
-def build() -> typer.Typer:
+def build(commands: Sequence[Command] = COMMANDS) -> typer.Typer:
     """The application, with the flags of every recipe."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(invoke_without_command=True)(_root)
-    for command in COMMANDS:
+    for command in commands:
         app.command(command.__name__)(expanded(command))
     return app
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(
+    args: Sequence[str] | None = None,
+    *,
+    commands: Sequence[Command] = COMMANDS,
+    program: str = "discreet",
+) -> int:
     """Run one command and return its exit code; bad input is one line on standard error and code 2."""
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = get_command(build()).main(args=words, prog_name="discreet", standalone_mode=False)
+        code = get_command(build(commands)).main(args=words, prog_name=program, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except Refused as error:
         return _refuse(str(error))

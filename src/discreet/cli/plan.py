@@ -25,7 +25,7 @@ from discreet.core.command import command_line
 
 if TYPE_CHECKING:
     from discreet.runs.planner import Answer, Question
-    from discreet.runs.step_cost import Trial
+    from discreet.runs.step_cost import StepCost
 
 # Shapes and classes of published data, so that a trial needs no file.
 _KNOWN = {
@@ -48,10 +48,10 @@ class QuestionFlags:
     epsilon: EpsilonFlag = None
     delta: DeltaFlag = None
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: all).")] = None
-    model: Annotated[str | None, flag("A model's name: measure two steps on random data.", "Trial")] = None
-    data: Annotated[str | None, flag("Published data whose shape and classes to use.", "Trial")] = None
-    record_shape: Annotated[str | None, flag("Shape of a record, e.g. 1,28,28.", "Trial")] = None
-    classes: Annotated[int | None, flag("Number of classes.", "Trial")] = None
+    model: Annotated[str | None, flag("A model's name: measure two steps on random data.", "StepCost")] = None
+    data: Annotated[str | None, flag("Published data whose shape and classes to use.", "StepCost")] = None
+    record_shape: Annotated[str | None, flag("Shape of a record, e.g. 1,28,28.", "StepCost")] = None
+    classes: Annotated[int | None, flag("Number of classes.", "StepCost")] = None
     micro_batch: MicroBatchFlag = None
     out: Annotated[Path | None, flag("Write a page here, e.g. plan.html.")] = None
 
@@ -137,7 +137,9 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
         )
 
 
-def _trial(flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int) -> Trial | None:
+def _trial(
+    flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int
+) -> StepCost | None:
     if flags.model is None or shape is None:
         return None
     from discreet.runs.step_cost import measure

@@ -14,7 +14,7 @@ def _norm(channels: int) -> nn.GroupNorm:
 
 
 @final
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut, which skips pixels and pads channels where the width grows.
 
     The shortcut has no parameters (option A of He et al. 2016): nothing there needs noise.
@@ -44,7 +44,7 @@ class ResNet20(nn.Module):
         self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.stem_norm = _norm(16)
         widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
-        self.blocks = nn.Sequential(*(Block(a, b) for a, b in pairwise(widths)))
+        self.blocks = nn.Sequential(*(ResidualBlock(a, b) for a, b in pairwise(widths)))
         self.head = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def sines_2d(rows: int, columns: int, width: int) -> Tensor:
 
 
 @final
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a two-layer perceptron, each after a layer norm and beside a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -65,7 +65,7 @@ class PatchTransformer(nn.Module):
         super().__init__()
         self.patch = patch
         self.embed = nn.Linear(channels * patch * patch, WIDTH)
-        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(DEPTH)))
+        self.blocks = nn.Sequential(*(TransformerBlock(WIDTH, HEADS) for _ in range(DEPTH)))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, classes)
         self.register_buffer("positions", sines_2d(height // patch, width // patch, WIDTH), persistent=False)
@@ -91,7 +91,7 @@ class TokenTransformer(nn.Module):
     def __init__(self, *, length: int, vocabulary: int, classes: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, WIDTH)
-        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(TransformerBlock(WIDTH, HEADS) for _ in range(DEPTH))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, classes)
         self.register_buffer("positions", sines(length, WIDTH), persistent=False)

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
-from discreet.engine.factors.parts import Factors, Room
+from discreet.engine.factors.parts import Factors, GradientBuffer
 from discreet.engine.factors.restrict import restrict
-from discreet.engine.known_traces import Scripts
+from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.losses import check_losses, check_scale
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import Snapshot, parameters_in, refuse_unsupported, trainable
-from discreet.engine.trace.capture import Script, Tracked, Watch, tensors_in
+from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 
 Groups = Sequence[Sequence[int]]
@@ -39,7 +39,7 @@ class _Pass:
     """One watched forward pass."""
 
     recorder: Recorder
-    script: Script
+    script: ForwardTrace
     watching: ExitStack
     before: Snapshot
     outputs: list[Tensor]
@@ -99,13 +99,13 @@ class Engine:
         dtypes = {root.tensor.dtype for root in self._roots}
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
-        self._scripts = Scripts(model, self._roots, self.layout)
+        self._scripts = KnownTraces(model, self._roots, self.layout)
         self._records: int | None = None
         self._views, self._watching = 1, False
         self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
         self._passes: list[_Pass] = []
         self._factors: list[Factors | None] | None = None
-        self._room = Room()
+        self._room = GradientBuffer()
         self._restricted: tuple[Mask, list[Factors | None]] | None = None
         self._hooks = [
             model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
@@ -245,7 +245,7 @@ class Engine:
     def close(self) -> None:
         """Detach from the model, and give its memory back."""
         self.discard()
-        self._room = Room()
+        self._room = GradientBuffer()
         for hook in self._hooks:
             hook.remove()
 
@@ -254,7 +254,7 @@ class Engine:
         columns = self.layout.size if size is None else size
         return torch.zeros(queries, columns, dtype=self.dtype, device=self.device)
 
-    def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> Script:
+    def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> ForwardTrace:
         """What a pass on inputs of this shape does, learned and verified on random inputs the first time."""
         return self._scripts.find(args, kwargs, records, views)
 
@@ -270,7 +270,7 @@ class Engine:
         recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
         self._open[-1] = _Pass(recorder, script, watching, Snapshot(self.model), [], set())
-        watching.enter_context(Watch(recorder, DECOMPOSITIONS, FORBIDDEN))
+        watching.enter_context(CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN))
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         one = self._open.pop() if self._open else None

@@ -15,21 +15,21 @@ from discreet.engine.layout import Layout
 from discreet.engine.proof.probe import PROBE_SEED, Probe
 from discreet.engine.selfcheck import verify
 from discreet.engine.support import modules_in
-from discreet.engine.trace.capture import Script, Tracked, tensors_in
+from discreet.engine.trace.capture import ForwardTrace, Tracked, tensors_in
 
 _MOST_GUESSES = 4  # constants among the inputs of a single record, tried one by one
 
 
-class Scripts:
+class KnownTraces:
     """Learns what a forward pass does, verifies it, and remembers it."""
 
     def __init__(self, model: nn.Module, roots: Sequence[Tracked], layout: Layout) -> None:
         self._model, self._roots, self._layout = model, roots, layout
-        self._known: dict[Any, Script] = {}
+        self._known: dict[Any, ForwardTrace] = {}
         self._batched: dict[Any, tuple[bool, ...]] = {}  # by the structure of the inputs
         self.busy = False
 
-    def find(self, args: Any, kwargs: Any, records: int, views: int) -> Script:
+    def find(self, args: Any, kwargs: Any, records: int, views: int) -> ForwardTrace:
         """The script for these inputs; the first time, learned on random ones of the same shape."""
         inputs = (args, kwargs)
         tensors = tensors_in(inputs)
@@ -82,7 +82,7 @@ class Scripts:
                 for constant in itertools.combinations(unsure, size):
                     yield tuple(fits and i not in constant for i, fits in enumerate(sized))
 
-    def _learn(self, inputs: Any, batched: tuple[bool, ...], views: int) -> Script:
+    def _learn(self, inputs: Any, batched: tuple[bool, ...], views: int) -> ForwardTrace:
         self.busy = True
         try:
             with _nothing_hidden(self._roots):

@@ -21,7 +21,7 @@ from torch import Tensor
 from discreet.core import check
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.linear import OneHot, Outer, Sum
-from discreet.engine.factors.parts import Dense, Factors, Part, Settled
+from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part
 
 if TYPE_CHECKING:
     from discreet.engine.engine import Engine
@@ -38,7 +38,7 @@ LEAST = 8
 
 
 @dataclass
-class Tally:
+class MemoryTally:
     """Bytes of distinct tensors that a pass saved, parameters apart."""
 
     without: frozenset[int]
@@ -56,9 +56,9 @@ class Tally:
 
 
 @contextmanager
-def tally(parameters: Sequence[Tensor]) -> Iterator[Tally]:
+def tally(parameters: Sequence[Tensor]) -> Iterator[MemoryTally]:
     """Counts what autograd saves inside the block."""
-    counted = Tally(frozenset(parameter.untyped_storage().data_ptr() for parameter in parameters))
+    counted = MemoryTally(frozenset(parameter.untyped_storage().data_ptr() for parameter in parameters))
     with torch.autograd.graph.saved_tensors_hooks(counted.pack, lambda tensor: tensor):
         yield counted
 
@@ -69,11 +69,11 @@ def kept_bytes(factors: Sequence[Factors | None]) -> int:
 
 
 def _bytes(part: Part) -> int:
-    if isinstance(part, Settled):
+    if isinstance(part, BoundedFactors):
         return _bytes(part.part)
     if isinstance(part, Sum):
         return sum(_bytes(own) for own in part.parts)
-    if isinstance(part, Dense):
+    if isinstance(part, FormedGradients):
         return part.grads_N.nbytes
     if isinstance(part, Outer):
         return part.left_NPA.nbytes + part.right_NPB.nbytes
@@ -84,7 +84,7 @@ def _bytes(part: Part) -> int:
 
 def largest_kept(factors: Sequence[Factors | None]) -> int:
     """Elements of the largest per-sample gradient of one parameter, of those that are made and kept."""
-    return max((math.prod(own.shape) for own in factors if isinstance(own, Dense)), default=0)
+    return max((math.prod(own.shape) for own in factors if isinstance(own, FormedGradients)), default=0)
 
 
 def memory_of(device: torch.device) -> int | None:

@@ -14,22 +14,22 @@ from torch import Tensor
 from discreet.core.check import refuse
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.linear import OneHot, Outer, merge
-from discreet.engine.factors.parts import Dense, Factors, Part, Room
-from discreet.engine.factors.recorded_call import Use
+from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuffer, Part
+from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.factors.rules import parts_of, simple_parts
 from discreet.engine.layout import Layout
 from discreet.engine.trace.capture import (
     Call,
+    ForwardTrace,
     Marks,
-    Script,
-    Step,
+    TracedStep,
     Tracked,
     name_of,
     replace,
     tensors_in,
     track_derived,
 )
-from discreet.engine.trace.settings import settings_of, strange
+from discreet.engine.trace.settings import first_mismatch, settings_of
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -67,7 +67,7 @@ class _Source(torch.autograd.Function):
     """A call none of whose inputs needs a gradient: run it, and keep the gradient of its output."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, use: Use) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, use: RecordedCall) -> Tensor:
         ctx.use = use
         return _computed(use.func, use.args, use.kwargs)
 
@@ -78,11 +78,13 @@ class _Source(torch.autograd.Function):
 
 
 class Recorder:
-    """Follows one forward pass: derived parameters keep their graph, every other call leaves a `Use`."""
+    """Follows one forward pass: derived parameters keep their graph, every other call leaves a `RecordedCall`."""
 
-    def __init__(self, parameters: Sequence[Tracked], script: Script, records: int, inputs: Any) -> None:
+    def __init__(
+        self, parameters: Sequence[Tracked], script: ForwardTrace, records: int, inputs: Any
+    ) -> None:
         self.tracked = {id(root.tensor): root for root in parameters}
-        self.uses: list[Use] = []
+        self.uses: list[RecordedCall] = []
         self.anchor = torch.zeros((), requires_grad=True)
         self._marks = Marks(self.tracked, script.records_in(inputs))
         self._script, self._records = script, records
@@ -121,11 +123,11 @@ class Recorder:
         if self._place < len(self._script.path):
             self._another_path(f"no {self._script.path[self._place].where}")
 
-    def _same_settings(self, expected: Call | Step, args: Any, kwargs: Any) -> None:
+    def _same_settings(self, expected: Call | TracedStep, args: Any, kwargs: Any) -> None:
         settings = settings_of(expected.func, args, kwargs)
         if settings == expected.settings:  # nearly always
             return
-        found = strange(settings, expected.settings, self._records)
+        found = first_mismatch(settings, expected.settings, self._records)
         if found is not None:
             came, known = found
             refuse(
@@ -152,7 +154,7 @@ class Recorder:
         args, kwargs = replace((args, kwargs), lambda tensor: plain.get(id(tensor), tensor))
         swapped = [plain.get(id(tensor), tensor) for tensor in tensors]
         assert call.output is not None
-        use = Use(
+        use = RecordedCall(
             func=call.func,
             args=args,
             kwargs=kwargs,
@@ -181,8 +183,10 @@ class Collector:
     use is there: per-sample gradients take the place of activations, instead of standing beside them.
     """
 
-    def __init__(self, uses: Iterable[Use], layout: Layout, room: Room | None = None) -> None:
-        self._uses, self._layout, self._room = list(uses), layout, room or Room()
+    def __init__(
+        self, uses: Iterable[RecordedCall], layout: Layout, room: GradientBuffer | None = None
+    ) -> None:
+        self._uses, self._layout, self._room = list(uses), layout, room or GradientBuffer()
         self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
         self._parts: dict[str, list[Part]] = {name: [] for name in layout.names}
         self._awaited = Counter(root for use in self._uses for root in _roots_of(use))
@@ -209,7 +213,7 @@ class Collector:
         return [self._found.get(name) for name in self._layout.names]
 
     @torch.no_grad()
-    def _take(self, use: Use) -> None:
+    def _take(self, use: RecordedCall) -> None:
         if any(target.parents for target in use.targets.values()):
             return  # pulled back through autograd, which is busy now
         parts = simple_parts(use)
@@ -228,12 +232,12 @@ class Collector:
         parts, self._parts[name] = self._parts[name], []
         keep = partial(self._room.fill, name)
         found = merge(parts, self._shapes[name], self._left, keep)
-        if isinstance(found, Dense):
+        if isinstance(found, FormedGradients):
             self._left -= found.grads_N.numel()
         self._found[name] = found
 
 
-def _roots_of(use: Use) -> set[str]:
+def _roots_of(use: RecordedCall) -> set[str]:
     return {root.name for target in use.targets.values() for root in target.roots}
 
 
@@ -255,7 +259,7 @@ def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:
     roots = [root.tensor for root in target.roots]
     for root, pulled in zip(target.roots, _batched_vjp(target.tensor, roots, grads_N), strict=True):
         if pulled is not None:
-            yield root, Dense(pulled)
+            yield root, FormedGradients(pulled)
 
 
 def _is_transpose(view: Tensor, matrix: Tensor) -> bool:

@@ -14,12 +14,12 @@ from discreet.core.check import refuse, require
 from discreet.engine.factors.parts import Factors
 from discreet.engine.layout import Layout
 from discreet.engine.memory import kept_bytes, largest_kept, tally
-from discreet.engine.proof.axes import SMALL
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.probe import PROBE_SEED, forked_generator
 from discreet.engine.recorder import Collector, Recorder
-from discreet.engine.trace.capture import Script, Tracked, Watch, tensors_in
+from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
+from discreet.engine.trace.settings import SMALL
 
 if TYPE_CHECKING:
     from discreet.engine.engine import Engine
@@ -70,7 +70,9 @@ UNSEEN = (
 )
 
 
-def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: Script, inputs: Any) -> None:
+def verify(
+    model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: ForwardTrace, inputs: Any
+) -> None:
     """Refuse a script whose per-sample gradients are not autograd's.
 
     Compares, record by record and parameter by parameter, with autograd's gradient of that record's loss,
@@ -85,7 +87,7 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: S
 
     with torch.enable_grad(), untouched(roots, UNSEEN):
         recorder = Recorder(roots, script, SMALL, inputs)
-        with Watch(recorder, DECOMPOSITIONS, FORBIDDEN), tally([root.tensor for root in roots]) as saved:
+        with CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN), tally([root.tensor for root in roots]) as saved:
             output = run()
             for use in recorder.uses:  # a plain step saves the inputs of its layers, too
                 for tensor in use.record_tensors():
@@ -114,7 +116,7 @@ def row_norm(rows: Tensor) -> Tensor:
     return norms
 
 
-def _losses(script: Script, output: Any) -> Tensor:
+def _losses(script: ForwardTrace, output: Any) -> Tensor:
     """Random, different for every output entry, one number per record."""
     tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
     generator = torch.Generator().manual_seed(PROBE_SEED + 3)

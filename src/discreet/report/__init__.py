@@ -8,7 +8,13 @@ Nothing here imports torch before a run starts.
 
 from discreet.report.page import Written, read, render, write
 from discreet.runs.comparison.candidates import Candidate, candidates
-from discreet.runs.comparison.compare import CompareSettings, Phase, Progress, compare, default_seeds
+from discreet.runs.comparison.compare import (
+    CompareSettings,
+    ComparisonProgress,
+    Phase,
+    compare,
+    default_seeds,
+)
 from discreet.runs.comparison.estimates import Estimate
 from discreet.runs.comparison.stored import truth_table
 from discreet.runs.comparison.values import (
@@ -20,8 +26,8 @@ from discreet.runs.comparison.values import (
     Failure,
     Point,
     Provenance,
-    Run,
     Stage,
+    TrainedRun,
     Truth,
     Tuned,
 )
@@ -31,6 +37,7 @@ __all__ = [
     "Choice",
     "CompareSettings",
     "Comparison",
+    "ComparisonProgress",
     "Course",
     "Entry",
     "Estimate",
@@ -38,10 +45,9 @@ __all__ = [
     "Failure",
     "Phase",
     "Point",
-    "Progress",
     "Provenance",
-    "Run",
     "Stage",
+    "TrainedRun",
     "Truth",
     "Tuned",
     "Written",

@@ -17,7 +17,7 @@ from typing import Any, final
 from discreet.core import check
 from discreet.report import figures, sections, svg, tables, wording
 from discreet.report.figures import DARK, LIGHT, Chart
-from discreet.runs.comparison.values import Comparison, Entry
+from discreet.runs.comparison.values import Comparison, Entry, settings_in_words
 
 PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 
@@ -162,7 +162,7 @@ def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[s
         "finished": accuracy is not None,
         "entry": entry,
         "summary": wording.summary(entry),
-        "settings": wording.settings(entry),
+        "settings": settings_in_words(entry),
         "marker": Markup(svg.marker(style)),
         "strip": Markup(strip),
         "accuracy": cell(accuracy and accuracy.mean, wording.percent(accuracy.mean) if accuracy else ""),

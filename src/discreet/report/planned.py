@@ -13,12 +13,12 @@ from discreet.report.figures import Chart, Series
 from discreet.report.page import coordinates, drawn, filled, replace
 from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
-from discreet.runs.step_cost import Trial
+from discreet.runs.step_cost import StepCost
 
 UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) for a trial of two steps on this machine"
 
 
-def table(answer: Answer, trial: Trial | None, micro_batch: int) -> RenderableType:
+def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
     """Noise by method and sampler, batches, time and memory."""
     of = answer.question
     names = [name for name, _ in _samplers(answer)]
@@ -55,7 +55,7 @@ def advice(answer: Answer) -> list[str]:
     ]
 
 
-def costs(answer: Answer, trial: Trial | None, micro_batch: int) -> list[tuple[str, str]]:
+def costs(answer: Answer, trial: StepCost | None, micro_batch: int) -> list[tuple[str, str]]:
     """Time and memory, measured or unknown."""
     of = answer.question
     if trial is None:
@@ -113,7 +113,7 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
     )
 
 
-def render(answer: Answer, trial: Trial | None, micro_batch: int, command: str) -> str:
+def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: str) -> str:
     """The page as one string."""
     shown = charts(answer)
     names = [name for name, _ in _samplers(answer)]
@@ -139,7 +139,7 @@ def render(answer: Answer, trial: Trial | None, micro_batch: int, command: str) 
 
 
 def write(
-    answer: Answer, trial: Trial | None, micro_batch: int, command: str, page: Path
+    answer: Answer, trial: StepCost | None, micro_batch: int, command: str, page: Path
 ) -> tuple[Path, ...]:
     """The page, and its charts as SVG and PNG files beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)

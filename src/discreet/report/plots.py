@@ -12,7 +12,7 @@ SUFFIXES = ("svg", "png")
 _MARKERS = ("o", "s", "^", "D", "v", "X", "P", "|")
 
 
-class Line(Protocol):
+class PlotLine(Protocol):
     """One curve."""
 
     @property
@@ -33,7 +33,7 @@ class Frame(Protocol):
     @property
     def y_label(self) -> str: ...
     @property
-    def curves(self) -> Sequence[Line]: ...
+    def curves(self) -> Sequence[PlotLine]: ...
     @property
     def log_x(self) -> bool: ...
     @property

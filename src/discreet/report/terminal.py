@@ -17,12 +17,12 @@ from rich.text import Text
 
 from discreet.accounting import Certificate
 from discreet.report import wording
-from discreet.training.spending import words
+from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
     from discreet.auditing.truth import Row
-    from discreet.runs import Progress, RunResult
-    from discreet.runs.comparison.compare import Progress as ComparisonProgress
+    from discreet.runs import RunProgress, RunResult
+    from discreet.runs.comparison.compare import ComparisonProgress
     from discreet.runs.comparison.estimates import Estimate
     from discreet.runs.comparison.values import Comparison
 
@@ -42,7 +42,9 @@ def account_table(
     """Certified and claimed side by side, and under them what the certificate rests on."""
     table = _table(name, ("", "certified", "claimed"))
     paper = claimed or {"epsilon": None, "delta": None, "theorem": "nothing claimed"}
-    table.add_row("epsilon", Text(words(certificate.epsilon), style="bold"), _epsilon(paper["epsilon"]))
+    table.add_row(
+        "epsilon", Text(format_epsilon(certificate.epsilon), style="bold"), _epsilon(paper["epsilon"])
+    )
     table.add_row("delta", f"{certificate.delta:g}", "-" if paper["delta"] is None else f"{paper['delta']:g}")
     table.add_row("by", certificate.accountant, str(paper["theorem"]))
     table.add_row("relation", str(certificate.relation), "")
@@ -89,7 +91,7 @@ def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int =
     eighths = [round(8 * height * level / top) if top > 0 else 0 for level in levels]
     lines = []
     for row in reversed(range(height)):
-        label = words(top) if row == height - 1 else "0.00" if row == 0 else ""
+        label = format_epsilon(top) if row == height - 1 else "0.00" if row == 0 else ""
         cells = "".join(_BLOCKS[min(8, max(0, count - 8 * row))] for count in eighths)
         lines.append(f"{label:>5} |{cells}".rstrip())
     return Text("\n".join([*lines, f"{'':>7}0 .. {last} steps"]))
@@ -98,11 +100,11 @@ def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int =
 def run_table(result: RunResult) -> RenderableType:
     """A finished run: how well it does, and what it cost."""
     proven = result.spent.certified
-    claimed = "nothing claimed" if result.spent.claimed is None else words(result.spent.claimed)
+    claimed = "nothing claimed" if result.spent.claimed is None else format_epsilon(result.spent.claimed)
     table = _table(f"{result.method} on {result.data}", ("", ""))
     table.show_header = False
     table.add_row("test accuracy", Text(f"{result.test_accuracy:.2%}", style="bold"))
-    table.add_row("epsilon, certified", Text(words(proven.epsilon), style="bold"))
+    table.add_row("epsilon, certified", Text(format_epsilon(proven.epsilon), style="bold"))
     table.add_row("epsilon, claimed", claimed)
     table.add_row("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})")
     table.add_row("randomness", result.spent.statement)
@@ -193,7 +195,7 @@ def pricing_bar(*, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextlib.contextmanager
-def training_bar(*, visible: bool) -> Iterator[Callable[[Progress], None]]:
+def training_bar(*, visible: bool) -> Iterator[Callable[[RunProgress], None]]:
     """A bar on standard error that follows a run: step, epsilon spent, accuracy on the public test data."""
     with _bar(visible) as follow:
         yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy))
@@ -233,7 +235,7 @@ def _bar(visible: bool) -> Iterator[Callable[[str, int, int, str], None]]:
 
 
 def _news(epsilon: float | None, accuracy: float | None) -> str:
-    spent = "" if epsilon is None else f"epsilon {words(epsilon)}"
+    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}"
     return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
 
 
@@ -277,4 +279,4 @@ def _accuracy(estimate: Estimate) -> str:
 def _epsilon(value: float | str | None) -> str:
     if value is None:
         return "-"
-    return "infinite" if isinstance(value, str) else words(value)
+    return "infinite" if isinstance(value, str) else format_epsilon(value)

@@ -6,7 +6,7 @@ import math
 from typing import final
 
 from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
-from discreet.runs.comparison.values import Comparison, Entry, Setting
+from discreet.runs.comparison.values import Comparison, Entry
 from discreet.training import spending
 
 _SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -41,7 +41,7 @@ def error(accuracy: Estimate | None) -> str:
 
 def epsilon(value: float | None, missing: str = "–") -> str:
     """Rounded up, so that the page never shows less than was proven."""
-    return missing if value is None else spending.words(value)
+    return missing if value is None else spending.format_epsilon(value)
 
 
 def multiplier(noise: float) -> str:
@@ -80,19 +80,6 @@ def listed(names: list[str]) -> str:
     'a, b and c'
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _number(value: Setting) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def settings(entry: Entry) -> str:
-    """How a row was run, in one line."""
-    given = [f"{name} {_number(value)}" for name, value in entry.parameters]
-    rate = "" if entry.learning_rate is None else f", learning rate {entry.learning_rate:g}"
-    optimizer = f"{entry.optimizer}{rate}"
-    averaged = [] if entry.average is None else [f"averaged with decay {entry.average:g}"]
-    return ", ".join([*given, optimizer, *averaged])
 
 
 def summary(entry: Entry) -> str:

@@ -3,16 +3,16 @@
 from discreet.runs.config import OPTIMIZERS, SAMPLERS, RunConfig
 from discreet.runs.defaults import DEFAULTS, complete, plan_of
 from discreet.runs.folder import RunFolder
-from discreet.runs.results import Progress, RunResult
+from discreet.runs.results import RunProgress, RunResult
 from discreet.runs.training import load_config, load_result, train
 
 __all__ = [
     "DEFAULTS",
     "OPTIMIZERS",
     "SAMPLERS",
-    "Progress",
     "RunConfig",
     "RunFolder",
+    "RunProgress",
     "RunResult",
     "complete",
     "load_config",

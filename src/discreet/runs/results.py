@@ -17,7 +17,7 @@ Point = tuple[int, float, float]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class RunProgress:
     """A step was taken. Accuracies (on unprotected data) and epsilon come with evaluations only."""
 
     step: int

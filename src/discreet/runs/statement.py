@@ -13,7 +13,7 @@ from discreet.runs.config import RunConfig
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 from discreet.stages.schedule import Constant
-from discreet.training.spending import Spent, words
+from discreet.training.spending import Spent, format_epsilon
 
 if TYPE_CHECKING:
     from discreet.training.private import Private
@@ -71,12 +71,12 @@ def _headline(spent: Spent) -> str:
         return (
             "**This run is NOT private.** Its randomness came from a seed, and whoever knows or guesses the "
             "seed can take the noise away. With secret randomness the same run would have epsilon "
-            f"{words(proven.epsilon)} at delta {proven.delta:g}."
+            f"{format_epsilon(proven.epsilon)} at delta {proven.delta:g}."
         )
     if not private:
         return "**This run is NOT private:** no bound on epsilon is proven for it."
     guarantee = (
-        f"the released model is differentially private: **epsilon {words(proven.epsilon)}** at delta "
+        f"the released model is differentially private: **epsilon {format_epsilon(proven.epsilon)}** at delta "
         f"{proven.delta:g}, for every single training record. Whatever is computed from the model later "
         "changes nothing about that."
     )
@@ -92,10 +92,10 @@ def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, s
         ("protected", data),
         ("unit", "one record; a person who gave several is protected less"),
         ("neighbours", _NEIGHBOURS[plan.relation]),
-        ("epsilon, certified", f"{words(proven.epsilon)}, by {proven.accountant} accounting"),
+        ("epsilon, certified", f"{format_epsilon(proven.epsilon)}, by {proven.accountant} accounting"),
         (
             "epsilon, claimed by the method's paper",
-            "no claim for this method" if spent.claimed is None else words(spent.claimed),
+            "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed),
         ),
         ("delta", f"{proven.delta:g}"),
         ("method", method),

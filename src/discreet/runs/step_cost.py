@@ -16,7 +16,7 @@ _MOST = 256
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class StepCost:
     """A model's size and speed.
 
     parameters          trainable numbers
@@ -48,7 +48,7 @@ class Trial:
 
 def measure(
     name: str, *, shape: tuple[int, ...], classes: int, micro_batch: int = 512, seed: int = 0
-) -> Trial:
+) -> StepCost:
     """Build the model and take steps of DP-SGD on random records of this shape.
 
     Guarantee: no data is read.
@@ -57,7 +57,8 @@ def measure(
     import torch.nn.functional as F
     from torch.utils.data import TensorDataset
 
-    from discreet import methods, tasks
+    from discreet import data as tasks
+    from discreet import methods
     from discreet.core.streams import Streams
     from discreet.stages.sampling import FullBatch, Horizon
     from discreet.training.private import Private
@@ -81,7 +82,7 @@ def measure(
         started = started or time.perf_counter()
     seconds = (time.perf_counter() - started) / (2 * count)
     private.close()
-    return Trial(
+    return StepCost(
         model=name,
         parameters=tasks.parameters(model),
         seconds_per_record=seconds,

@@ -25,13 +25,13 @@ from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, settle
 from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
-from discreet.runs.results import Point, Progress, RunResult, result_from_json
+from discreet.runs.results import Point, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
 from discreet.training.private import Private
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[RunProgress], None]
 _EVALUATED_AT_ONCE = 2048
 
 
@@ -92,7 +92,7 @@ class _Run:
         self._listener = listener
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
-        self._last: Progress | None = None
+        self._last: RunProgress | None = None
 
     def bind(self, going_on: bool) -> None:
         """Key the randomness, note its fingerprints on disk, and only then build what can release."""
@@ -166,11 +166,11 @@ class _Run:
         self._seen = step
         if save or step == steps:  # before it is looked at: after a crash no older iterate is shown beside it
             self.private.save(self._folder.checkpoint)
-        news = self._evaluate() if due else Progress(step=step, steps=steps)
+        news = self._evaluate() if due else RunProgress(step=step, steps=steps)
         if self._listener is not None:
             self._listener(news)
 
-    def _evaluate(self) -> Progress:
+    def _evaluate(self) -> RunProgress:
         private, test = self.private, self._task.test
         step, steps = private.progress.step, self._plan.known_horizon.steps
         accuracy, loss = measure(private.model, test, self._config.device)
@@ -190,7 +190,7 @@ class _Run:
             right, train_loss = measure(private.model, self._task.train, self._config.device)
             values |= {"train_accuracy": right, "train_loss": _finite(train_loss), "test_loss": _finite(loss)}
         self._folder.add_metrics(**values)
-        self._last = Progress(
+        self._last = RunProgress(
             step=step, steps=steps, accuracy=accuracy, averaged_accuracy=averaged, epsilon=epsilon
         )
         return self._last

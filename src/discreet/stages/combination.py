@@ -13,19 +13,19 @@ from discreet.stages.selection import Selection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
 
 
 HELD = "two-level.held"
 
 
 class Combination(Protocol):
-    """Sees releases alone: what it keeps in `moment.memory` is public, like what it gives."""
+    """Sees releases alone: what it keeps in `context.memory` is public, like what it gives."""
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
         """Refuse sums that it cannot read, when the plan is built."""
 
-    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         """One vector on the scale of a sum, from the noisy vector and scalar sums in the order of the queries."""
 
 
@@ -37,7 +37,7 @@ class TakeFirst:
     def check(self, bounder: Bounder, selection: Selection) -> None:
         """Every bounder has a first sum, and any coordinates may be active."""
 
-    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         return vectors[0]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Moment:
+class StepContext:
     """Public facts about one step, and the streams to draw from.
 
     memory   public tensors that a stage keeps from step to step; it may hold released values only

@@ -15,7 +15,7 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
 
 
 @final
@@ -37,7 +37,7 @@ class GaussianNoise:
         """Any model: the price does not depend on it."""
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """The noisy sums, of a masked one its active coordinates; no exact sum stays behind."""
         noisy = []
@@ -48,17 +48,17 @@ class GaussianNoise:
                 f"{total!r} for {query!r}",
                 "aggregate with the bounder of the plan",
             )
-            noisy.append(_add_noise(total.value, query.std(noise), moment))
+            noisy.append(_add_noise(total.value, query.std(noise), context))
         return noisy
 
 
-def _add_noise(value: Tensor, std: float, moment: Moment) -> Tensor:
+def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:
     """Noise on what is active, and nothing else: no coordinate leaves without noise."""
-    if moment.mask is None or value.shape != (moment.layout.size,):  # a count is never masked
-        return moment.streams.noise.add_normal_(value, std)
+    if context.mask is None or value.shape != (context.layout.size,):  # a count is never masked
+        return context.streams.noise.add_normal_(value, std)
     from discreet.stages.active import Active
 
-    index = Active.of(moment.mask, moment.layout, value.device).whole
-    active = moment.streams.noise.add_normal_(value.index_select(0, index), std)
+    index = Active.of(context.mask, context.layout, value.device).whole
+    active = context.streams.noise.add_normal_(value.index_select(0, index), std)
     value.zero_()  # no exact sum stays behind
     return active

@@ -13,7 +13,7 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
 
 
 class Mechanism(Protocol):
@@ -26,7 +26,7 @@ class Mechanism(Protocol):
         """Refuse a model that the price is not for."""
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """The noisy sums, in the order of the queries.
 

@@ -148,7 +148,7 @@ class TruncatedPoisson(_PerStep):
         return (Neighbouring.ADD_REMOVE,)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
-        return events.TruncatedPoisson(horizon.rate, self.cap, horizon.known_records, release)
+        return events.TruncatedPoissonSampled(horizon.rate, self.cap, horizon.known_records, release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         check.require(
@@ -213,7 +213,7 @@ class BallsInBins:
         return True
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
-        return events.BallsInBins(1, release)
+        return events.BallsInBinsEpoch(1, release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         per_epoch = horizon.steps_per_epoch

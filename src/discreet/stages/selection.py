@@ -15,7 +15,7 @@ from discreet.core import check
 
 if TYPE_CHECKING:
     from discreet.engine.layout import Mask
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
     from discreet.stages.sampling import Horizon
     from discreet.stages.values import Released
 
@@ -53,10 +53,10 @@ class Selection(Protocol):
     def takes_all(self) -> bool:
         """Whether every coordinate is active in every step."""
 
-    def mask(self, moment: Moment) -> Mask | None:
+    def mask(self, context: StepContext) -> Mask | None:
         """The mask of this step; None where everything is active."""
 
-    def observe(self, released: Released, std: float, moment: Moment) -> None:
+    def observe(self, released: Released, std: float, context: StepContext) -> None:
         """See what the step let out; `std` is the noise on each of its coordinates."""
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
@@ -80,10 +80,10 @@ class Everything:
     def takes_all(self) -> bool:
         return True
 
-    def mask(self, moment: Moment) -> Mask | None:
+    def mask(self, context: StepContext) -> Mask | None:
         return None
 
-    def observe(self, released: Released, std: float, moment: Moment) -> None:
+    def observe(self, released: Released, std: float, context: StepContext) -> None:
         """Nothing to learn."""
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:

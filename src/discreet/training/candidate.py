@@ -13,13 +13,13 @@ from discreet.accounting.events import Event
 from discreet.core import check
 from discreet.core.world import World
 from discreet.stages.aggregation import sum_of_numbers
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.plan import Plan
 
 
 @final
-class Trial:
+class CandidateUpdate:
     """Losses of one sample with the old parameters, then with the candidate, and the decision.
 
     The candidate comes from a release, so that it is public; the losses are not, and leave through a noisy test.
@@ -56,16 +56,18 @@ class Trial:
         self._on_candidate = True
         return False
 
-    def decide(self, plan: Plan, moment: Moment, charge: Callable[[Event, int], None], world: World) -> bool:
+    def decide(
+        self, plan: Plan, context: StepContext, charge: Callable[[Event, int], None], world: World
+    ) -> bool:
         """Pay, test, and keep the candidate or put everything back."""
         old, new = (torch.cat(losses) if losses else torch.zeros(0) for losses in self._losses)
         (query,) = plan.acceptance.queries()
         change = sum_of_numbers(new.double() - old.double(), query.sensitivity, world)
-        charge(plan.test_at(moment.step), moment.step)
-        noise = plan.noise_at(moment.step)
-        (noisy,) = GaussianNoise().release([change], [query], noise, moment)
+        charge(plan.test_at(context.step), context.step)
+        noise = plan.noise_at(context.step)
+        (noisy,) = GaussianNoise().release([change], [query], noise, context)
         world.broadcast_(noisy)  # one draw of noise, and one decision, for all processes
-        kept = plan.acceptance.accepts(float(noisy) / moment.batch)
+        kept = plan.acceptance.accepts(float(noisy) / context.batch)
         if not kept:
             self._put(self._old)
             self._optimizer.load_state_dict(self._state)

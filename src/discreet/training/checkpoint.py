@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from discreet.accounting.chain import Record, scan
+from discreet.accounting.chain import LedgerRecord, scan
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.streams import Streams
@@ -114,7 +114,7 @@ class Checkpoint:
         remedy = "resume with the schedulers of the run"
         _same("number of schedulers", len(self.schedulers), len(schedulers), remedy)
 
-    def check_ledger(self, record: Record) -> None:
+    def check_ledger(self, record: LedgerRecord) -> None:
         """Refuse the ledger of another run, and one that lost lines since this checkpoint."""
         remedy = "restore the ledger from a backup; without one, charge the run with its whole plan"
         check.require(
@@ -180,7 +180,7 @@ def keys_of(streams: Streams) -> dict[str, str]:
     return {"noise": streams.noise.fingerprint, "sampling": streams.sampling.fingerprint}
 
 
-def refuse_old_keys(record: Record, streams: Streams) -> None:
+def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
     """Refuse streams whose keys an earlier part of the run has used."""
     fresh = set(keys_of(streams).values())
     used = {value for entry in record.entries for value in entry.note.values() if isinstance(value, str)}

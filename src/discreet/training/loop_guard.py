@@ -10,7 +10,7 @@ from discreet.core import check
 
 
 @final
-class Turns:
+class LoopGuard:
     """The loop gives a batch, the user steps on it, the optimizer moves; then the loop goes on.
 
     Guarantee: every batch that is given is stepped on once, by one loop at a time; the optimizer moves inside a step

@@ -24,7 +24,7 @@ from discreet.engine.support import Snapshot
 from discreet.engine.trace.capture import replace
 from discreet.methods.dpsgd_dc.guard import watch_of
 from discreet.stages.averaging import Average
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack, update
@@ -40,11 +40,11 @@ from discreet.training.binding import (
     records_in,
     share_public_streams,
 )
-from discreet.training.candidate import Trial
+from discreet.training.candidate import CandidateUpdate
 from discreet.training.loader import Loader, to_device
-from discreet.training.loop_guard import Turns
+from discreet.training.loop_guard import LoopGuard
 from discreet.training.spending import Spent
-from discreet.training.step import LogicalBatch, Progress
+from discreet.training.step import LogicalBatch, RunState
 
 TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
 INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
@@ -102,15 +102,15 @@ class Private:
         check.count("how many augmented copies of each record", views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = streams if streams is not None else Streams.from_os()
-        self.progress, self.updates = Progress(), 0
+        self.progress, self.updates = RunState(), 0
         self.world = World.current()
         check_processes(plan, self.world)
         self._device = torch.device(device) if device is not None else device_of(model)
         self._data, self._views, self._augment = data, views, augment
         self._schedulers = tuple(schedulers)
         self._batch: LogicalBatch | None = None
-        self._trial: Trial | None = None
-        self._turns, self._records, self._keys_noted = Turns(), 0, False
+        self._trial: CandidateUpdate | None = None
+        self._turns, self._records, self._keys_noted = LoopGuard(), 0, False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
         share_public_streams(self.streams, self.world)
         sampling = self.streams.sampling
@@ -213,22 +213,22 @@ class Private:
             released = self._batch.release(self._charge, self.world)
             self._batch = None
             if self.plan.has_tests:
-                self._trial = Trial(self._trained(), self.optimizer, lambda: self._update(released))
+                self._trial = CandidateUpdate(self._trained(), self.optimizer, lambda: self._update(released))
                 return False
             self._update(released)
             self._moved()
             return True
 
-    def _decide(self, trial: Trial) -> bool:
-        kept = trial.decide(self.plan, self._moment(), self._charge, self.world)
+    def _decide(self, trial: CandidateUpdate) -> bool:
+        kept = trial.decide(self.plan, self._context(), self._charge, self.world)
         self._trial = None
         if kept:
             self._moved()
         return kept
 
-    def _moment(self) -> Moment:
+    def _context(self) -> StepContext:
         """The step that was released last."""
-        return Moment(
+        return StepContext(
             step=self.progress.step - 1,
             steps_per_epoch=self.plan.known_horizon.steps_per_epoch,
             batch=self.plan.known_horizon.known_batch,
@@ -390,7 +390,7 @@ class Private:
         self._wait()
         saved.restore(self.model, self.optimizer, self._average, self._schedulers)
         step = self.plan.steps_paid(ledger.length)
-        self.progress = Progress(step=step, scale=saved.scale, memory=dict(saved.memory))
+        self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
         self.updates = saved.updates
         return ledger
 

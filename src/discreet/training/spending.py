@@ -34,10 +34,10 @@ class Spent:
 
     def __str__(self) -> str:
         proven = self.certified
-        claimed = "none" if self.claimed is None else words(self.claimed)
+        claimed = "none" if self.claimed is None else format_epsilon(self.claimed)
         rests_on = f"{proven.accountant}, {proven.relation}, delta={proven.delta:g}"
         held = "".join(f", {condition}" for condition in proven.conditions)
-        line = f"certified {words(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}"
+        line = f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}"
         return line if "not private" not in self.statement else f"{line} · {self.statement}"
 
     def to_json(self) -> dict[str, Any]:
@@ -51,10 +51,10 @@ class Spent:
         }
 
 
-def words(epsilon: float) -> str:
+def format_epsilon(epsilon: float) -> str:
     """An epsilon rounded up to three digits, so that print never shows less than is proven.
 
-    >>> words(2.9991), words(math.inf)
+    >>> format_epsilon(2.9991), format_epsilon(math.inf)
     ('3.00', 'no proven guarantee')
     """
     if math.isinf(epsilon):

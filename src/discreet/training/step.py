@@ -25,14 +25,14 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.stages.aggregation import Aggregation
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
 from discreet.stages.values import PrivateState, Released
 
 
 @final
 @dataclass
-class Progress:
+class RunState:
     """The state of a run: the next step, the bounder's scale, what stages remember of releases; all public.
 
     secrets  the one exception: what the mechanism keeps to itself, never written down
@@ -48,9 +48,9 @@ class Progress:
 class LogicalBatch:
     """One step of a plan, from its first micro-batch to its release."""
 
-    def __init__(self, plan: Plan, engine: Engine, progress: Progress, streams: Streams) -> None:
+    def __init__(self, plan: Plan, engine: Engine, progress: RunState, streams: Streams) -> None:
         self._plan, self._engine, self._progress = plan, engine, progress
-        now = Moment(
+        now = StepContext(
             step=progress.step,
             steps_per_epoch=plan.known_horizon.steps_per_epoch,
             batch=plan.known_horizon.known_batch,
@@ -60,9 +60,9 @@ class LogicalBatch:
             memory=progress.memory,
             secrets=progress.secrets,
         )
-        self._moment = dataclasses.replace(now, mask=plan.selection.mask(now))
+        self._context = dataclasses.replace(now, mask=plan.selection.mask(now))
         # The one mask of the batch: every micro-batch is summed on it, and noise is drawn on it.
-        mask, order = self._moment.mask, plan.selection.order
+        mask, order = self._context.mask, plan.selection.order
         self._sums = Aggregation(plan.bounder, progress.scale, engine, mask, order, progress.memory)
 
     def add(self, losses: Tensor) -> None:
@@ -74,16 +74,16 @@ class LogicalBatch:
         """Pay, then publish: the charge is on disk before the noise is drawn."""
         plan, progress = self._plan, self._progress
         sums = self._sums.sums(world)
-        moment = dataclasses.replace(self._moment, raw=sums.hidden)
+        context = dataclasses.replace(self._context, raw=sums.hidden)
         charge(plan.event_at(progress.step), progress.step)
         queries, multiplier = plan.queries(progress.scale), plan.noise_at(progress.step)
-        noisy = plan.mechanism.release([*sums.vectors, *sums.scalars], queries, multiplier, moment)
+        noisy = plan.mechanism.release([*sums.vectors, *sums.scalars], queries, multiplier, context)
         for value in noisy:
             world.broadcast_(value)  # one draw of noise for all processes
         vectors, numbers = noisy[: len(sums.vectors)], [float(one) for one in noisy[len(sums.vectors) :]]
-        gradient = plan.combination.gradient(vectors, numbers, moment)
-        progress.scale = plan.bounder.advance(progress.scale, numbers, moment.batch)
+        gradient = plan.combination.gradient(vectors, numbers, context)
+        progress.scale = plan.bounder.advance(progress.scale, numbers, context.batch)
         progress.step += 1
-        released = Released.on(moment.mask, gradient, moment.layout, moment.batch)
-        plan.selection.observe(released, queries[0].std(multiplier) / moment.batch, moment)
+        released = Released.on(context.mask, gradient, context.layout, context.batch)
+        plan.selection.observe(released, queries[0].std(multiplier) / context.batch, context)
         return released

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.factors import parts as factors
-from discreet.engine.factors.parts import Seal, norms_by_chunks, row_norms, share, widen
+from discreet.engine.factors.parts import VersionGuard, norms_by_chunks, row_norms, share, widen
 
 # Where one grouped convolution beats patches (measured, 3x3 kernels): few channel pairs, but more than a stem's,
 # on many positions. A rule and no stopwatch: the route decides the last bits, and a seeded run repeats them.
@@ -48,7 +48,7 @@ class Convolution:
     ) -> None:
         self.images, self.outputs = widen(images), widen(outputs)
         self.shape, self.geometry = tuple(shape), geometry
-        self._records, self._seal = records, Seal(self.images, self.outputs)
+        self._records, self._seal = records, VersionGuard(self.images, self.outputs)
         self._lengths: tuple[Tensor, Tensor] | None = None
 
     @property

@@ -14,12 +14,12 @@ from torch import Tensor
 from discreet.engine.factors import parts as factors
 from discreet.engine.factors.convolution import Convolution
 from discreet.engine.factors.parts import (
-    Dense,
+    BoundedFactors,
     Factors,
+    FormedGradients,
     Part,
-    Seal,
-    Settled,
-    Written,
+    VersionGuard,
+    WriteOnce,
     in_range,
     norms_by_chunks,
     row_norms,
@@ -36,7 +36,7 @@ class Outer:
 
     def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
-        self.shape, self._seal = tuple(shape), Seal(self.left_NPA, self.right_NPB)
+        self.shape, self._seal = tuple(shape), VersionGuard(self.left_NPA, self.right_NPB)
         self._lengths: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -104,7 +104,7 @@ class OneHot:
 
     def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.index_NP, self.right_NPB = _distinct(index_NP, widen(right_NPB))
-        self.shape, self._seal = tuple(shape), Seal(self.index_NP, self.right_NPB)
+        self.shape, self._seal = tuple(shape), VersionGuard(self.index_NP, self.right_NPB)
 
     @property
     def records(self) -> int:
@@ -180,7 +180,10 @@ class Sum:
 
 
 def merge(
-    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[Written], Dense] | None = None
+    parts: Sequence[Part],
+    shape: Sequence[int],
+    room: int,
+    keep: Callable[[WriteOnce], FormedGradients] | None = None,
 ) -> Factors:
     """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
     outers = [part for part in parts if isinstance(part, Outer)]
@@ -191,10 +194,10 @@ def merge(
     if hots:
         joined.append(hots[0] if len(hots) == 1 else _joined_hot(hots, shape))
     whole = joined[0] if len(joined) == 1 else Sum(joined)
-    return whole if isinstance(whole, Dense) else settle(whole, room, keep)
+    return whole if isinstance(whole, FormedGradients) else settle(whole, room, keep)
 
 
-def settle(part: Part, room: int, keep: Callable[[Written], Dense] | None = None) -> Factors:
+def settle(part: Part, room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None) -> Factors:
     """Instantiate now, once, if that is cheap: norm and weighted sum then read the same gradients.
 
     `keep` makes the gradients, in memory of its choice.
@@ -204,10 +207,10 @@ def settle(part: Part, room: int, keep: Callable[[Written], Dense] | None = None
     if isinstance(part, Sum):
         stays = all(isinstance(own, (Outer, OneHot)) for own in part.parts)
     if not small or stays:
-        return Settled(part)
+        return BoundedFactors(part)
     if keep is not None and isinstance(part, (Outer, Convolution)):
         return keep(part)
-    return Dense(part.instantiate(0, part.records))
+    return FormedGradients(part.instantiate(0, part.records))
 
 
 def _joined_outer(parts: Sequence[Outer], shape: Sequence[int]) -> Outer:

@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.engine.factors.parts import Dense, widen
-from discreet.engine.factors.recorded_call import Parts, Rule, Use, summed_to
+from discreet.engine.factors.parts import FormedGradients, widen
+from discreet.engine.factors.recorded_call import Parts, RecordedCall, Rule, summed_to
 from discreet.engine.trace.capture import RecordAxis
 
 
-def _affine(use: Use, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None) -> Parts:
+def _affine(
+    use: RecordedCall, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None
+) -> Parts:
     """weight * plain + bias along the channels (`axis`) or over the trailing shape (None)."""
     for argument, product in ((weight, plain), (bias, None)):
         if argument is None or not use.wants(argument):
@@ -25,11 +27,11 @@ def _affine(use: Use, plain: Tensor, weight: Tensor | None, bias: Tensor | None,
             gradient = gradient * use.output_axis.split(product, use.records)
         if axis is not None:  # [N, F, C, ...] -> [N, ..., C], the channels last
             gradient = gradient.movedim(1 + axis, -1)
-        yield argument, Dense(summed_to(gradient, argument.shape))
+        yield argument, FormedGradients(summed_to(gradient, argument.shape))
 
 
 def _layer_norm(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -40,7 +42,7 @@ def _layer_norm(
 
 
 def _rms_norm(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -50,7 +52,7 @@ def _rms_norm(
 
 
 def _group_norm(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -67,7 +69,7 @@ def _group_norm(
 
 
 def _group_norm_in_one_pass(
-    use: Use, input: Tensor, gradient: Tensor, weight: Tensor | None, bias: Tensor | None
+    use: RecordedCall, input: Tensor, gradient: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Parts:
     """All channels of all records as the channels of one record: torch's own gradient is then per sample."""
     mean, deviation = use.statistics or (gradient, gradient)
@@ -86,11 +88,11 @@ def _group_norm_in_one_pass(
     )
     for argument, grads in ((weight, by_weight), (bias, by_bias)):
         if argument is not None and use.wants(argument):
-            yield argument, Dense(grads.view(use.records, -1, channels).sum(1))
+            yield argument, FormedGradients(grads.view(use.records, -1, channels).sum(1))
 
 
 def _instance_norm(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -105,7 +107,7 @@ def _instance_norm(
 
 
 def _batch_norm(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,

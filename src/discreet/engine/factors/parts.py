@@ -1,7 +1,7 @@
 """What one parameter received from each record, kept factored for as long as possible.
 
 A `Part` is what one kind of use leaves: it measures its per-sample gradients g_N (shape [N, *shape]), sums
-them with weights and instantiates some of them (outer.py, convolution.py). `Dense` and `Settled` are
+them with weights and instantiates some of them (outer.py, convolution.py). `FormedGradients` and `BoundedFactors` are
 `Factors`: parts whose norms hold for the very numbers that they sum. Nothing here knows which op or which
 model a part came from. Index legend: N records, Q queries.
 
@@ -75,7 +75,7 @@ class Factors(Part, Protocol):
 
 
 @final
-class Seal:
+class VersionGuard:
     """Refuses tensors that were written to after they were measured: the norm of other values bounds nothing.
 
     Hooks that torch runs after ours may write to the gradient that a part holds.
@@ -182,7 +182,7 @@ def records_at_a_time(part: Part) -> int:
     return max(1, min(CACHED_ELEMENTS, KEEP_ELEMENTS) // max(1, math.prod(part.shape)))
 
 
-class Written(Part, Protocol):
+class WriteOnce(Part, Protocol):
     """A part that can write its gradients into memory that is there."""
 
     @property
@@ -193,7 +193,7 @@ class Written(Part, Protocol):
         """`instantiate` into `out`."""
 
 
-class Room:
+class GradientBuffer:
     """Memory for the per-sample gradients of each parameter, kept from step to step.
 
     The operating system clears every page that it hands out, which can take longer than the products that fill
@@ -203,7 +203,7 @@ class Room:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def fill(self, name: str, part: Written) -> Dense:
+    def fill(self, name: str, part: WriteOnce) -> FormedGradients:
         """All gradients of a part: made and measured some at a time, while they are in the cache."""
         size, step = part.records * math.prod(part.shape), records_at_a_time(part)
         kept = self._kept.get(name)
@@ -215,15 +215,15 @@ class Room:
             some = grads_N[at : at + step]
             part.write(at, at + len(some), some)
             norms.append(row_norms(some))
-        return Dense(grads_N, torch.cat(norms))
+        return FormedGradients(grads_N, torch.cat(norms))
 
 
-class Dense:
+class FormedGradients:
     """Per-sample gradients that are already there: biases, norm layers, scales, any op by `vmap`."""
 
     def __init__(self, grads_N: Tensor, norms: Tensor | None = None) -> None:
         self.grads_N = widen(grads_N)
-        self._norms, self._seal = norms, Seal(self.grads_N)
+        self._norms, self._seal = norms, VersionGuard(self.grads_N)
 
     @property
     def records(self) -> int:
@@ -254,12 +254,12 @@ class Dense:
     def instantiate(self, start: int, stop: int) -> Tensor:
         return self.grads_N[start:stop]
 
-    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Dense:
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> FormedGradients:
         self._seal.check()
-        return Dense(self.grads_N[index_K].to(dtype or self.dtype))
+        return FormedGradients(self.grads_N[index_K].to(dtype or self.dtype))
 
 
-class Settled:
+class BoundedFactors:
     """A part that is not instantiated. Records whose terms cancel are summed apart, in float64."""
 
     def __init__(self, part: Part) -> None:
@@ -276,13 +276,13 @@ class Settled:
         for index, exact in self._exact():
             self.norms[index] = exact.norms
 
-    def _exact(self) -> Iterator[tuple[Tensor, Dense]]:
+    def _exact(self) -> Iterator[tuple[Tensor, FormedGradients]]:
         """The records that cancel, some at a time: summed in float64, rounded once."""
         if self._apart.numel() == 0:
             return
         for index in self._apart.split(max(1, KEEP_ELEMENTS // max(1, math.prod(self.shape)))):
             wide = self.part.take(index, torch.float64).instantiate(0, len(index))
-            yield index, Dense(wide.to(self.part.dtype))
+            yield index, FormedGradients(wide.to(self.part.dtype))
 
     @property
     def records(self) -> int:
@@ -310,5 +310,5 @@ class Settled:
     def instantiate(self, start: int, stop: int) -> Tensor:
         return self.part.instantiate(start, stop)
 
-    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Settled:
-        return Settled(self.part.take(index_K, dtype))
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> BoundedFactors:
+        return BoundedFactors(self.part.take(index_K, dtype))

@@ -21,7 +21,7 @@ class UnfitError(Exception):
 
 
 @dataclass(eq=False)
-class Use:
+class RecordedCall:
     """One call that mixed parameters with records, and the gradient of its output."""
 
     func: Callable[..., Any]
@@ -34,7 +34,7 @@ class Use:
     tensors: list[Tensor]  # among the arguments, in order
     versions: list[int]  # theirs, at the call
     gradient: Tensor | None = None
-    receiver: Callable[[Use], None] | None = None  # told of the gradient
+    receiver: Callable[[RecordedCall], None] | None = None  # told of the gradient
     statistics: tuple[Tensor, Tensor] | None = None  # mean and 1/deviation of each group, of group_norm
 
     def keep_gradient(self, gradient: Tensor) -> None:
@@ -87,7 +87,7 @@ class Use:
             )
 
 
-def names_in(use: Use) -> str:
+def names_in(use: RecordedCall) -> str:
     return ", ".join(target.name for target in use.targets.values())
 
 

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.linear import OneHot, Outer, settle
-from discreet.engine.factors.parts import Dense, Factors, Part, Settled, norms_by_chunks, row_norms
+from discreet.engine.factors.parts import (
+    BoundedFactors,
+    Factors,
+    FormedGradients,
+    Part,
+    norms_by_chunks,
+    row_norms,
+)
 from discreet.engine.layout import Lines, Mask
 
 
@@ -22,15 +29,15 @@ def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
     assert active is not None
     if not bool(active.any()):
         return None
-    if isinstance(factors, Dense):
-        return Dense(factors.grads_N * active)
-    assert isinstance(factors, Settled)
+    if isinstance(factors, FormedGradients):
+        return FormedGradients(factors.grads_N * active)
+    assert isinstance(factors, BoundedFactors)
     part = factors.part
     if isinstance(part, OneHot):
-        return Settled(OneHot(part.index_NP, part.right_NPB * active[part.index_NP], part.shape))
+        return BoundedFactors(OneHot(part.index_NP, part.right_NPB * active[part.index_NP], part.shape))
     if isinstance(piece, Lines) and isinstance(part, Outer):
         return _on_lines(part, piece)
-    return Settled(_OnElements(part, active))
+    return BoundedFactors(_OnElements(part, active))
 
 
 def _on_lines(outer: Outer, lines: Lines) -> Factors:

@@ -1,6 +1,6 @@
 """From one recorded call to the per-sample parts of the parameters in it.
 
-A rule has the signature of its torch function with the `Use` in front and yields (argument, part) for each
+A rule has the signature of its torch function with the `RecordedCall` in front and yields (argument, part) for each
 parameter argument that is wanted. Any op without a rule is handled by `vmap` of its own `vjp`.
 Index legend: N records, P positions, A rows, B columns.
 """
@@ -18,12 +18,12 @@ from discreet.core.check import Refused, refuse
 from discreet.engine.factors.convolution import Convolution, Geometry
 from discreet.engine.factors.linear import OneHot, Outer
 from discreet.engine.factors.normalisation import NORMALISATIONS
-from discreet.engine.factors.parts import Dense, Part, widen
-from discreet.engine.factors.recorded_call import Parts, Rule, UnfitError, Use, names_in, summed_to
+from discreet.engine.factors.parts import FormedGradients, Part, widen
+from discreet.engine.factors.recorded_call import Parts, RecordedCall, Rule, UnfitError, names_in, summed_to
 from discreet.engine.trace.capture import RecordAxis, Tracked, name_of, replace, tensors_in
 
 
-def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
+def _linear(use: RecordedCall, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
     if weight.dim() != 2 or (bias is not None and bias.dim() > 1):
         raise UnfitError
     rows_NPA, lengths_N = widen(use.gradient_rows), None
@@ -35,10 +35,10 @@ def _linear(use: Use, input: Tensor, weight: Tensor, bias: Tensor | None = None)
     if bias is not None and use.wants(bias):
         summed = rows_NPA.squeeze(1) if is_one_row else rows_NPA.sum(1)
         reduced = summed_to(summed, bias.shape)
-        yield bias, Dense(reduced, lengths_N if reduced is summed else None)
+        yield bias, FormedGradients(reduced, lengths_N if reduced is summed else None)
 
 
-def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
+def _matmul(use: RecordedCall, input: Tensor, weight: Tensor) -> Parts:
     if weight.dim() != 2 or input.dim() < 2 or not use.wants(weight) or use.wants(input):
         raise UnfitError
     axis = use.axes.get(id(input))
@@ -47,21 +47,23 @@ def _matmul(use: Use, input: Tensor, weight: Tensor) -> Parts:
     yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
 
 
-def _reverse_matmul(use: Use, weight: Tensor, input: Tensor) -> Parts:
+def _reverse_matmul(use: RecordedCall, weight: Tensor, input: Tensor) -> Parts:
     return _matmul(use, input, weight)
 
 
-def _addmm(use: Use, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Parts:
+def _addmm(
+    use: RecordedCall, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Parts:
     if beta != 1 or alpha != 1 or use.wants(input):
         raise UnfitError
     if use.wants(weight):
         yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
     if use.wants(bias):
-        yield bias, Dense(summed_to(widen(use.gradient_by_record), bias.shape))
+        yield bias, FormedGradients(summed_to(widen(use.gradient_by_record), bias.shape))
 
 
 def _embedding(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -78,7 +80,7 @@ def _embedding(
     yield weight, OneHot(index_NP, right_NPB, weight.shape)
 
 
-def _getitem(use: Use, weight: Tensor, index: Any) -> Parts:
+def _getitem(use: RecordedCall, weight: Tensor, index: Any) -> Parts:
     """weight[ids], the hand-written embedding."""
     if weight.dim() != 2 or not isinstance(index, Tensor) or index.dtype != torch.int64:
         raise UnfitError
@@ -91,7 +93,7 @@ def _tuple(value: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _conv(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -116,11 +118,11 @@ def _conv(
         yield weight, Convolution(images, use.gradient, weight.shape, geometry, use.records)
     if bias is not None and use.wants(bias):
         channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
-        yield bias, Dense(widen(channels).sum(2))
+        yield bias, FormedGradients(widen(channels).sum(2))
 
 
 def _conv_transpose(
-    use: Use,
+    use: RecordedCall,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -141,18 +143,18 @@ def _conv_transpose(
         yield weight, Convolution(use.gradient, input, weight.shape, geometry, use.records)
     if bias is not None and use.wants(bias):
         channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
-        yield bias, Dense(widen(channels).sum(2))
+        yield bias, FormedGradients(widen(channels).sum(2))
 
 
-def _add(use: Use, first: Any, second: Any, *, alpha: Any = 1) -> Parts:
+def _add(use: RecordedCall, first: Any, second: Any, *, alpha: Any = 1) -> Parts:
     if alpha != 1:
         raise UnfitError
     for argument in (first, second):
         if use.wants(argument):
-            yield argument, Dense(summed_to(widen(use.gradient_by_record), argument.shape))
+            yield argument, FormedGradients(summed_to(widen(use.gradient_by_record), argument.shape))
 
 
-def _mul(use: Use, first: Any, second: Any) -> Parts:
+def _mul(use: RecordedCall, first: Any, second: Any) -> Parts:
     argument, other = (first, second) if use.wants(first) else (second, first)
     if (
         use.wants(other)
@@ -161,22 +163,25 @@ def _mul(use: Use, first: Any, second: Any) -> Parts:
         or other.shape != use.gradient.shape
     ):
         raise UnfitError
-    yield argument, Dense(summed_to(widen(use.gradient_by_record) * use.by_record(other), argument.shape))
+    yield (
+        argument,
+        FormedGradients(summed_to(widen(use.gradient_by_record) * use.by_record(other), argument.shape)),
+    )
 
 
-def _expand(use: Use, input: Tensor, *sizes: Any, **named: Any) -> Parts:
-    yield input, Dense(summed_to(widen(use.gradient_by_record), input.shape))
+def _expand(use: RecordedCall, input: Tensor, *sizes: Any, **named: Any) -> Parts:
+    yield input, FormedGradients(summed_to(widen(use.gradient_by_record), input.shape))
 
 
-def _repeat(use: Use, input: Tensor, *sizes: Any) -> Parts:
+def _repeat(use: RecordedCall, input: Tensor, *sizes: Any) -> Parts:
     counts = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     shape = (1,) * (len(counts) - input.dim()) + tuple(input.shape)
     if any(count != 1 and size != 1 for count, size in zip(counts, shape, strict=True)):
         raise UnfitError
-    yield input, Dense(summed_to(widen(use.gradient_by_record), input.shape))
+    yield input, FormedGradients(summed_to(widen(use.gradient_by_record), input.shape))
 
 
-def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
+def _general(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
     """Per-sample gradients of any op: vmap, over the records, of the vjp of the op on one record."""
     leaves = tensors_in((args, kwargs))
     wanted = [leaf for leaf in leaves if use.wants(leaf)]
@@ -211,10 +216,10 @@ def _general(use: Use, *args: Any, **kwargs: Any) -> Parts:
             "write it with supported ops (docs/architecture.md lists them) or freeze the parameter",
         )
     for leaf, grad in zip(wanted, grads, strict=True):
-        yield leaf, Dense(grad)
+        yield leaf, FormedGradients(grad)
 
 
-def _one_at_a_time(use: Use) -> Tensor:
+def _one_at_a_time(use: RecordedCall) -> Tensor:
     """For an op that spreads a parameter over the records: the output's gradient, of one record at a time."""
     assert use.gradient is not None
     whole = use.gradient.new_zeros(use.records, *use.gradient.shape)
@@ -223,7 +228,7 @@ def _one_at_a_time(use: Use) -> Tensor:
     return whole
 
 
-def simple_parts(use: Use) -> list[tuple[Tracked, Part]] | None:
+def simple_parts(use: RecordedCall) -> list[tuple[Tracked, Part]] | None:
     """The part of every parameter in a recorded call, by the rule of its op; None if no rule covers it."""
     use.unchanged()
     rule = RULES.get(use.func)
@@ -238,7 +243,7 @@ def simple_parts(use: Use) -> list[tuple[Tracked, Part]] | None:
     return [(use.targets[id(argument)], part) for argument, part in found]
 
 
-def parts_of(use: Use) -> list[tuple[Tracked, Part]]:
+def parts_of(use: RecordedCall) -> list[tuple[Tracked, Part]]:
     """The part of every parameter in a recorded call."""
     found = simple_parts(use)
     if found is None:

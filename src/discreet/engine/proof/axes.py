@@ -10,8 +10,7 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.engine.trace.capture import RecordAxis
-
-SMALL, LARGE = 3, 5  # records in a probe; coprime, so that no fixed size can follow both
+from discreet.engine.trace.settings import LARGE, SMALL
 
 
 def record_axis(small: Tensor, large: Tensor, moved: Sequence[Tensor], what: str) -> RecordAxis | None:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from discreet.core.check import require
 from discreet.engine.recorder import Recorder
-from discreet.engine.trace.capture import RecordAxis, Script
+from discreet.engine.trace.capture import ForwardTrace, RecordAxis
 
 
-def check_losses(losses: Tensor, script: Script, outputs: Sequence[Tensor], recorder: Recorder) -> bool:
+def check_losses(losses: Tensor, script: ForwardTrace, outputs: Sequence[Tensor], recorder: Recorder) -> bool:
     """Refuse losses that mix records; True if the gradients were clear enough to tell.
 
     Gradients of some of the losses must be exactly zero on the records of the others: once for every bit of
@@ -56,7 +56,7 @@ _SCALINGS = ("DivBackward0", "DivBackward2", "MulBackward0")
 _FARTHEST = 1000  # nodes between losses and outputs; few have ten
 
 
-def check_scale(losses: Tensor, script: Script, ends: set[Any]) -> None:
+def check_scale(losses: Tensor, script: ForwardTrace, ends: set[Any]) -> None:
     """Refuse losses divided by the number of records, which is private: one record more would move all others.
 
     A factor of the losses that is this number proves nothing, one that follows it from batch to batch does: being

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.proof.forbidden import refuse_bounds, refuse_reading
-from discreet.engine.trace.capture import Marks, Step, Tracked, name_of, tensors_in, track_derived
+from discreet.engine.trace.capture import Marks, TracedStep, Tracked, name_of, tensors_in, track_derived
 from discreet.engine.trace.settings import settings_of
 
 _DROPOUTS = (
@@ -30,7 +30,7 @@ _WEIGHTINGS = (
 )
 
 
-class Manner(enum.Enum):
+class ProbeMode(enum.Enum):
     """How a probe pass runs."""
 
     PLAIN = "as it is"
@@ -39,7 +39,7 @@ class Manner(enum.Enum):
 
 
 @dataclass
-class Seen:
+class SeenTensor:
     """One call with tracked tensors, as one probe pass saw it."""
 
     func: Callable[..., Any]
@@ -67,8 +67,8 @@ class Passed:
     hides    whether something of the records had the weight zero, which may grow later
     """
 
-    seen: list[Seen]
-    path: list[Step]
+    seen: list[SeenTensor]
+    path: list[TracedStep]
     outputs: list[Tensor]
     draws: bool
     hides: bool
@@ -93,9 +93,9 @@ class Prober:
     tracked: dict[int, Tracked]
     spreads: frozenset[int]
     marks: Marks
-    manner: Manner
-    seen: list[Seen] = field(default_factory=list)
-    path: list[Step] = field(default_factory=list)
+    manner: ProbeMode
+    seen: list[SeenTensor] = field(default_factory=list)
+    path: list[TracedStep] = field(default_factory=list)
     hides: bool = False
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
@@ -104,21 +104,21 @@ class Prober:
             refuse_reading(func)
             refuse_bounds(func, args, self.marks.on)
         settings = settings_of(func, args, kwargs)
-        if self.manner is Manner.QUIET:
+        if self.manner is ProbeMode.QUIET:
             if func in _DROPOUTS:
                 return args[0].clone()
             args, kwargs = _without_dropout(func, args, kwargs)
         if on_records and func in _WEIGHTINGS and any(map(_is_zero, (*args, *kwargs.values()))):
             self.hides = True
-            if self.manner is Manner.UNHIDDEN:
+            if self.manner is ProbeMode.UNHIDDEN:
                 args = tuple(0.1 if _is_zero(value) else value for value in args)
                 kwargs = {name: 0.1 if _is_zero(value) else value for name, value in kwargs.items()}
         result = func(*args, **kwargs)
-        if self.manner is Manner.QUIET and on_records and func in _NOISES:
+        if self.manner is ProbeMode.QUIET and on_records and func in _NOISES:
             with torch.no_grad():
                 result.fill_(0.5)
         if self.marks.follow(func, args, tensors, result):
-            self.path.append(Step(func, settings))
+            self.path.append(TracedStep(func, settings))
         return result
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
@@ -133,14 +133,14 @@ class Prober:
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         if not outputs:
             if self.marks.follow(func, args, tensors, result):
-                self.path.append(Step(func, settings))
+                self.path.append(TracedStep(func, settings))
             return result
         derives = not on_records and len(self.seen) not in self.spreads
         names = tuple(tracked.name for tracked in found)
         is_tracked = [id(tensor) in self.tracked for tensor in tensors]
         copies = [tensor.detach().clone() for tensor in outputs]
         is_single = isinstance(result, Tensor)
-        self.seen.append(Seen(func, names, settings, derives, inputs, is_tracked, copies, is_single))
+        self.seen.append(SeenTensor(func, names, settings, derives, inputs, is_tracked, copies, is_single))
         if derives:
             track_derived(self.tracked, func, args, kwargs, result, found)
         return result

@@ -17,13 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import Refused, refuse, require
-from discreet.engine.proof.axes import LARGE, SMALL, record_axis, same_for_every_size
+from discreet.engine.proof.axes import record_axis, same_for_every_size
 from discreet.engine.proof.draws import DRAWS, Draw
 from discreet.engine.proof.forbidden import FORBIDDEN
-from discreet.engine.proof.passes import Manner, Passed, Prober, Seen
-from discreet.engine.trace.capture import Call, Marks, RecordAxis, Script, Tracked, Watch, tensors_in
+from discreet.engine.proof.passes import Passed, ProbeMode, Prober, SeenTensor
+from discreet.engine.trace.capture import (
+    Call,
+    CallWatch,
+    ForwardTrace,
+    Marks,
+    RecordAxis,
+    Tracked,
+    tensors_in,
+)
 from discreet.engine.trace.decompose import DECOMPOSITIONS
-from discreet.engine.trace.settings import learned
+from discreet.engine.trace.settings import LARGE, SMALL, learned
 
 PROBE_SEED = 20_011
 _OTHER_SEEDS = range(1, 9)  # what happens with probability p in a pass is overlooked with (1 - p)^9
@@ -72,7 +80,7 @@ class Probe:
         self._model, self._parameters, self._views = model, parameters, views
         self._inputs, self._batched = inputs, tuple(batched)
 
-    def learn(self) -> tuple[Script, Any]:
+    def learn(self) -> tuple[ForwardTrace, Any]:
         """The script of a pass, and the random inputs for SMALL records that showed it.
 
         Refuses what cannot be proven. Random inputs that the model cannot take (it fails, or gives NaN, in
@@ -94,7 +102,7 @@ class Probe:
                 failures.append(error)
         raise failures[0]
 
-    def _learn(self, draw: Draw) -> tuple[Script, Any]:
+    def _learn(self, draw: Draw) -> tuple[ForwardTrace, Any]:
         generator = torch.Generator().manual_seed(PROBE_SEED)
         small = draw.inputs(self._inputs, self._batched, SMALL * self._views, generator)
         large = draw.extended(small, self._batched, (LARGE - SMALL) * self._views, generator)
@@ -115,7 +123,7 @@ class Probe:
         script = self._script(first, grown, moved)
         halves = {half: replaced(*half) for half in _HALVES}
 
-        def kept_apart(manner: Manner, seed: int) -> Passed:
+        def kept_apart(manner: ProbeMode, seed: int) -> Passed:
             whole = self._pass(large, spreads, manner, seed)
             for half, inputs in halves.items():
                 other = self._pass(inputs, spreads, manner, seed)
@@ -125,14 +133,14 @@ class Probe:
 
         if first.hides:
             with _unless_it_fails():
-                kept_apart(Manner.UNHIDDEN, seed=0)
+                kept_apart(ProbeMode.UNHIDDEN, seed=0)
         still, grown_still, redrawn = first, grown, []
         if first.draws:
-            still, grown_still = (self._pass(inputs, spreads, Manner.QUIET) for inputs in (small, large))
+            still, grown_still = (self._pass(inputs, spreads, ProbeMode.QUIET) for inputs in (small, large))
         if still.draws:  # more than dropout, which keeps records apart
-            redrawn = [kept_apart(Manner.PLAIN, seed).settings for seed in _OTHER_SEEDS]
+            redrawn = [kept_apart(ProbeMode.PLAIN, seed).settings for seed in _OTHER_SEEDS]
         seeds = _OTHER_SEEDS if still.draws else ()
-        if all(_equal(still, self._pass(small, spreads, Manner.QUIET, seed)) for seed in seeds):
+        if all(_equal(still, self._pass(small, spreads, ProbeMode.QUIET, seed)) for seed in seeds):
             _same_values(still, grown_still)
         _buffers_unchanged(self._model, state)
         return _with_settings(script, first, grown, redrawn), small
@@ -152,7 +160,7 @@ class Probe:
                 return first, grown, spreads
             spreads |= {found[0]}  # one at a time: the calls after it will be others
 
-    def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> Script:
+    def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> ForwardTrace:
         calls = [_call(seen, grown.seen[i], [m.seen[i] for m in moved]) for i, seen in enumerate(first.seen)]
         outputs = [
             record_axis(output, grown.outputs[i], [m.outputs[i] for m in moved], "the model's output")
@@ -164,10 +172,10 @@ class Probe:
                 f"{'the same for different random inputs' if outputs else 'no differentiable tensor'}. Remedy: "
                 "return the predictions from forward() as tensors, in tuples, lists or dictionaries."
             )
-        return Script(self._batched, calls, first.path, outputs)
+        return ForwardTrace(self._batched, calls, first.path, outputs)
 
     def _pass(
-        self, inputs: Any, spreads: frozenset[int], manner: Manner = Manner.PLAIN, seed: int = 0
+        self, inputs: Any, spreads: frozenset[int], manner: ProbeMode = ProbeMode.PLAIN, seed: int = 0
     ) -> Passed:
         args, kwargs = inputs
         tracked = {id(root.tensor): root for root in self._parameters}
@@ -176,7 +184,7 @@ class Probe:
         device = self._parameters[0].tensor.device
         with forked_generator(device, PROBE_SEED + seed):
             before = _drawn(device)
-            with torch.enable_grad(), Watch(prober, DECOMPOSITIONS, FORBIDDEN):
+            with torch.enable_grad(), CallWatch(prober, DECOMPOSITIONS, FORBIDDEN):
                 result = self._model(*args, **kwargs)
             draws = _drawn(device) != before
         outputs = [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
@@ -229,8 +237,8 @@ def _same_path(first: Passed, *others: Passed) -> None:
 
 
 def _with_settings(
-    script: Script, first: Passed, grown: Passed, redrawn: Sequence[Sequence[tuple[Any, ...]]]
-) -> Script:
+    script: ForwardTrace, first: Passed, grown: Passed, redrawn: Sequence[Sequence[tuple[Any, ...]]]
+) -> ForwardTrace:
     every = [
         learned(small, large, others)
         for small, large, *others in zip(first.settings, grown.settings, *redrawn, strict=True)
@@ -252,7 +260,7 @@ def _settings_stay(grown: Passed, moved: Sequence[Passed]) -> None:
     )
 
 
-def _apart(script: Script, whole: Passed, other: Passed, replaced: Sequence[int]) -> None:
+def _apart(script: ForwardTrace, whole: Passed, other: Passed, replaced: Sequence[int]) -> None:
     """Refuse entries that moved without being a replaced record's."""
     others = [record for record in range(LARGE) if record not in replaced]
     for axis, before, after in _placed(script, whole, other):
@@ -267,7 +275,7 @@ def _apart(script: Script, whole: Passed, other: Passed, replaced: Sequence[int]
 
 
 def _placed(
-    script: Script, whole: Passed, other: Passed
+    script: ForwardTrace, whole: Passed, other: Passed
 ) -> Iterator[tuple[RecordAxis | None, Tensor, Tensor]]:
     """What two passes saw that is not derived from parameters alone, with the axis of its records."""
     for call, one, two in zip(script.calls, whole.seen, other.seen, strict=True):
@@ -312,7 +320,7 @@ def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
         )
 
 
-def _call(small: Seen, large: Seen, moved: Sequence[Seen]) -> Call:
+def _call(small: SeenTensor, large: SeenTensor, moved: Sequence[SeenTensor]) -> Call:
     if small.derives:
         require(
             all(_same(a, b) for m in moved for a, b in zip(m.outputs, large.outputs, strict=True)),

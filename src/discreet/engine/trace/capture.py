@@ -1,6 +1,6 @@
 """Watching a forward pass: every call that involves a trainable parameter, whoever makes it.
 
-A `Watch` is a torch function mode. While it is on, a call with a tracked tensor (a parameter, or a tensor
+A `CallWatch` is a torch function mode. While it is on, a call with a tracked tensor (a parameter, or a tensor
 derived from parameters alone) goes to its `Follower`: the probe, which learns the pass on random inputs, or
 the recorder, which follows what the probe learned. Calls are seen at the level of functions, so it does not
 matter which module, or no module, made them.
@@ -61,7 +61,7 @@ class Tracked:
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """A call that makes something of the records without a parameter, and its settings (arguments.py)."""
 
     func: Callable[..., Any]
@@ -89,7 +89,7 @@ class Call:
 
 
 @dataclass
-class Script:
+class ForwardTrace:
     """What a forward pass does on every batch of one shape.
 
     batched  for each input tensor, whether its first axis is the record
@@ -103,7 +103,7 @@ class Script:
 
     batched: tuple[bool, ...]
     calls: list[Call]
-    path: list[Step]
+    path: list[TracedStep]
     outputs: list[RecordAxis | None]
     loss_checked: bool = False
     factors: dict[int, tuple[float, ...]] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def track_derived(
 
 
 class Follower(Protocol):
-    """What a `Watch` hands its calls to."""
+    """What a `CallWatch` hands its calls to."""
 
     tracked: dict[int, Tracked]
 
@@ -225,7 +225,7 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-class Watch(TorchFunctionMode):
+class CallWatch(TorchFunctionMode):
     """Sees every torch call of a forward pass; composite calls are taken apart before they are followed."""
 
     def __init__(

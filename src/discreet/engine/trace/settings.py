@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.axes import LARGE, SMALL
+SMALL, LARGE = 3, 5  # records in a probe; coprime, so that no fixed size can follow both
 
 
 class Mark(enum.Enum):
@@ -32,7 +32,7 @@ class Mark(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearSize:
     """A size that grows with the number of records: what it was for the probe's two numbers."""
 
     small: int
@@ -115,22 +115,22 @@ def learned(small: Any, large: Any, redrawn: Sequence[Any]) -> Any:
     if small == large:
         return small
     if _is_number(small) and _is_number(large):
-        return Line(small, large) if type(small) is type(large) is int else Mark.VALUE
+        return LinearSize(small, large) if type(small) is type(large) is int else Mark.VALUE
     return Mark.VARIES
 
 
-def strange(came: Any, expected: Any, records: int) -> tuple[Any, Any] | None:
+def first_mismatch(came: Any, expected: Any, records: int) -> tuple[Any, Any] | None:
     """The first setting that is not as learned, beside what it has to be; None if all are.
 
-    >>> strange((0, True), (1, True), records=7)
+    >>> first_mismatch((0, True), (1, True), records=7)
     (0, 1)
-    >>> strange((14, True), learned((6, True), (10, True), []), records=7)
+    >>> first_mismatch((14, True), learned((6, True), (10, True), []), records=7)
     """
     if came == expected or expected is Mark.VARIES:
         return None
     if type(expected) is tuple and type(came) is tuple and len(came) == len(expected):
-        return _first(strange(own, known, records) for own, known in zip(came, expected, strict=True))
-    if type(expected) is Line:
+        return _first(first_mismatch(own, known, records) for own, known in zip(came, expected, strict=True))
+    if type(expected) is LinearSize:
         return None if came == expected.at(records) else (came, expected.at(records))
     both_numbers = _is_number(came) and _is_number(expected)
     return None if both_numbers and Mark.VALUE in (came, expected) else (came, expected)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.engine.layout import Layout
-    from discreet.stages import projections
-    from discreet.stages.context import Moment
+    from discreet.methods.d2p2 import projections
+    from discreet.stages.context import StepContext
 
 _PLAIN = GaussianNoise()
 
@@ -61,13 +61,13 @@ def block_widths(size: int, block: int, reduction: float) -> tuple[int, ...]:
 # -- how to project -----------------------------------------------------------------------------------------
 
 
-class Kind(Protocol):
+class ProjectionKind(Protocol):
     """A family of projections."""
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
         """What one release costs, before sampling."""
 
-    def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
+    def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
         """The projection of this step, from its stream."""
 
     def check(self, layout: Layout, reduction: float) -> None:
@@ -86,11 +86,11 @@ class Orthonormal:
     def event(self, queries: Sequence[Query], noise: float) -> Release:
         return _PLAIN.event(queries, noise)
 
-    def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
+    def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
         from discreet.methods.d2p2.projections import Hadamard, padded_size
 
         kept = width(padded_size(layout.size), reduction)
-        return Hadamard(layout.size, kept, moment.streams.projection.at(moment.step))
+        return Hadamard(layout.size, kept, context.streams.projection.at(context.step))
 
     def check(self, layout: Layout, reduction: float) -> None:
         """Any model: the price does not depend on it."""
@@ -107,10 +107,10 @@ class OrthonormalLayers:
     def event(self, queries: Sequence[Query], noise: float) -> Release:
         return _PLAIN.event(queries, noise)
 
-    def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
+    def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
         from discreet.methods.d2p2.projections import Blocks, Hadamard, padded_size
 
-        stream = moment.streams.projection.at(moment.step)
+        stream = context.streams.projection.at(context.step)
         return Blocks(
             Hadamard(size, width(padded_size(size), reduction), stream.at(part))
             for part, size in enumerate(layout.sizes)
@@ -125,7 +125,7 @@ class OrthonormalLayers:
 class DenseLayers:
     """A dense Gaussian matrix for each parameter, as D2P2-SGD was published: O(d p).
 
-    Guarantee: a chi-square mixture, dearer than the same noise without projection (docs/proofs/ProjectedGaussian.md).
+    Guarantee: a chi-square mixture, dearer than the same noise without projection (docs/proofs/ProjectedNoise.md).
 
     dims  the width of each parameter's projection, which the price depends on (`layer_widths`)
     """
@@ -138,8 +138,8 @@ class DenseLayers:
     def event(self, queries: Sequence[Query], noise: float) -> Release:
         return _mixture(queries, noise, self.dims)
 
-    def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
-        return _dense(layout.sizes, self.dims, moment)
+    def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
+        return _dense(layout.sizes, self.dims, context)
 
     def check(self, layout: Layout, reduction: float) -> None:
         """The widths that were priced are those of this model."""
@@ -164,8 +164,8 @@ class DenseBlocks:
     def event(self, queries: Sequence[Query], noise: float) -> Release:
         return _mixture(queries, noise, self.dims)
 
-    def make(self, layout: Layout, reduction: float, moment: Moment) -> projections.Projection:
-        return _dense(block_sizes(layout.size, self.block), self.dims, moment)
+    def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
+        return _dense(block_sizes(layout.size, self.block), self.dims, context)
 
     def check(self, layout: Layout, reduction: float) -> None:
         """The widths that were priced are those of this model."""
@@ -191,10 +191,10 @@ def _mixture(queries: Sequence[Query], noise: float, dims: tuple[int, ...]) -> R
     return events.ProjectedGaussian(queries[0].share * noise, dims)
 
 
-def _dense(sizes: tuple[int, ...], dims: tuple[int, ...], moment: Moment) -> projections.Projection:
-    from discreet.methods.d2p2.projections import Dense
+def _dense(sizes: tuple[int, ...], dims: tuple[int, ...], context: StepContext) -> projections.ProjectionMap:
+    from discreet.methods.d2p2.projections import DenseProjection
 
-    return Dense(sizes, dims, lambda: moment.streams.projection.at(moment.step))
+    return DenseProjection(sizes, dims, lambda: context.streams.projection.at(context.step))
 
 
 def _check_fit(sizes: tuple[int, ...], dims: tuple[int, ...], reduction: float) -> None:
@@ -241,7 +241,7 @@ class PaperLift:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ProjectedGaussian:
+class ProjectedNoise:
     """Projects each sum to fewer dimensions, adds N(0, (noise * share * sensitivity)^2) there, and lifts it back.
 
     reduction   the share of dimensions that is removed; 0 is the identity, exactly: `GaussianNoise`
@@ -253,7 +253,7 @@ class ProjectedGaussian:
     """
 
     reduction: float
-    projection: Kind = field(default_factory=Orthonormal)
+    projection: ProjectionKind = field(default_factory=Orthonormal)
     lift: Lift = field(default_factory=UnbiasedLift)
 
     def __post_init__(self) -> None:
@@ -272,17 +272,17 @@ class ProjectedGaussian:
             self.projection.check(layout, self.reduction)
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """The noisy sums, in the layout of the gradient; the inputs' storage is overwritten."""
         if self.reduction == 0:
-            return _PLAIN.release(sums, queries, noise, moment)
-        self.check(moment.layout)
-        projection = self.projection.make(moment.layout, self.reduction, moment)
+            return _PLAIN.release(sums, queries, noise, context)
+        self.check(context.layout)
+        projection = self.projection.make(context.layout, self.reduction, context)
         noisy = []
         for total, query in zip(sums, queries, strict=True):
-            if total.value.shape != (moment.layout.size,):
-                noisy += _PLAIN.release([total], [query], noise, moment)
+            if total.value.shape != (context.layout.size,):
+                noisy += _PLAIN.release([total], [query], noise, context)
                 continue
             check.require(
                 isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
@@ -290,10 +290,10 @@ class ProjectedGaussian:
                 f"{total!r} for {query!r}",
                 "aggregate with the bounder of the plan",
             )
-            if moment.mask is not None:
+            if context.mask is not None:
                 # Frozen coordinates have no bound: the projection must not mix them in.
-                moment.mask.apply_(moment.layout.views(total.value))
-            image = moment.streams.noise.add_normal_(projection.project(total.value), query.std(noise))
+                context.mask.apply_(context.layout.views(total.value))
+            image = context.streams.noise.add_normal_(projection.project(total.value), query.std(noise))
             for part, dim in zip(image.split(projection.widths), projection.widths, strict=True):
                 part.mul_(self.lift.factor(dim))
             noisy.append(total.value.copy_(projection.lift(image, total.value.dtype)))

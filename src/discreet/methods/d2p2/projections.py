@@ -3,7 +3,8 @@
     project  x in R^d -> y in R^p                 before the noise: its sensitivity matters
     lift     y in R^p -> R^d, E[lift(project(x))] = x    after the noise: free
 
-`Hadamard` has orthonormal rows and costs O(d log d); `Dense` is a Gaussian matrix for each part of x and costs O(d p).
+`Hadamard` has orthonormal rows and costs O(d log d); `DenseProjection` is a Gaussian matrix
+for each part of x and costs O(d p).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BLOCK = 2**15  # entries that are worked on at once: they and their images fit 
 _CHUNK = 2**22  # entries of a dense matrix that are in memory at once
 
 
-class Projection(Protocol):
+class ProjectionMap(Protocol):
     """One linear map."""
 
     widths: tuple[int, ...]
@@ -182,7 +183,7 @@ def _subset(of: int, count: int, stream: Stream) -> np.ndarray[tuple[int], np.dt
 
 
 @final
-class Dense:
+class DenseProjection:
     """A_l^T x_l / sqrt(p_l) for each part x_l of the vector, A_l with independent N(0, 1) entries.
 
     The matrices are drawn a few columns at a time, and again for lifting: they are never held.

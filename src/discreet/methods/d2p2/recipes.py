@@ -14,7 +14,7 @@ from discreet.methods.d2p2.projected_gaussian import (
     Orthonormal,
     OrthonormalLayers,
     PaperLift,
-    ProjectedGaussian,
+    ProjectedNoise,
     UnbiasedLift,
 )
 from discreet.stages.bounding import AutoS
@@ -158,7 +158,7 @@ def decaying(decay: Decay, per: Period, to: float | None = None, over: int | Non
 
 def _projected(
     reduction: float, projection: Projection, lift: Scale, block: int | None, widths: tuple[int, ...] | None
-) -> ProjectedGaussian:
+) -> ProjectedNoise:
     scale = UnbiasedLift() if Scale(lift) is Scale.UNBIASED else PaperLift()
     if Projection(projection) is not Projection.DENSE:
         check.require(
@@ -169,7 +169,7 @@ def _projected(
         )
         whole = Projection(projection) is Projection.ORTHONORMAL
         kind = Orthonormal() if whole else OrthonormalLayers()
-        return ProjectedGaussian(reduction=reduction, projection=kind, lift=scale)
+        return ProjectedNoise(reduction=reduction, projection=kind, lift=scale)
     if widths is None:
         check.refuse(
             "widths for dense projections",
@@ -178,7 +178,7 @@ def _projected(
         )
     dims = tuple(widths)
     dense = DenseLayers(dims) if block is None else DenseBlocks(block, dims)
-    return ProjectedGaussian(reduction=reduction, projection=dense, lift=scale)
+    return ProjectedNoise(reduction=reduction, projection=dense, lift=scale)
 
 
 def _claim(plan: Plan) -> AccountedClaim | None:

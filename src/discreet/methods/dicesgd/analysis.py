@@ -10,7 +10,7 @@ from discreet.accounting.events import Event
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised
-from discreet.methods.dicesgd.mechanism import ClippedFeedback
+from discreet.methods.dicesgd.mechanism import ErrorFeedback
 from discreet.stages.bounding import FlatClip
 from discreet.stages.sampling import Poisson
 from discreet.stages.schedule import Constant
@@ -40,12 +40,12 @@ class FeedbackRun:
         """Only what the proof covers: Poisson sampling, add/remove, one noise for all steps, every coordinate."""
         mechanism = plan.mechanism
         check.require(
-            isinstance(mechanism, ClippedFeedback),
-            "the mechanism ClippedFeedback",
+            isinstance(mechanism, ErrorFeedback),
+            "the mechanism ErrorFeedback",
             type(mechanism).__name__,
             "use analysis=Composition() for mechanisms without memory",
         )
-        assert isinstance(mechanism, ClippedFeedback)
+        assert isinstance(mechanism, ErrorFeedback)
         fitting = (FeedbackClip, FeedbackNormalised) if mechanism.clip > 0 else (FeedbackClip, FlatClip)
         for stage, kinds in (
             (plan.bounder, fitting),
@@ -69,7 +69,7 @@ class FeedbackRun:
     def whole_run(self, plan: Plan) -> Event | None:
         """The run; None where nothing is fed back: its steps are those of DP-SGD."""
         mechanism, bounder, horizon = plan.mechanism, plan.bounder, plan.known_horizon
-        assert isinstance(mechanism, ClippedFeedback)
+        assert isinstance(mechanism, ErrorFeedback)
         if mechanism.clip == 0:
             return None
         assert isinstance(bounder, FeedbackClip | FeedbackNormalised)

@@ -15,7 +15,7 @@ from discreet.stages.selection import Selection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
 
 
 @final
@@ -49,12 +49,12 @@ class SmoothedResidual:
         )
         whole_gradient(selection, "what is held of a residual belongs to coordinates that a mask may drop")
 
-    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         first, second = vectors
-        before = moment.memory.get(HELD)
+        before = context.memory.get(HELD)
         held = second if before is None else second + before.to(second)
         used = self.kappa * held
         if self.limit is not None:
-            used *= min(1.0, moment.batch * self.limit / max(float(used.norm()), 1e-300))
-        moment.memory[HELD] = held - used
+            used *= min(1.0, context.batch * self.limit / max(float(used.norm()), 1e-300))
+        context.memory[HELD] = held - used
         return first + used

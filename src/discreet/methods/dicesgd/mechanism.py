@@ -16,7 +16,7 @@ from discreet.stages.values import BoundedSum, PrivateState
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
 
 ERROR = "clipped-feedback.error"
 _PLAIN = GaussianNoise()
@@ -61,7 +61,7 @@ class Normalising:
 
 @final
 @dataclass(frozen=True)
-class ClippedFeedback:
+class ErrorFeedback:
     """Releases sum clip(g) + clip(E, batch * clip) + noise; E, the error on the scale of the sum, stays hidden.
 
         E <- E + sum (g - clip(g)) - clip(E, batch * clip),   E = 0 before the first step and after a resume
@@ -73,7 +73,7 @@ class ClippedFeedback:
 
     Guarantee: the fed vector has norm at most batch * clip whatever the error is, also if it is not finite (it is
     then forgotten). A single step has no price of its own, because the error remembers records: `event` says
-    non-private, and `analyses.feedback.FeedbackRun` prices the run as a whole (docs/proofs/ClippedFeedback.md).
+    non-private, and `FeedbackRun` prices the run as a whole (docs/proofs/ClippedFeedback.md).
     Of several processes each computes the same error from sums over all of them; what the first gives leaves.
     """
 
@@ -91,37 +91,37 @@ class ClippedFeedback:
         """Any model: the price does not depend on it."""
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """The noisy sum; the error is brought up to date."""
         if self.clip > 0:
-            self._check(sums, moment)
-            self._feed_back(sums[0].value, moment)
-        return _PLAIN.release(sums, queries, noise, moment)
+            self._check(sums, context)
+            self._feed_back(sums[0].value, context)
+        return _PLAIN.release(sums, queries, noise, context)
 
-    def _check(self, sums: Sequence[BoundedSum], moment: Moment) -> None:
+    def _check(self, sums: Sequence[BoundedSum], context: StepContext) -> None:
         check.require(
-            len(sums) == 1 and moment.mask is None,
+            len(sums) == 1 and context.mask is None,
             "one sum of all coordinates",
-            f"{len(sums)} sums" if moment.mask is None else "a mask",
+            f"{len(sums)} sums" if context.mask is None else "a mask",
             "error feedback is proven for plain clipping alone: use FeedbackClip and no selection",
         )
         check.require(
-            moment.raw is not None and len(moment.raw.reveal_to_mechanism()) == 1,
+            context.raw is not None and len(context.raw.reveal_to_mechanism()) == 1,
             "a bounder that keeps what its clip takes away",
             "none",
             "use FeedbackClip or FeedbackNormalised",
         )
 
-    def _feed_back(self, total: Tensor, moment: Moment) -> None:
+    def _feed_back(self, total: Tensor, context: StepContext) -> None:
         """total += clip(E), and the next E."""
-        assert moment.raw is not None
-        (cut_off,) = moment.raw.reveal_to_mechanism()
-        kept = moment.secrets.get(ERROR)
+        assert context.raw is not None
+        (cut_off,) = context.raw.reveal_to_mechanism()
+        kept = context.secrets.get(ERROR)
         error = cut_off.double().new_zeros(cut_off.shape) if kept is None else kept.reveal_to_mechanism()
-        fed = self.shortened(error, moment.batch)
+        fed = self.shortened(error, context.batch)
         total.add_(fed)
-        moment.secrets[ERROR] = PrivateState(error.sub_(fed).add_(cut_off))
+        context.secrets[ERROR] = PrivateState(error.sub_(fed).add_(cut_off))
         cut_off.zero_()
 
     def shortened(self, error: Tensor, batch: float) -> Tensor:

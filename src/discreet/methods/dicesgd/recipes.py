@@ -9,7 +9,7 @@ from discreet.methods.dicesgd.analysis import FeedbackRun
 from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised, TwoLevel
 from discreet.methods.dicesgd.claim import AutomaticDiceClaim, DiceClaim
 from discreet.methods.dicesgd.combination import SmoothedResidual
-from discreet.methods.dicesgd.mechanism import ClippedFeedback, Normalising
+from discreet.methods.dicesgd.mechanism import ErrorFeedback, Normalising
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
 
@@ -26,7 +26,7 @@ def dicesgd(clip: float = 1.0, feedback_clip: float = 1.0, preclip: float | None
     return Plan(
         method="dicesgd",
         bounder=bounder,
-        mechanism=ClippedFeedback(feedback_clip),
+        mechanism=ErrorFeedback(feedback_clip),
         analysis=FeedbackRun(),
         claims=_claim,
     )
@@ -38,7 +38,7 @@ def dicesgd_automatic(feedback_clip: float = 1.0) -> Plan:
     return Plan(
         method="dicesgd-automatic",
         bounder=FeedbackNormalised(1.0),
-        mechanism=ClippedFeedback(feedback_clip, Normalising()),
+        mechanism=ErrorFeedback(feedback_clip, Normalising()),
         analysis=FeedbackRun(),
         claims=_automatic_claim,
     )

@@ -10,7 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from discreet.accounting.events import Event, Gaussian, LastIterateRun, TruncatedPoisson, WithoutReplacement
+from discreet.accounting.events import (
+    Event,
+    Gaussian,
+    LastIterateRun,
+    TruncatedPoissonSampled,
+    WithoutReplacement,
+)
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dpsgd_dc.curvature import Curvature, LinearModel
@@ -98,9 +104,9 @@ class LastIterate:
         )
         _only(
             isinstance(plan.sampling, (FullBatch, FixedSize, Capped)),
-            "batches of a public largest size (FullBatch, FixedSize or TruncatedPoisson)",
+            "batches of a public largest size (FullBatch, FixedSize or TruncatedPoissonSampled)",
             type(plan.sampling).__name__,
-            "a batch larger than the divisor expands the update: take TruncatedPoisson(cap=...)",
+            "a batch larger than the divisor expands the update: take TruncatedPoissonSampled(cap=...)",
         )
 
     def whole_run(self, plan: Plan) -> Event | None:
@@ -108,7 +114,7 @@ class LastIterate:
         horizon, bounder = plan.known_horizon, plan.bounder
         assert isinstance(bounder, FlatClip)
         step = plan.sampling.bill(plan.mechanism.event(plan.queries(1.0), plan.known_noise), horizon)
-        assert isinstance(step, (Gaussian, TruncatedPoisson, WithoutReplacement))
+        assert isinstance(step, (Gaussian, TruncatedPoissonSampled, WithoutReplacement))
         return LastIterateRun(
             step=step,
             steps=horizon.steps,

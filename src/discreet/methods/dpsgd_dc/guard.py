@@ -23,7 +23,7 @@ _CLOSE = 1e-3  # float32 losses and gradients agree to about 1e-6
 _SEE = "or price the plan for visible iterates: with_visible_iterates(plan)"
 
 
-class Watch(Protocol):
+class RunGuard(Protocol):
     """The rules of a run, besides its plan."""
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
@@ -43,7 +43,7 @@ class Watch(Protocol):
 
 
 @final
-class Visible:
+class NoGuard:
     """A plan whose iterates may be seen has no further rules."""
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
@@ -63,7 +63,7 @@ class Visible:
 
 
 @final
-class Hidden:
+class LastIterateGuard:
     """The rules of `LastIterate`: plain SGD at the stated rate, one process, no average, and the declared loss."""
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -193,7 +193,7 @@ class Hidden:
 class _Looking:
     """The forward hook; a copy or a file of the model gets an inert one."""
 
-    def __init__(self, watch: Hidden | None) -> None:
+    def __init__(self, watch: LastIterateGuard | None) -> None:
         self._watch = watch
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -207,9 +207,9 @@ class _Looking:
         return _Looking, (None,)
 
 
-def watch_of(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Watch:
+def watch_of(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> RunGuard:
     """The rules of a plan for this model and optimizer; refused at once where they are broken."""
-    return Visible() if plan.analysis.visible else Hidden(plan, model, optimizer)
+    return NoGuard() if plan.analysis.visible else LastIterateGuard(plan, model, optimizer)
 
 
 def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:

@@ -10,7 +10,6 @@ from discreet.accounting.claims import ABOUT_DELTA, Claim
 from discreet.core import check
 
 
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class GeoDpOneStepClaim(Claim):

@@ -18,7 +18,7 @@ from discreet.stages.selection import Selection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
 
 
 def mean_share(number: float, batch: float) -> float:
@@ -46,8 +46,8 @@ class FromPolar:
             "take both from methods.polar(...)",
         )
 
-    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
-        return vectors[0].mul_(mean_share(numbers[0], moment.batch))
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
+        return vectors[0].mul_(mean_share(numbers[0], context.batch))
 
 
 class Tails(enum.StrEnum):
@@ -76,13 +76,13 @@ class FromAngles:
         )
         whole_gradient(selection, "an angle depends on all coordinates after it; polar takes masks")
 
-    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], moment: Moment) -> Tensor:
-        noisy, size = vectors[0], moment.layout.size
-        known = moment.memory.get(ANGLES)
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
+        noisy, size = vectors[0], context.layout.size
+        known = context.memory.get(ANGLES)
         angles = middle(size, noisy) if known is None else known.clone()
-        angles += noisy[:-1].double() * (self.window.radius(size) / (self.window.clip * moment.batch))
-        moment.memory[ANGLES] = canonical_(angles)
-        length = self.window.clip * mean_share(numbers[0], moment.batch) * moment.batch
+        angles += noisy[:-1].double() * (self.window.radius(size) / (self.window.clip * context.batch))
+        context.memory[ANGLES] = canonical_(angles)
+        length = self.window.clip * mean_share(numbers[0], context.batch) * context.batch
         return noisy.copy_(self.direction(angles).mul_(length))
 
     def direction(self, angles: Tensor) -> Tensor:

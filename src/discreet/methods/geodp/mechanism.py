@@ -17,7 +17,7 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
 
 
 @final
@@ -54,7 +54,7 @@ class GeometricNoise:
         """Any model: there is no price."""
 
     def release(
-        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, moment: Moment
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """The noisy sum; of a masked one its active coordinates, whose angles are taken by themselves."""
         check.require(
@@ -64,14 +64,14 @@ class GeometricNoise:
             "the published mechanism knows no other query: use a bounder with one, such as FlatClip",
         )
         total, query = sums[0].value, queries[0]
-        if moment.mask is not None:
+        if context.mask is not None:
             from discreet.stages.active import Active
 
-            kept = total.index_select(0, Active.of(moment.mask, moment.layout, total.device).whole)
+            kept = total.index_select(0, Active.of(context.mask, context.layout, total.device).whole)
             total.zero_()  # no exact sum stays behind
             total = kept
-        norm, angles = to_spherical(total.double() / moment.batch)
-        draw = moment.streams.noise
-        norm = draw.add_normal_(norm.reshape(1), self.norm_std(query.sensitivity, noise, moment.batch))
-        draw.add_normal_(angles, self.angle_std(len(total), noise, moment.batch))
-        return [total.copy_(from_spherical(norm[0], angles).mul_(moment.batch))]
+        norm, angles = to_spherical(total.double() / context.batch)
+        draw = context.streams.noise
+        norm = draw.add_normal_(norm.reshape(1), self.norm_std(query.sensitivity, noise, context.batch))
+        draw.add_normal_(angles, self.angle_std(len(total), noise, context.batch))
+        return [total.copy_(from_spherical(norm[0], angles).mul_(context.batch))]

@@ -73,7 +73,7 @@ Kind = Elements | Rows | Columns | Tensors
 _KINDS: tuple[Kind, ...] = (Elements(), Rows(), Columns(), Tensors())
 
 
-class Unit(enum.StrEnum):
+class Granularity(enum.StrEnum):
     """The kinds by name, for recipes, command lines and files."""
 
     ELEMENTS = "elements"
@@ -84,12 +84,12 @@ class Unit(enum.StrEnum):
     @property
     def kind(self) -> Kind:
         """The kind of this name."""
-        return next(kind for kind in _KINDS if Unit.of(kind) is self)
+        return next(kind for kind in _KINDS if Granularity.of(kind) is self)
 
     @staticmethod
-    def of(kind: Kind) -> Unit:
+    def of(kind: Kind) -> Granularity:
         """The name of a kind."""
-        return Unit(type(kind).__name__.lower())
+        return Granularity(type(kind).__name__.lower())
 
 
 def units_of(kind: Kind, layout: Layout) -> int:

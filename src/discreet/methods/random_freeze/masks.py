@@ -13,7 +13,7 @@ from discreet.core.streams import Stream
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.granularity import MaskKey, pieces_of, units_of
 from discreet.stages.active import Active, from_indices
-from discreet.stages.context import Moment
+from discreet.stages.context import StepContext
 from discreet.stages.values import Released
 
 EPOCH, ACTIVE, TOTAL, VARIANCE = "ranked.epoch", "ranked.active", "ranked.total", "ranked.variance"
@@ -41,34 +41,34 @@ def regenerate(key: MaskKey, layout: Layout, device: torch.device | str = "cpu")
 in_use = functools.lru_cache(maxsize=1)(regenerate)
 
 
-def rank(moment: Moment, count: int) -> Mask:
+def rank(context: StepContext, count: int) -> Mask:
     """The mask of this epoch: the `count` coordinates with the largest released sums of the one before.
 
-    Only `moment.memory` and the public stream enter.
+    Only `context.memory` and the public stream enter.
     """
-    memory = moment.memory
-    if ACTIVE not in memory or int(memory[EPOCH]) != moment.epoch:
-        scores = _scores(moment).abs()
+    memory = context.memory
+    if ACTIVE not in memory or int(memory[EPOCH]) != context.epoch:
+        scores = _scores(context).abs()
         memory[ACTIVE] = scores.topk(count).indices.sort().values
-        memory[EPOCH] = torch.tensor(moment.epoch)
+        memory[EPOCH] = torch.tensor(context.epoch)
         for name in (TOTAL, VARIANCE):
             memory.pop(name, None)
-    return _ranked(memory[ACTIVE].to(moment.device), moment.layout)
+    return _ranked(memory[ACTIVE].to(context.device), context.layout)
 
 
 # One mask object for an epoch: the indices are the same tensor at every step of it.
 _ranked = functools.lru_cache(maxsize=1)(from_indices)
 
 
-def _scores(moment: Moment) -> Tensor:
+def _scores(context: StepContext) -> Tensor:
     """What was released, and on coordinates that were frozen the noise that releases would have carried.
 
     The noise of all steps of an epoch is drawn as one normal of their total variance.
     """
-    memory, size = moment.memory, moment.layout.size
-    public = moment.streams.mask.at(moment.epoch)
+    memory, size = context.memory, context.layout.size
+    public = context.streams.mask.at(context.epoch)
     if TOTAL not in memory:  # a resumed run that has lost all releases of an epoch
-        return public.normal(size, device=moment.device)
+        return public.normal(size, device=context.device)
     scores = memory[TOTAL].clone()
     if ACTIVE in memory:
         frozen = torch.ones(size, dtype=torch.bool, device=scores.device)
@@ -78,9 +78,9 @@ def _scores(moment: Moment) -> Tensor:
     return scores
 
 
-def remember(released: Released, std: float, moment: Moment) -> None:
+def remember(released: Released, std: float, context: StepContext) -> None:
     """Add a release to the sums that the next ranking reads; `std` is the noise on each of its coordinates."""
-    memory, values = moment.memory, released.active
+    memory, values = context.memory, released.active
     if TOTAL not in memory:
         memory[TOTAL] = values.new_zeros(released.layout.size)
         memory[VARIANCE] = torch.zeros((), dtype=torch.float64)

@@ -6,7 +6,7 @@ import dataclasses
 
 from discreet.accounting.claims import AccountedClaim, Accounting
 from discreet.core.relation import Neighbouring
-from discreet.methods.random_freeze.granularity import Unit
+from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
@@ -19,7 +19,7 @@ def random_freeze(
     clip: float = 1.0,
     final_rate: float = 0.9,
     cooling_epochs: int = 40,
-    unit: Unit = Unit.ELEMENTS,
+    unit: Granularity = Granularity.ELEMENTS,
     refresh: Refresh = Refresh.EPOCH,
     order: Order = Order.FREEZE_THEN_CLIP,
     frozen: Frozen = Frozen.STILL,
@@ -28,7 +28,7 @@ def random_freeze(
     selection = RandomFreeze(
         final_rate=final_rate,
         cooling_epochs=cooling_epochs,
-        kind=Unit(unit).kind,
+        kind=Granularity(unit).kind,
         refresh=Refresh(refresh),
         order=Order(order),
         frozen=Frozen(frozen),

@@ -12,7 +12,7 @@ from discreet.stages.selection import Frozen, Order, density_of
 
 if TYPE_CHECKING:
     from discreet.engine.layout import Mask
-    from discreet.stages.context import Moment
+    from discreet.stages.context import StepContext
     from discreet.stages.sampling import Horizon
     from discreet.stages.values import Released
 
@@ -80,18 +80,18 @@ class RandomFreeze(_Cooling):
     kind: Kind = _ELEMENTS
     refresh: Refresh = Refresh.EPOCH
 
-    def mask(self, moment: Moment) -> Mask | None:
-        units = units_of(self.kind, moment.layout)
-        active = self.active(units, moment.epoch)
+    def mask(self, context: StepContext) -> Mask | None:
+        units = units_of(self.kind, context.layout)
+        active = self.active(units, context.epoch)
         if active == units:
             return None
         from discreet.methods.random_freeze.masks import in_use
 
-        index = moment.epoch if self.refresh is Refresh.EPOCH else moment.step
-        key = MaskKey(stream=moment.streams.mask.at(index).public_key, kind=self.kind, active=active)
-        return in_use(key, moment.layout, moment.device)
+        index = context.epoch if self.refresh is Refresh.EPOCH else context.step
+        key = MaskKey(stream=context.streams.mask.at(index).public_key, kind=self.kind, active=active)
+        return in_use(key, context.layout, context.device)
 
-    def observe(self, released: Released, std: float, moment: Moment) -> None:
+    def observe(self, released: Released, std: float, context: StepContext) -> None:
         """Nothing to learn: masks do not depend on anything."""
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
@@ -117,18 +117,18 @@ class RankedFreeze(_Cooling):
     draw of noise on active coordinates would be a second release.
     """
 
-    def mask(self, moment: Moment) -> Mask | None:
-        active = self.active(moment.layout.size, moment.epoch)
-        if moment.epoch == 0 or active == moment.layout.size:
+    def mask(self, context: StepContext) -> Mask | None:
+        active = self.active(context.layout.size, context.epoch)
+        if context.epoch == 0 or active == context.layout.size:
             return None
         from discreet.methods.random_freeze.masks import rank
 
-        return rank(moment, active)
+        return rank(context, active)
 
-    def observe(self, released: Released, std: float, moment: Moment) -> None:
+    def observe(self, released: Released, std: float, context: StepContext) -> None:
         from discreet.methods.random_freeze.masks import remember
 
-        remember(released, std, moment)
+        remember(released, std, context)
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
         return density_of(horizon, lambda epoch: self.rate(epoch) if epoch else 0.0, baseline_epochs)

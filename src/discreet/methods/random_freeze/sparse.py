@@ -14,7 +14,7 @@ import torch
 from discreet.core import check
 from discreet.core.plain import digest
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.random_freeze.granularity import MaskKey, Unit
+from discreet.methods.random_freeze.granularity import Granularity, MaskKey
 from discreet.stages.active import Active, from_indices
 from discreet.stages.values import Released
 
@@ -70,7 +70,7 @@ def _name(mask: Mask) -> dict[str, Any] | str:
     if mask.key is None:
         return "bitmap"
     key = mask.key
-    return {"stream": key.stream.hex(), "kind": Unit.of(key.kind).value, "active": key.active}
+    return {"stream": key.stream.hex(), "kind": Granularity.of(key.kind).value, "active": key.active}
 
 
 def _bitmap(mask: Mask, released: Released) -> bytes:
@@ -86,7 +86,7 @@ def _read_mask(name: Any, bitmap: bytes, layout: Layout) -> Mask | None:
         active = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=layout.size)
         return from_indices(torch.from_numpy(np.flatnonzero(active)), layout)
     key = MaskKey(
-        stream=bytes.fromhex(name["stream"]), kind=Unit(name["kind"]).kind, active=int(name["active"])
+        stream=bytes.fromhex(name["stream"]), kind=Granularity(name["kind"]).kind, active=int(name["active"])
     )
     return key.mask(layout)
 

@@ -139,7 +139,7 @@ class Phase(enum.Enum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class ComparisonProgress:
     """What the comparison does: run `index` of `runs`, from 0. Accuracy and epsilon come with evaluations.
 
     stage what these runs are for: a budget, or the search for settings
@@ -159,7 +159,7 @@ class Progress:
     stage: str = ""
 
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[ComparisonProgress], None]
 
 
 def compare(settings: CompareSettings, on_progress: Listener | None = None) -> Comparison:

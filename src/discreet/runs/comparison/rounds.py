@@ -20,7 +20,7 @@ from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
-from discreet.runs.comparison.compare import CompareSettings, Listener, Phase, Progress
+from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
 from discreet.runs.comparison.courses import course_of
 from discreet.runs.comparison.earlier import compared, same, set_aside
 from discreet.runs.comparison.values import (
@@ -31,10 +31,10 @@ from discreet.runs.comparison.values import (
     Failure,
     Point,
     Provenance,
-    Run,
+    TrainedRun,
 )
 from discreet.runs.comparison.worker import reason
-from discreet.runs.comparison.worker_pool import Order, carry_out
+from discreet.runs.comparison.worker_pool import TrainingOrder, carry_out
 from discreet.runs.defaults import records_of, settle
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -96,7 +96,7 @@ class Rounds:
         self._model = tasks.build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
         self._count = len(settings.chosen) * len(settings.keys)
         self._jobs: list[_Job] = []
-        self._finished: dict[int, Run] = {}
+        self._finished: dict[int, TrainedRun] = {}
         self._failed: dict[int, Failure] = {}
         self._notes: dict[int, str] = {}
 
@@ -116,7 +116,9 @@ class Rounds:
 
     def _calibrated(self, place: int, candidate: Candidate) -> _Row:
         self._listener(
-            Progress(phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count)
+            ComparisonProgress(
+                phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count
+            )
         )
         config = self._config(candidate)
         try:
@@ -159,7 +161,7 @@ class Rounds:
             eval_every=of.eval_every,
         )
 
-    def _order(self, job: _Job) -> Order | None:
+    def _order(self, job: _Job) -> TrainingOrder | None:
         """What is left to train, if anything; a finished run is read, another run is moved out of the way."""
         plan, folder = job.row.plan, runs.RunFolder(job.directory)
         if plan is None:
@@ -175,20 +177,20 @@ class Rounds:
         if begun and folder.result.exists():
             self._take(job, Phase.REUSED)
             return None
-        return Order(index=job.index, config=config, resume=begun)
+        return TrainingOrder(index=job.index, config=config, resume=begun)
 
-    def started(self, order: Order) -> None:
+    def started(self, order: TrainingOrder) -> None:
         """A run is being trained."""
         job = self._jobs[order.index]
         self._tell(Phase.TRAINING, job, steps=self.horizon.steps, note=self._notes.get(order.index, ""))
 
-    def news(self, order: Order, news: runs.Progress) -> None:
+    def news(self, order: TrainingOrder, news: runs.RunProgress) -> None:
         """A step was taken."""
         told = {"step": news.step, "steps": news.steps, "epsilon": news.epsilon}
         accuracy = news.accuracy if news.averaged_accuracy is None else news.averaged_accuracy
         self._tell(Phase.TRAINING, self._jobs[order.index], **told, accuracy=accuracy)
 
-    def ended(self, order: Order, why: str) -> None:
+    def ended(self, order: TrainingOrder, why: str) -> None:
         """A run is over, finished unless `why` says something."""
         job = self._jobs[order.index]
         if why:
@@ -209,7 +211,7 @@ class Rounds:
         self._failed[job.index] = Failure(seed=job.seed, reason=why)
         self._tell(Phase.FAILED, job, note=why)
 
-    def _finished_run(self, job: _Job) -> Run:
+    def _finished_run(self, job: _Job) -> TrainedRun:
         folder, result = runs.RunFolder(job.directory), runs.load_result(job.directory)
         proven = result.spent.certified
         check.require(
@@ -218,7 +220,7 @@ class Rounds:
             f"epsilon={proven.epsilon:g} at delta={proven.delta:g}",
             f"it spent more than planned, so it is not ranked; {folder.directory} has its ledger",
         )
-        return Run(
+        return TrainedRun(
             seed=job.seed,
             accuracy=result.test_accuracy,
             epsilon=proven.epsilon,
@@ -239,7 +241,7 @@ class Rounds:
 
     def _tell(self, phase: Phase, job: _Job, **news: object) -> None:
         name, seed = job.row.candidate.name, job.seed
-        progress = Progress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
+        progress = ComparisonProgress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
         self._listener(dataclasses.replace(progress, **news))  # type: ignore[arg-type]
 
     # -- the whole -------------------------------------------------------------------------------------

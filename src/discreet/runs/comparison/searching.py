@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from discreet.core import check
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
-from discreet.runs.comparison.values import Choice, Comparison, Entry, Tuned
+from discreet.runs.comparison.values import Choice, Comparison, Entry, Tuned, settings_in_words
 from discreet.runs.comparison.values import Setting as Value
 from discreet.runs.search import Grid, Setting
 
@@ -73,7 +73,7 @@ def search(
 
 def check_stand_in(settings: CompareSettings) -> None:
     """Refuse to tune on the private records themselves: each trial would be a release that nobody pays for."""
-    from discreet import tasks
+    from discreet import data as tasks
 
     assert settings.tune_on is not None
     same = settings.tune_on == settings.data or (
@@ -122,7 +122,7 @@ def _usual_model(settings: CompareSettings) -> str:
 
 
 def _load(settings: CompareSettings) -> Task:
-    from discreet import tasks
+    from discreet import data as tasks
 
     name = str(settings.tune_on)
     if name.endswith(".npz"):
@@ -181,10 +181,8 @@ def _with(row: Candidate, best: Entry | None) -> Candidate:
 
 
 def _told(data: str, found: Comparison, best: dict[str, Entry | None], held: _Split) -> Tuned:
-    from discreet.report import wording
-
     choices = (
-        Choice(name=name, settings=wording.settings(entry), score=entry.accuracy.mean)
+        Choice(name=name, settings=settings_in_words(entry), score=entry.accuracy.mean)
         for name, entry in best.items()
         if entry is not None and entry.accuracy is not None
     )

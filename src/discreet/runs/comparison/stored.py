@@ -18,8 +18,8 @@ from discreet.runs.comparison.values import (
     Failure,
     Point,
     Provenance,
-    Run,
     Stage,
+    TrainedRun,
     Truth,
     Tuned,
 )
@@ -114,9 +114,9 @@ def _course(held: Mapping[str, Any]) -> Course:
     )
 
 
-def _run(held: Mapping[str, Any]) -> Run:
-    return Run(
-        **_plain_fields(Run, held, "curve", "epsilon", "claimed", "assumptions"),
+def _run(held: Mapping[str, Any]) -> TrainedRun:
+    return TrainedRun(
+        **_plain_fields(TrainedRun, held, "curve", "epsilon", "claimed", "assumptions"),
         epsilon=float(held["epsilon"]),
         claimed=_number(held["claimed"]),
         assumptions=tuple(str(assumption) for assumption in held["assumptions"]),

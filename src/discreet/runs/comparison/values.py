@@ -28,7 +28,7 @@ class Point:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TrainedRun:
     """One finished training; `seed` None: keyed by the operating system.
 
     directory       relative to the report
@@ -95,7 +95,7 @@ class Entry:
     average: float | None = None
     given: bool = False
     course: Course = _NOTHING
-    runs: tuple[Run, ...] = ()
+    runs: tuple[TrainedRun, ...] = ()
     failures: tuple[Failure, ...] = ()
 
     @property
@@ -323,3 +323,16 @@ class Comparison:
             check.refuse(
                 "a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again"
             )
+
+
+def _number(value: Setting) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def settings_in_words(entry: Entry) -> str:
+    """How a row was run, in one line."""
+    given = [f"{name} {_number(value)}" for name, value in entry.parameters]
+    rate = "" if entry.learning_rate is None else f", learning rate {entry.learning_rate:g}"
+    optimizer = f"{entry.optimizer}{rate}"
+    averaged = [] if entry.average is None else [f"averaged with decay {entry.average:g}"]
+    return ", ".join([*given, optimizer, *averaged])

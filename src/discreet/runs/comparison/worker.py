@@ -39,7 +39,7 @@ def main() -> None:
     def answer(**said: Any) -> None:
         answers.write(json.dumps(said) + "\n")
 
-    def follow(news: runs.Progress) -> None:
+    def follow(news: runs.RunProgress) -> None:
         # No order comes before the end of this run, so input that can be read is input that has ended.
         if select.select([0], [], [], 0)[0]:
             raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from discreet.runs.comparison.worker import reason
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class TrainingOrder:
     """A run to train: its place in the comparison, its settings, and whether it was begun before."""
 
     index: int
@@ -28,18 +28,18 @@ class Order:
     resume: bool
 
 
-class Watch(Protocol):
+class PoolWatch(Protocol):
     """What is told about orders."""
 
-    def started(self, order: Order) -> None: ...
+    def started(self, order: TrainingOrder) -> None: ...
 
-    def news(self, order: Order, news: runs.Progress) -> None: ...
+    def news(self, order: TrainingOrder, news: runs.RunProgress) -> None: ...
 
-    def ended(self, order: Order, why: str) -> None:
+    def ended(self, order: TrainingOrder, why: str) -> None:
         """`why` is empty if the run finished."""
 
 
-def carry_out(orders: Iterable[Order], watch: Watch, workers: int | None = None) -> None:
+def carry_out(orders: Iterable[TrainingOrder], watch: PoolWatch, workers: int | None = None) -> None:
     """Train all orders; `workers` None: one for each core, four at most. One worker is this very process."""
     waiting = deque(orders)
     at_once = crew_size(len(waiting), workers)
@@ -51,7 +51,7 @@ def carry_out(orders: Iterable[Order], watch: Watch, workers: int | None = None)
         watch.ended(order, _train_here(order, watch))
 
 
-def _train_here(order: Order, watch: Watch) -> str:
+def _train_here(order: TrainingOrder, watch: PoolWatch) -> str:
     try:
         runs.train(order.config, on_progress=lambda news: watch.news(order, news), resume=order.resume)
     except Exception as error:
@@ -59,7 +59,7 @@ def _train_here(order: Order, watch: Watch) -> str:
     return ""
 
 
-def _with_processes(waiting: deque[Order], watch: Watch, at_once: int) -> None:
+def _with_processes(waiting: deque[TrainingOrder], watch: PoolWatch, at_once: int) -> None:
     threads = max(1, cores() // at_once)
     crew: list[_Worker] = []
     try:
@@ -80,7 +80,9 @@ def _with_processes(waiting: deque[Order], watch: Watch, at_once: int) -> None:
             worker.dismiss()
 
 
-def _hand_out(waiting: deque[Order], watch: Watch, crew: list[_Worker], at_once: int, threads: int) -> None:
+def _hand_out(
+    waiting: deque[TrainingOrder], watch: PoolWatch, crew: list[_Worker], at_once: int, threads: int
+) -> None:
     """Orders to workers that have none; a worker that died is replaced."""
     while waiting:
         idle = next((worker for worker in crew if worker.order is None), None)
@@ -108,10 +110,10 @@ class _Worker:
         self.orders: IO[bytes] = self._process.stdin
         self._output: IO[bytes] = self._process.stdout
         self.answers = self._output.fileno()
-        self.order: Order | None = None
+        self.order: TrainingOrder | None = None
         self._rest = b""
 
-    def begin(self, order: Order, watch: Watch) -> None:
+    def begin(self, order: TrainingOrder, watch: PoolWatch) -> None:
         """Send an order."""
         self.order = order
         watch.started(order)
@@ -120,7 +122,7 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):
             self.orders.write(line.encode())
 
-    def listen(self, watch: Watch) -> bool:
+    def listen(self, watch: PoolWatch) -> bool:
         """Pass on what it said; False where it says nothing any more."""
         said = os.read(self.answers, 1 << 16)
         if not said:
@@ -133,11 +135,11 @@ class _Worker:
             self._hear(json.loads(line), watch)
         return True
 
-    def _hear(self, answer: dict[str, object], watch: Watch) -> None:
+    def _hear(self, answer: dict[str, object], watch: PoolWatch) -> None:
         assert self.order is not None
         news = answer.get("news")
         if isinstance(news, dict):
-            watch.news(self.order, runs.Progress(**news))
+            watch.news(self.order, runs.RunProgress(**news))
             return
         order, self.order = self.order, None
         watch.ended(order, str(answer["end"]))

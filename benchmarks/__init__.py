@@ -1,1 +1,0 @@
-"""Measurements against plain training and against peers."""

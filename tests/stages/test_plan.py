@@ -1,0 +1,216 @@
+"""Plans: what they refuse, and that their price is derived from their stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from discreet import methods
+from discreet.accounting import Charge
+from discreet.accounting.events import BallsInBinsEpoch as BallsInBinsEvent
+from discreet.accounting.events import CountQuery, Gaussian, PoissonSampled, Queries, WithoutReplacement
+from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
+from discreet.methods.dicesgd.bounding import TwoLevel
+from discreet.stages.bounding import FlatClip
+from discreet.stages.plan import Plan
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader, Poisson
+from discreet.stages.schedule import Period, Table
+
+HORIZON = Horizon.of(records=1000, batch=50, steps=45)
+
+
+def bound(plan: Plan | None = None, noise: float = 1.5, **changes: Any) -> Plan:
+    recipe = dataclasses.replace(plan or methods.dp_sgd(), **changes)
+    return recipe.bind(noise=noise, horizon=HORIZON, delta=1e-5)
+
+
+# Budgets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_the_noise_of_a_budget_is_on_the_safe_side_and_close(epsilon: float) -> None:
+    plan = methods.dp_sgd().for_budget(epsilon=epsilon, delta=1e-5, records=1000, batch=50, epochs=2)
+    assert 0.99 * epsilon <= plan.certificate().epsilon <= epsilon
+    assert plan.known_horizon.steps == 40
+
+
+def test_the_count_query_costs_noise() -> None:
+    budget: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "records": 1000, "batch": 50, "steps": 20}
+    plain = methods.dp_sgd().for_budget(**budget).known_noise
+    adaptive = methods.adaptive_quantile(count_noise=2.0).for_budget(**budget)
+    assert adaptive.known_noise > 1.01 * plain
+    assert adaptive.certificate().epsilon <= 2.0
+
+
+def test_no_noise_is_no_privacy() -> None:
+    assert math.isinf(bound(noise=0.0).certificate().epsilon)
+
+
+def test_epsilon_grows_with_steps() -> None:
+    plan = bound()
+    epsilons = [plan.certificate(steps).epsilon for steps in (0, 1, 10, 45)]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[0] == 0
+    assert len(set(epsilons)) == 4
+
+
+# The price comes from the stages --------------------------------------------------------------------------
+
+
+def test_dp_sgd_is_billed_as_sampled_gaussians() -> None:
+    assert bound().charge() == Charge(((PoissonSampled(0.05, Gaussian(1.5)), 45),))
+
+
+def test_the_count_query_is_billed_on_the_same_sample() -> None:
+    plan = bound(methods.adaptive_quantile(count_noise=4.0))
+    both = Queries((Gaussian(1.5), CountQuery(4.0)))
+    assert plan.charge() == Charge(((PoissonSampled(0.05, both), 45),))
+    assert both.whitened.noise == pytest.approx((1.5**-2 + 8.0**-2) ** -0.5)
+
+
+def test_two_sums_of_one_sample_cost_what_one_costs() -> None:
+    plan = bound(Plan(method="two", bounder=TwoLevel(clip=1.0, residual=9.0, share=1.3)))
+    ((event, count),) = plan.charge().certified
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, Queries)
+    assert event.event.whitened.noise == pytest.approx(1.5)
+    assert count == 45
+
+
+def test_a_schedule_is_billed_step_by_step() -> None:
+    plan = bound(schedule=Table((1.0, 0.5, 2.0), Period.EPOCH))
+    assert plan.noise_at(19) == 1.5
+    assert plan.noise_at(20) == 0.75
+    assert plan.charge() == Charge(
+        (
+            (PoissonSampled(0.05, Gaussian(1.5)), 20),
+            (PoissonSampled(0.05, Gaussian(0.75)), 20),
+            (PoissonSampled(0.05, Gaussian(3.0)), 5),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "relation"),
+    [
+        (Poisson(), Neighbouring.ADD_REMOVE),
+        (BallsInBins(), Neighbouring.ADD_REMOVE),
+        (FixedSize(), Neighbouring.REPLACE_ONE),
+        (OwnLoader(), Neighbouring.ADD_REMOVE),
+        (OwnLoader(), Neighbouring.REPLACE_ONE),
+    ],
+)
+def test_the_charges_of_all_steps_are_the_charge_of_the_run(sampling: Any, relation: Neighbouring) -> None:
+    plan = bound(sampling=sampling, relation=relation)
+    assert sum((Charge.of(plan.event_at(step)) for step in range(45)), Charge()) == plan.charge()
+    assert 0 < plan.certificate().epsilon < math.inf
+
+
+def test_sampling_helps_and_replacing_costs_more() -> None:
+    epsilon = {
+        "poisson": bound().certificate().epsilon,
+        "own": bound(sampling=OwnLoader()).certificate().epsilon,
+        "own, replace": bound(sampling=OwnLoader(), relation=Neighbouring.REPLACE_ONE).certificate().epsilon,
+        "fixed": bound(sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE).certificate().epsilon,
+    }
+    # A loader that nobody knows may move the other records when one is added, so it is billed as a replacement.
+    assert epsilon["poisson"] < epsilon["fixed"] < epsilon["own"] <= epsilon["own, replace"]
+
+
+def test_what_charges_pay_for() -> None:
+    assert [bound().steps_paid(charges) for charges in (0, 7, 45)] == [0, 7, 45]
+    balls = bound(sampling=BallsInBins())
+    assert [balls.steps_paid(charges) for charges in (0, 1, 2, 3)] == [0, 20, 40, 45]
+    assert balls.charge() == Charge(((BallsInBinsEvent(1, Gaussian(1.5)), 3),))
+
+
+def test_fixed_size_is_billed_with_the_numbers_of_the_horizon() -> None:
+    plan = bound(sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
+    assert plan.event_at(3) == WithoutReplacement(1000, 50, Gaussian(1.5))
+
+
+# Refusals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "relation"),
+    [
+        (Poisson(), Neighbouring.REPLACE_ONE),
+        (BallsInBins(), Neighbouring.REPLACE_ONE),
+        (FixedSize(), Neighbouring.ADD_REMOVE),
+    ],
+)
+def test_a_relation_without_a_proof_is_refused(sampling: Any, relation: Neighbouring) -> None:
+    with pytest.raises(Refused, match="a relation that"):
+        Plan(method="x", bounder=FlatClip(1.0), sampling=sampling, relation=relation)
+
+
+def test_full_batches_need_all_records() -> None:
+    with pytest.raises(Refused, match="rate 1"):
+        bound(sampling=FullBatch()).charge()
+
+
+@pytest.mark.parametrize("use", ["charge", "certificate"])
+def test_a_recipe_is_not_a_plan(use: str) -> None:
+    with pytest.raises(Refused, match="for_budget"):
+        getattr(methods.dp_sgd(), use)()
+
+
+@pytest.mark.parametrize("field", ["known_noise", "known_delta", "known_horizon"])
+def test_what_is_not_known_is_refused(field: str) -> None:
+    with pytest.raises(Refused, match="for_budget"):
+        getattr(methods.dp_sgd(), field)
+
+
+@pytest.mark.parametrize("wrong", [{"noise": -1.0}, {"noise": math.nan}, {"delta": 0.0}, {"delta": 1.0}])
+def test_wrong_numbers_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(Refused):
+        dataclasses.replace(bound(), **wrong)
+
+
+def test_delta_has_no_default() -> None:
+    with pytest.raises(TypeError, match="delta"):
+        methods.dp_sgd().for_budget(epsilon=1.0, records=10, batch=1, steps=1)  # type: ignore[call-arg]
+
+
+# Identity -------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_changes_with_everything_and_with_nothing_else() -> None:
+    plan = bound()
+    others = [
+        bound(noise=1.6),
+        bound(methods.dp_sgd(clip=2.0)),
+        bound(methods.dp_adam()),
+        bound(sampling=BallsInBins()),
+        bound(sampling=OwnLoader(), relation=Neighbouring.REPLACE_ONE),
+        bound(schedule=Table((1.0,) * 45)),
+        dataclasses.replace(plan, delta=1e-6),
+        dataclasses.replace(plan, horizon=dataclasses.replace(HORIZON, steps=46)),
+    ]
+    assert plan.digest == bound().digest
+    assert len({plan.digest, *(other.digest for other in others)}) == len(others) + 1
+
+
+def test_plans_are_plain_json() -> None:
+    text = json.dumps(bound().to_json(), allow_nan=False)
+    assert json.loads(text)["noise"] == 1.5
+    assert "FlatClip" in text
+
+
+def test_accounting_of_a_plan_needs_no_torch() -> None:
+    program = (
+        "import sys; from discreet import methods; from discreet.stages.sampling import Horizon;"
+        "h = Horizon.of_rate(rate=0.01, steps=10);"
+        "print(methods.dp_sgd().bind(noise=1.1, horizon=h, delta=1e-5).certificate().epsilon < 1);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
