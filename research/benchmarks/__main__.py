@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from discreet.cli import entry
 from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import emit
 from discreet.core import check
@@ -162,7 +163,10 @@ def _say(message: str, quiet: bool) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-if __name__ == "__main__":
-    from discreet.cli.entry import main
+def main(args: Sequence[str]) -> int:
+    """Run the command; the exit codes are those of `discreet`."""
+    return entry.main(["bench", *args], commands=(bench,), program="python -m research.benchmarks")
 
-    sys.exit(main(["bench", *sys.argv[1:]], commands=(bench,), program="python -m research.benchmarks"))
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

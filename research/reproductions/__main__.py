@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from discreet.cli import entry
 from discreet.cli.flags import DataDirFlag, JsonFlag, flag
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
@@ -177,9 +179,10 @@ def _write_page(page: Path, out: Path) -> None:
     page.write_text(pages.render(EXPERIMENTS.values(), results=out, docs=folder), encoding="utf-8")
 
 
-if __name__ == "__main__":
-    from discreet.cli.entry import main
+def main(args: Sequence[str]) -> int:
+    """Run the command; the exit codes are those of `discreet`."""
+    return entry.main(["reproduce", *args], commands=(reproduce,), program="python -m research.reproductions")
 
-    sys.exit(
-        main(["reproduce", *sys.argv[1:]], commands=(reproduce,), program="python -m research.reproductions")
-    )
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from discreet.core.check import Refused
-from discreet.data import backbones, load
+from discreet.data import load
+from research.tasks import backbones
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
 

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import page
 from torch import Tensor
 
-from discreet.cli import main
 from discreet.methods import METHODS
-from research.benchmarks import jax_models, peak, peers, rows, scaling, table, timing
+from research.benchmarks import jax_models, page, peak, peers, rows, scaling, table, timing
+from research.benchmarks.__main__ import main
 from research.benchmarks.methods import compare_methods
 from research.benchmarks.models import MODELS, Model, Task, images, perceptron, transformer
 
@@ -248,7 +247,6 @@ def test_the_command_writes_and_merges(
     out = tmp_path / "step-time.json"
     out.write_text(json.dumps({"models": {"mlp": {"rows": {"plain": {"peak_mb": 3.0}}}}}))
     words = [
-        "bench",
         "--models",
         "mlp",
         "--rows",
@@ -271,7 +269,7 @@ def test_the_command_writes_and_merges(
     rows = json.loads(out.read_text())["models"]["mlp"]["rows"]
     assert rows["plain"]["timed_by"] == "discreet bench second"
     assert rows["discreet"]["timed_by"] == "discreet bench first"
-    assert main(["bench", "--models", "nothing"]) == 2
+    assert main(["--models", "nothing"]) == 2
 
 
 def test_the_page_is_filled_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,5 +302,5 @@ def test_the_page_is_filled_from_the_results(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_benchmark_can_be_imported() -> None:
-    for name in ("feedback", "freeze", "page", "step"):
-        assert importlib.import_module(f"benchmarks.{name}").__doc__
+    for name in ("feedback", "freeze", "page", "__main__"):
+        assert importlib.import_module(f"research.benchmarks.{name}").__doc__

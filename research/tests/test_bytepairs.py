@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tasks.small_llama import MERGES, TOKENS
+from small_llama import MERGES, TOKENS
 
 from discreet.core.check import Refused
 from research.tasks.bytepairs import BytePairs

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from discreet.tuning import Candidate, Trial, choose_schedule
 
-from discreet import methods, tuning
+from discreet import methods
 from discreet.core.check import Refused
-from discreet.methods.d2p2 import best_schedule as schedules
 from discreet.methods.d2p2.recipes import Decay, decaying
+from discreet.runs import best_schedule as schedules
+from discreet.runs.best_schedule import DecayCandidate, ScheduleTrial, choose_schedule
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Constant, Exponential, InverseFourthRoot, InverseRoot, Linear, Period
 
@@ -68,17 +68,17 @@ def test_a_stronger_decay_costs_more_at_the_same_first_noise() -> None:
 def scripted(monkeypatch: pytest.MonkeyPatch, found: dict[str, tuple[float, float]]) -> None:
     """Trials with these means and errors instead of training."""
 
-    def trial(candidate: Candidate, *_: object) -> Trial:
+    def trial(candidate: DecayCandidate, *_: object) -> ScheduleTrial:
         mean, error = found[str(candidate)]
-        return Trial(candidate=candidate, accuracy=mean, error=error, first_noise=2.0, last_noise=1.0)
+        return ScheduleTrial(candidate=candidate, accuracy=mean, error=error, first_noise=2.0, last_noise=1.0)
 
     monkeypatch.setattr(schedules, "_try", trial)
 
 
 SOME = (
-    Candidate(decay=Decay.CONSTANT),
-    Candidate(decay=Decay.LINEAR, to=0.5),
-    Candidate(decay=Decay.INVERSE_ROOT),
+    DecayCandidate(decay=Decay.CONSTANT),
+    DecayCandidate(decay=Decay.LINEAR, to=0.5),
+    DecayCandidate(decay=Decay.INVERSE_ROOT),
 )
 
 
@@ -101,7 +101,7 @@ def test_the_mildest_is_chosen_where_luck_may_have_decided(monkeypatch: pytest.M
 
 
 def test_a_real_choice_keeps_to_the_budget() -> None:
-    heard: list[Trial] = []
+    heard: list[ScheduleTrial] = []
     some = (SOME[0], SOME[1])
     choice = choose_schedule(
         epsilon=3.0, delta=1e-5, epochs=4, steps=8, seeds=(0, 1), candidates=some, listener=heard.append
@@ -138,7 +138,7 @@ def test_what_cannot_be_chosen_is_refused(given: dict[str, object]) -> None:
 
 def test_strength_is_the_first_noise_over_the_last() -> None:
     assert [candidate.strength(4) for candidate in SOME] == [1.0, 2.0, 2.0]
-    assert Candidate(decay=Decay.EXPONENTIAL, to=0.5).strength(4) == pytest.approx(2**0.75)
+    assert DecayCandidate(decay=Decay.EXPONENTIAL, to=0.5).strength(4) == pytest.approx(2**0.75)
 
 
 def test_the_order_of_candidates_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,6 @@ def test_the_stretched_schedule_has_the_same_shape() -> None:
 
 
 def test_tuning_is_imported_without_torch() -> None:
-    script = "import sys, discreet.tuning; print('torch' in sys.modules)"
+    script = "import sys, discreet.runs.best_schedule; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"
-    assert tuning.choose_schedule is choose_schedule

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tasks.small_llama import TOKENS, speaker
+from small_llama import TOKENS, speaker
 
 from discreet.core.check import Refused
-from discreet.data import e2e
 from research.reproductions import Bench, dice_language, results
 from research.reproductions.dice_language import DRAWN, Size, language
 from research.reproductions.experiment import Experiment, Outcome
 from research.reproductions.results import perform
+from research.tasks import e2e
 from research.tasks.smollm2 import SmolLM2
 
 SMALL = Size(train=40, test=12, batch=20, epochs=1, spoken=3, vocabulary=len(TOKENS))

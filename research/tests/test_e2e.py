@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tasks.small_llama import speaker
+from small_llama import speaker
 
 from discreet.core.check import Refused
-from discreet.data import e2e
+from research.tasks import e2e
 from research.tasks.smollm2 import SmolLM2
 
 CONTENT = {

@@ -30,6 +30,7 @@ from research.reproductions import (
     perform,
     results,
 )
+from research.reproductions.__main__ import main
 from research.reproductions.bench import key_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,18 +270,18 @@ def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_writes_record_figures_and_page(tmp_path: Path) -> None:
     out, kept, page = tmp_path / "results", tmp_path / "runs", tmp_path / "reproductions.md"
     words = ("--out", out, "--runs", kept, "--page", page, "--docs")
-    answer = run("reproduce", TOY.name, "--quick", "--json", *words).json
+    answer = run(TOY.name, "--quick", "--json", *words, program=main).json
     assert answer["records"][0]["name"] == TOY.name
     folder = out / "reproductions"
     assert (folder / "toy-table-1.quick.json").is_file()
     for suffix in ("svg", "png"):
         assert (folder / "figures" / f"toy-table-1-loss.quick.{suffix}").stat().st_size > 1000
     assert "(results/reproductions/figures/toy-table-1-loss.quick.svg)" in page.read_text()
-    listed = run("reproduce", "--list", "--json", "--out", out).json["experiments"]
+    listed = run("--list", "--json", "--out", out, program=main).json["experiments"]
     assert [(row["name"], row["status"], row["minutes_full"]) for row in listed] == [
         (TOY.name, "partly (quick)", 2)
     ]
-    shown = run("reproduce", "--list", "--out", out)
+    shown = run("--list", "--out", out, program=main)
     assert shown.code == 0
     assert TOY.name in shown.out
 
@@ -288,7 +289,7 @@ def test_the_command_writes_record_figures_and_page(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_toy")
 def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
     for place in ("one", "two"):
-        run("reproduce", TOY.name, "--json", "--out", tmp_path / place, "--runs", tmp_path / "runs")
+        run(TOY.name, "--json", "--out", tmp_path / place, "--runs", tmp_path / "runs", program=main)
     files = [(tmp_path / place / "reproductions/figures/toy-table-1-loss.svg") for place in ("one", "two")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -304,4 +305,4 @@ def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_command_refuses(words: tuple[str, ...], part: str) -> None:
-    refused(run("reproduce", *words), part)
+    refused(run(*words, program=main), part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tasks.small_llama import floats, written
+from small_llama import floats, written
 
 from discreet.core.check import Refused
 from research.tasks.gguf import read_gguf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tasks.small_llama import BLOCKS, speaker
+from small_llama import BLOCKS, speaker
 from torch import Tensor
 from torch.func import functional_call, grad
 

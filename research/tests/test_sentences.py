@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import Refused
-from discreet.data import sentences
+from research.tasks import sentences
 from research.tasks.sentences import LENGTH, MiniLM
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "dress", "##es", "red", "cafe", "!", ",", "##y"]

@@ -5,8 +5,9 @@ Names are loaded when they are first used, so that accounting starts without tor
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from discreet.core.lazy import lazy
 
 __version__ = "0.1.0"
 
@@ -24,11 +25,11 @@ _HOME = {
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "fix": "discreet.engine.fix",
+    "methods": "discreet.methods",
     "statement": "discreet.runs.statement",
 }
-_ROOMS = ("methods",)
 
-__all__ = [*_HOME, *_ROOMS, "__version__"]
+__all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
     from discreet import methods as methods
@@ -48,13 +49,4 @@ if TYPE_CHECKING:
     from discreet.training.private import Private as Private
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"discreet.{name}")
-    raise AttributeError(f"module 'discreet' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _HOME)

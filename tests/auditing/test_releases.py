@@ -18,6 +18,7 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
+from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.stages import bounding
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
@@ -128,7 +129,7 @@ def test_replay_sees_control_flow_that_follows_the_records(monkeypatch: pytest.M
     def advance(self: Any, scale: float, released: Any, batch: float) -> float:
         return seen["median"]
 
-    monkeypatch.setattr(bounding.AdaptiveQuantile, "weights", weights)
-    monkeypatch.setattr(bounding.AdaptiveQuantile, "advance", advance)
+    monkeypatch.setattr(AdaptiveQuantile, "weights", weights)
+    monkeypatch.setattr(AdaptiveQuantile, "advance", advance)
     with pytest.raises(Refused, match="depends on the records"):
         replay.leave_one_out(_late(methods.adaptive_quantile()), start=20)

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from discreet.cli import main
 
@@ -28,10 +28,14 @@ class Result:
         return json.loads(self.out)
 
 
-def run(*words: object) -> Result:
+class Program(Protocol):
+    def __call__(self, args: list[str]) -> int: ...
+
+
+def run(*words: object, program: Program = main) -> Result:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(word) for word in words])
+        code = program([str(word) for word in words])
     return Result(code=code, out=out.getvalue(), err=err.getvalue())
 
 

@@ -6,6 +6,7 @@ import pytest
 from cli_runner import refused, replaced, run
 
 from discreet import report
+from discreet.runs import comparison
 
 RUN = ("--epsilon", "3", "--delta", "1e-5", "--methods", "dp-sgd,psac", "--model", "softmax")
 RUN += ("--batch", "64", "--steps", "3")
@@ -54,7 +55,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "compare", stopped)
+    monkeypatch.setattr(comparison, "compare", stopped)
     result = run("compare", *RUN, "--out", tmp_path / "page")
     assert result.code == 130
     assert result.err == "Stopped and saved. The same command goes on from here.\n"

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import pytest
 from cli_runner import GOLDEN, refused, replaced, run
 
+from discreet import methods
 from discreet.cli import recipes, signature
 from discreet.cli.entry import COMMANDS
 from discreet.methods import METHODS, Method
-from discreet.methods.dp_sgd import recipes as dp_sgd
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
 from discreet.stages.plan import Plan
 
@@ -39,7 +39,7 @@ def new_recipe(
 ) -> Plan:
     """A recipe that the command line has never seen."""
     SEEN.update(locals())
-    return dataclasses.replace(dp_sgd(clip), method="new-one")
+    return dataclasses.replace(methods.dp_sgd(clip), method="new-one")
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_no_word_means_two_things(command: signature.Command) -> None:
 def claiming_recipe(clip: float = 1.0, claimed_noise: float = 2.0) -> Plan:
     """A recipe whose paper claims something."""
     claim = GeoDpOneStepClaim(noise=claimed_noise, beta=0.75)
-    return dataclasses.replace(dp_sgd(clip), claims=lambda plan: claim)
+    return dataclasses.replace(methods.dp_sgd(clip), claims=lambda plan: claim)
 
 
 def test_a_claim_stands_beside_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:

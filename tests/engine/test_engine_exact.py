@@ -397,13 +397,13 @@ def test_a_broken_engine_refuses_by_itself(breaks: Any, name: str, monkeypatch: 
 
 def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that forgets a factor of two, in one op of one model."""
-    from discreet.stages import ops
+    from discreet.engine.factors import rules
 
     def halved(use: Any, first: Any, second: Any) -> Any:
-        for argument, part in ops._mul(use, first, second):
+        for argument, part in rules._mul(use, first, second):
             yield argument, factors.FormedGradients(part.instantiate(0, part.records) / 2)
 
-    monkeypatch.setitem(ops.RULES, Tensor.mul, halved)
+    monkeypatch.setitem(rules.RULES, Tensor.mul, halved)
     model = Bare(lambda own, x: own.net(x) * own.scale, net=nn.Linear(4, 3), scale=parameter(3))
     with pytest.raises(Refused, match="gradients of scale to equal autograd's"):
         Engine(model).script((torch.randn(4, 4),), {}, 4)

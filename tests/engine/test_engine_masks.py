@@ -123,7 +123,7 @@ def test_a_broken_restriction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = truth_of(problem, model, inputs, 7)
     engine = Engine(model)
     pieces = tuple(torch.rand(shape) < 0.5 for shape in engine.layout.shapes)
-    from discreet.stages import engine as module
+    from discreet.engine import engine as module
 
     for wrong in (
         lambda own, mask, index: own,

@@ -7,7 +7,7 @@ import math
 import random
 
 from discreet.methods import METHODS
-from discreet.report import (
+from discreet.runs.comparison import (
     Choice,
     Comparison,
     Course,
@@ -16,8 +16,8 @@ from discreet.report import (
     Failure,
     Point,
     Provenance,
-    Run,
     Stage,
+    TrainedRun,
     Truth,
     Tuned,
 )
@@ -32,7 +32,9 @@ FINAL = {
 }
 
 
-def run(name: str, seed: int | None, *, steps: int = 120, epsilon: float = 2.996, **fields: object) -> Run:
+def run(
+    name: str, seed: int | None, *, steps: int = 120, epsilon: float = 2.996, **fields: object
+) -> TrainedRun:
     """A learning curve that rises to about the method's final accuracy."""
     chance = random.Random(f"{name} {seed}")
     final, speed = FINAL.get(name, 0.9) + chance.gauss(0, 0.006), chance.uniform(0.05, 0.09)
@@ -42,7 +44,7 @@ def run(name: str, seed: int | None, *, steps: int = 120, epsilon: float = 2.996
         curve.append(
             Point(step=step, accuracy=round(accuracy * 360) / 360, epsilon=epsilon * math.sqrt(step / steps))
         )
-    made = Run(
+    made = TrainedRun(
         seed=seed,
         accuracy=curve[-1].accuracy,
         epsilon=epsilon,

@@ -10,7 +10,8 @@ import pytest
 import synthetic
 from test_report_page import hostile
 
-from discreet.report import Comparison, planned, render
+from discreet.report import planned, render
+from discreet.runs.comparison import Comparison
 from discreet.runs.planner import Answer, BatchPrice, MethodPrice, Price, Question
 
 pytestmark = pytest.mark.skipif(

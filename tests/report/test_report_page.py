@@ -15,7 +15,8 @@ import pytest
 import synthetic
 
 from discreet import Refused
-from discreet.report import Comparison, Entry, Excluded, Failure, Provenance, read, render, wording, write
+from discreet.report import read, render, wording, write
+from discreet.runs.comparison import Comparison, Entry, Excluded, Failure, Provenance
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script>",

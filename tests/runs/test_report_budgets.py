@@ -12,14 +12,14 @@ import pytest
 from discreet import Refused, runs
 from discreet.core import check
 from discreet.methods import METHODS
-from discreet.report import (
+from discreet.report import render
+from discreet.runs.comparison import (
     Candidate,
     CompareSettings,
+    ComparisonProgress,
     Phase,
-    Progress,
     candidates,
     compare,
-    render,
     truth_table,
 )
 from discreet.runs.comparison.searching import search
@@ -75,7 +75,7 @@ def test_each_budget_is_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert "All 4 runs together" in page
     # Again: everything is read, nothing is trained; the stages are named.
     monkeypatch.setattr(runs, "train", lambda *_, **__: pytest.fail("trained again"))
-    told: list[Progress] = []
+    told: list[ComparisonProgress] = []
     again = compare(settings, told.append)
     assert [news.phase for news in told if news.phase is not Phase.CALIBRATING] == [Phase.REUSED] * 4
     assert {news.stage for news in told} == {"epsilon 1", "epsilon 3", "epsilon 8"}

@@ -11,8 +11,15 @@ import pytest
 from discreet import Refused, runs
 from discreet.accounting import read
 from discreet.methods import METHODS
-from discreet.report import Candidate, CompareSettings, Phase, Progress, candidates, default_seeds
-from discreet.runs.comparison import compare
+from discreet.runs.comparison import (
+    Candidate,
+    CompareSettings,
+    ComparisonProgress,
+    Phase,
+    candidates,
+    compare,
+    default_seeds,
+)
 
 STEPS = 4
 TWO = (
@@ -44,8 +51,8 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "train", refuse)
 
 
-def heard(settings: CompareSettings) -> tuple[Any, list[Progress]]:
-    told: list[Progress] = []
+def heard(settings: CompareSettings) -> tuple[Any, list[ComparisonProgress]]:
+    told: list[ComparisonProgress] = []
     return compare(settings, told.append), told
 
 
@@ -148,7 +155,7 @@ def test_a_run_over_the_budget_is_not_ranked(out: Path, monkeypatch: pytest.Monk
 def test_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     settings = small(tmp_path, rows=TWO[:1], seeds=(0,))
 
-    def stop(news: Progress) -> None:
+    def stop(news: ComparisonProgress) -> None:
         if news.step == 2 and news.phase is Phase.TRAINING:
             raise KeyboardInterrupt
 

@@ -14,8 +14,7 @@ import pytest
 from discreet.accounting import read
 from discreet.core.command import command_line
 from discreet.core.workers import cores
-from discreet.report import Candidate, CompareSettings, Phase, Progress
-from discreet.runs.comparison import compare
+from discreet.runs.comparison import Candidate, CompareSettings, ComparisonProgress, Phase, compare
 
 PLAIN = Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0)
 
@@ -40,7 +39,7 @@ def test_processes_give_what_one_gives_and_their_failures_are_rows(tmp_path: Pat
     (tmp_path / "two" / "dp-sgd").mkdir(parents=True)
     (tmp_path / "two" / "dp-sgd" / "7").write_text("a file where a directory should be")
     settings = dataclasses.replace(two_at_once(tmp_path / "two"), seeds=(0, 7, 1))
-    told: list[Progress] = []
+    told: list[ComparisonProgress] = []
     (entry,) = compare(settings, told.append).entries
     alone = dataclasses.replace(settings, out=tmp_path / "one", seeds=(0, 1), workers=1)
     (expected,) = compare(alone).entries
@@ -60,7 +59,7 @@ def test_a_process_that_dies_is_a_row_and_the_next_run_gets_another(tmp_path: Pa
     settings = two_at_once(tmp_path, steps=50, rows=(PLAIN, Candidate(method="auto-s", learning_rate=1.0)))
     killed: list[int] = []
 
-    def kill(news: Progress) -> None:
+    def kill(news: ComparisonProgress) -> None:
         if news.phase is Phase.TRAINING and news.step == 2 and not killed:
             killed.append(children()[0])
             os.kill(killed[0], signal.SIGKILL)
@@ -80,7 +79,7 @@ def test_stopping_saves_both_runs_and_ends_both_processes(tmp_path: Path) -> Non
     settings = two_at_once(tmp_path, steps=200)
     seen: set[int | None] = set()
 
-    def stop(news: Progress) -> None:
+    def stop(news: ComparisonProgress) -> None:
         if news.phase is Phase.TRAINING and news.step > 1:
             seen.add(news.seed)
         if len(seen) == 2:

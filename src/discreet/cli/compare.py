@@ -34,7 +34,7 @@ from discreet.core import check
 from discreet.core.command import command_line
 
 if TYPE_CHECKING:
-    from discreet.report import CompareSettings, Comparison
+    from discreet.runs.comparison import CompareSettings, Comparison
 
 
 @final
@@ -101,7 +101,7 @@ def compare(flags: CompareFlags, as_json: JsonFlag = False) -> int:
 
 
 def _settings(flags: CompareFlags) -> CompareSettings:
-    from discreet import report
+    from discreet.runs import comparison
 
     listed = ("methods", "seeds", "out", "epsilon", "main", "delta", "data_dir")
     epsilon, others = _budgets(flags)
@@ -109,8 +109,8 @@ def _settings(flags: CompareFlags) -> CompareSettings:
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if flags.methods is not None:
         names = [recipes.method_called(name.strip()).name for name in flags.methods.split(",")]
-        settings["rows"] = report.candidates(flags.data or "digits", names)
-    return report.CompareSettings(
+        settings["rows"] = comparison.candidates(flags.data or "digits", names)
+    return comparison.CompareSettings(
         **settings,
         out=known_out(flags.out),
         epsilon=epsilon,
@@ -152,10 +152,10 @@ def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
 
 
 def _seeds(flags: CompareFlags) -> tuple[int, ...] | None:
-    from discreet import report
+    from discreet.runs import comparison
 
     if flags.seeds is None:
-        return report.default_seeds(flags.data or "digits", 3 if flags.repeats is None else flags.repeats)
+        return comparison.default_seeds(flags.data or "digits", 3 if flags.repeats is None else flags.repeats)
     if flags.seeds.strip() == "none":
         return None
     check.require(
@@ -171,8 +171,8 @@ def _seeds(flags: CompareFlags) -> tuple[int, ...] | None:
 
 
 def _watched(settings: CompareSettings, as_json: bool) -> Comparison:
-    from discreet import report
     from discreet.report import terminal
+    from discreet.runs import comparison
 
     with terminal.comparison_bar(visible=not as_json and terminal.is_live()) as listener:
-        return report.compare(settings, listener)
+        return comparison.compare(settings, listener)

@@ -131,7 +131,7 @@ class FlatClip(Still, OneGroup):
     and last-iterate and feedback bounds rest on a map that brings no two of them further apart.
 
     >>> import torch
-    >>> FlatClip(1.0).weights(torch.tensor([[0.5, 2.0, math.inf]]), 1.0).round(decimals=3)
+    >>> FlatClip(1.0).weights(torch.tensor([[0.5, 2.0, torch.inf]]), 1.0).round(decimals=3)
     tensor([[[1.0000, 0.5000, 0.0000]]])
     """
 

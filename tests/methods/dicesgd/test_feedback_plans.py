@@ -11,7 +11,7 @@ import pytest
 import loop
 from discreet import methods
 from discreet.accounting import certify
-from discreet.accounting.events import ErrorFeedback as FeedbackEvent
+from discreet.accounting.events import ClippedFeedback as FeedbackEvent
 from discreet.auditing import replay
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
@@ -157,7 +157,7 @@ def test_the_ledger_holds_the_run_once_and_counts_its_steps() -> None:
     run = loop.private(which=loop.plan(methods.dicesgd(clip=0.5)))
     loop.train(run)
     assert run.ledger.length == loop.STEPS
-    assert [type(entry.event).__name__ for entry in run.ledger.entries][:2] == ["ErrorFeedback", "Free"]
+    assert [type(entry.event).__name__ for entry in run.ledger.entries][:2] == ["ClippedFeedback", "Free"]
     spent = run.spent()
     assert (
         spent.certified.epsilon

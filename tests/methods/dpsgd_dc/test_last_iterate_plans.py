@@ -13,6 +13,7 @@ from discreet.accounting.events import Gaussian, LastIterateRun, TruncatedPoisso
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods.d2p2.projected_gaussian import ProjectedNoise
+from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
 from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Assumed, LinearModel, Link
 from discreet.methods.random_freeze.selection import RandomFreeze
@@ -160,8 +161,8 @@ def test_assumed_smoothness_is_said_everywhere() -> None:
     ("changes", "message"),
     [
         ({"bounder": bounding.AutoS()}, "FlatClip, the projection of each gradient.*got AutoS"),
-        ({"bounder": bounding.PerLayer(1.0)}, "FlatClip.*got PerLayer"),
-        ({"bounder": bounding.AdaptiveQuantile()}, "FlatClip.*got AdaptiveQuantile"),
+        ({"bounder": PerLayer(1.0)}, "FlatClip.*got PerLayer"),
+        ({"bounder": AdaptiveQuantile()}, "FlatClip.*got AdaptiveQuantile"),
         (
             {"mechanism": ProjectedNoise(reduction=0.5)},
             "Gaussian noise on the whole gradient.*got Projected",

@@ -21,6 +21,7 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.clipping import Clipping
+from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.methods.geodp.mechanism import GeometricNoise
 from discreet.methods.geodp.spherical import to_spherical
 from discreet.methods.random_freeze.selection import RandomFreeze
@@ -176,6 +177,6 @@ def test_beta_is_a_share(beta: float) -> None:
 
 
 def test_other_queries_are_refused() -> None:
-    plan = dataclasses.replace(methods.geodp(), bounder=bounding.AdaptiveQuantile())
+    plan = dataclasses.replace(methods.geodp(), bounder=AdaptiveQuantile())
     with pytest.raises(Refused, match="one sum"):
         loop.train(loop.private(which=loop.plan(plan)))

@@ -1,1 +1,56 @@
-"""Comparing methods at one certified budget: what is trained, and the values that a page is rendered from."""
+"""Comparing methods at one certified budget: what is trained, and the values that a page is rendered from.
+
+    settings = CompareSettings(data="digits", epsilon=3.0, delta=1e-5, out=Path("runs/compare"))
+    written = report.write(compare(settings), settings.out)      # report.html, report.json, figures
+
+Nothing here imports torch before a run starts.
+"""
+
+from discreet.runs.comparison.candidates import Candidate, candidates
+from discreet.runs.comparison.compare import (
+    CompareSettings,
+    ComparisonProgress,
+    Phase,
+    compare,
+    default_seeds,
+)
+from discreet.runs.comparison.estimates import Estimate
+from discreet.runs.comparison.stored import truth_table
+from discreet.runs.comparison.values import (
+    Choice,
+    Comparison,
+    Course,
+    Entry,
+    Excluded,
+    Failure,
+    Point,
+    Provenance,
+    Stage,
+    TrainedRun,
+    Truth,
+    Tuned,
+)
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "CompareSettings",
+    "Comparison",
+    "ComparisonProgress",
+    "Course",
+    "Entry",
+    "Estimate",
+    "Excluded",
+    "Failure",
+    "Phase",
+    "Point",
+    "Provenance",
+    "Stage",
+    "TrainedRun",
+    "Truth",
+    "Tuned",
+    "candidates",
+    "compare",
+    "default_seeds",
+    "truth_table",
+]

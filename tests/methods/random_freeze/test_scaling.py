@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from discreet.tuning import scale_clip_with_momentum
 
 from discreet.core.check import Refused
+from discreet.methods.random_freeze.scaling import scale_clip_with_momentum
 
 
 @pytest.mark.parametrize(("clip", "momentum"), [(0.1, 0.9), (1.0, 0.0), (0.37, 0.5)])

@@ -1,0 +1,26 @@
+"""Package names that are imported when they are first used, so that a package starts without torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package; `homes` maps each public name to the module that defines it.
+
+    A name that is its own home is a module of the package.
+
+    >>> find, names = lazy("discreet", {"Refused": "discreet.core.check"})
+    >>> find("Refused").__name__, names()
+    ('Refused', ['Refused'])
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(homes[name])
+        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+
+    return find, lambda: sorted(homes)
