@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet import methods
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -69,21 +67,6 @@ def test_the_example_of_getting_started(tmp_path: Path, monkeypatch: pytest.Monk
     assert [swap.was for swap in names["swaps"]] == ["BatchNorm1d(24)"]  # type: ignore[attr-defined]
     assert (tmp_path / "pulse-ledger.jsonl").is_file()
     assert torch.load(tmp_path / "pulse.pt", weights_only=True)
-
-
-def test_the_recipe_of_add_a_method() -> None:
-    """The file is a recipe and the entry a method; the rest of the page is what METHODS does for any entry."""
-    file, entry = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "add-a-method.md").read_text(), re.DOTALL
-    )
-    names: dict[str, object] = {"Method": methods.Method}
-    exec(file, names)
-    made = eval(entry.strip().rstrip(","), names)
-    plan = made.recipe(periods=3).for_budget(epsilon=3.0, delta=1e-5, records=1000, batch=100, epochs=3)
-    assert plan.method == made.name == "fading"
-    assert plan.certificate().epsilon <= 3.0
-    assert plan.noise_at(29) == pytest.approx(0.5 * plan.noise_at(0))
-    assert made.summary
 
 
 def test_the_loop_of_the_readme() -> None:
