@@ -21,6 +21,7 @@ _HOME = {
     "Plan": "discreet.stages.plan",
     "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
+    "ProcessLost": "discreet.core.world",
     "Recipe": "discreet.stages.recipe",
     "Refused": "discreet.core.check",
     "Streams": "discreet.core.streams",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from discreet.core.check import Refused as Refused
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
+    from discreet.core.world import ProcessLost as ProcessLost
     from discreet.engine.fix import fix as fix
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan

@@ -27,6 +27,7 @@ from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
+from discreet.training.agreement import check_agreement
 from discreet.training.binding import (
     check_data,
     check_optimizer,
@@ -105,6 +106,17 @@ class Private:
         self.streams = streams if streams is not None else Streams.from_os()
         self.progress = RunState()
         self.world = World.current()
+        check_agreement(
+            self.world,
+            plan,
+            model,
+            optimizer,
+            self.streams,
+            views=views,
+            average=average,
+            schedulers=schedulers,
+            resumes=resume is not None,
+        )
         check_processes(plan, self.world)
         self._device = torch.device(device) if device is not None else device_of(model)
         self._data, self._views, self._augment = data, views, augment
