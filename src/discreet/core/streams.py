@@ -38,6 +38,7 @@ from discreet.core.normals import (
     draw,
     key_stream,
 )
+from discreet.core.randomness import KEYED, SEEDED
 
 __all__ = ["Stream", "Streams"]
 
@@ -361,7 +362,7 @@ class Streams:
     @property
     def statement(self) -> str:
         """Where the key came from, in the words of the privacy statement."""
-        return "seeded: not private" if self.is_seeded else "keyed by the operating system"
+        return SEEDED if self.is_seeded else KEYED
 
     def __repr__(self) -> str:
         return f"Streams({self.statement})"

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from discreet.accounting import Certificate
+from discreet.core.randomness import SEEDED
 from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
@@ -48,11 +49,14 @@ def account_table(
     table.add_row("delta", f"{certificate.delta:g}", "-" if paper["delta"] is None else f"{paper['delta']:g}")
     table.add_row("by", certificate.accountant, str(paper["theorem"]))
     table.add_row("relation", str(certificate.relation), "")
+    if certificate.seeded:
+        table.add_row("randomness", Text(SEEDED, style="bold"), "")
     for key, value in solved.items():
         table.add_row(key, solution(value), "")
-    if not certificate.assumptions:
+    assumptions = [text for text in certificate.assumptions if text != SEEDED]
+    if not assumptions:
         return table
-    lines = "\n".join(f"- {assumption}" for assumption in certificate.assumptions)
+    lines = "\n".join(f"- {assumption}" for assumption in assumptions)
     return Group(table, Text(f"The certificate assumes:\n{lines}"))
 
 
@@ -104,7 +108,8 @@ def run_table(result: RunResult) -> RenderableType:
     table = _table(f"{result.method} on {result.data}", ("", ""))
     table.show_header = False
     table.add_row("test accuracy", Text(f"{result.test_accuracy:.2%}", style="bold"))
-    table.add_row("epsilon, certified", Text(format_epsilon(proven.epsilon), style="bold"))
+    seeded = f", {SEEDED}" if result.spent.seeded else ""
+    table.add_row("epsilon, certified", Text(f"{format_epsilon(proven.epsilon)}{seeded}", style="bold"))
     table.add_row("epsilon, claimed", claimed)
     table.add_row("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})")
     table.add_row("randomness", result.spent.statement)
@@ -198,7 +203,9 @@ def pricing_bar(*, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
 def training_bar(*, visible: bool) -> Iterator[Callable[[RunProgress], None]]:
     """A bar on standard error that follows a run: step, epsilon spent, accuracy on the public test data."""
     with _bar(visible) as follow:
-        yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy))
+        yield lambda news: follow(
+            "step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded)
+        )
 
 
 @contextlib.contextmanager
@@ -234,8 +241,9 @@ def _bar(visible: bool) -> Iterator[Callable[[str, int, int, str], None]]:
         yield follow
 
 
-def _news(epsilon: float | None, accuracy: float | None) -> str:
-    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}"
+def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -> str:
+    mark = f" ({SEEDED})" if seeded else ""
+    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}{mark}"
     return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
 
 

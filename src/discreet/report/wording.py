@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import final
 
+from discreet.core.randomness import SEEDED
 from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
 from discreet.runs.comparison.values import Comparison, Entry
 from discreet.training import spending
@@ -252,7 +253,8 @@ class Words:
         if of.together is None or count < 2:
             return each
         whole = epsilon(of.together)
-        composed = f"All {count} runs together, composed, cost ε\u00a0=\u00a0{whole} {at}."
+        seeded = f" ({SEEDED})" if of.seeded else ""
+        composed = f"All {count} runs together, composed, cost ε\u00a0=\u00a0{whole} {at}{seeded}."
         public = (
             f" The records of {of.data} are published, so nobody is exposed by that; on private data it is "
             "the price of showing this page."

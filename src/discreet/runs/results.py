@@ -18,13 +18,17 @@ Point = tuple[int, float, float]
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """A step was taken. Accuracies (on unprotected data) and epsilon come with evaluations only."""
+    """A step was taken. Accuracies (on unprotected data) and epsilon come with evaluations only.
+
+    seeded  the run is not private: `epsilon` is what it has with secret randomness
+    """
 
     step: int
     steps: int
     accuracy: float | None = None
     averaged_accuracy: float | None = None
     epsilon: float | None = None
+    seeded: bool = False
 
 
 @final

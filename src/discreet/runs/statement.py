@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from discreet.core import check
+from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.data import Task
 from discreet.runs.config import RunConfig
@@ -57,7 +58,7 @@ def _page(
         _headline(spent),
         table,
         "## What it rests on",
-        _bullets([*_sentences(spent.certified.assumptions), *_LIMITS, *also]),
+        _bullets([*_sentences(a for a in spent.certified.assumptions if a != SEEDED), *_LIMITS, *also]),
         "## What is not covered",
         _bullets(not_covered),
     ]
@@ -66,14 +67,13 @@ def _page(
 
 def _headline(spent: Spent) -> str:
     proven = spent.certified
-    private = "not private" not in spent.statement and math.isfinite(proven.epsilon)
-    if not private and "not private" in spent.statement:
+    if spent.seeded:
         return (
-            "**This run is NOT private.** Its randomness came from a seed, and whoever knows or guesses the "
-            "seed can take the noise away. With secret randomness the same run would have epsilon "
-            f"{format_epsilon(proven.epsilon)} at delta {proven.delta:g}."
+            "**This run is NOT private.** Its randomness came from a seed, in all of its steps or in some, and "
+            "whoever knows or guesses the seed can take the noise away. With secret randomness the same run "
+            f"would have epsilon {format_epsilon(proven.epsilon)} at delta {proven.delta:g}."
         )
-    if not private:
+    if not math.isfinite(proven.epsilon):
         return "**This run is NOT private:** no bound on epsilon is proven for it."
     guarantee = (
         f"the released model is differentially private: **epsilon {format_epsilon(proven.epsilon)}** at delta "
@@ -88,11 +88,15 @@ def _headline(spent: Spent) -> str:
 
 def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, str]]:
     proven, horizon = spent.certified, plan.horizon
+    seeded = f" ({SEEDED})" if spent.seeded else ""
     return [
         ("protected", data),
         ("unit", "one record; a person who gave several is protected less"),
         ("neighbours", _NEIGHBOURS[plan.relation]),
-        ("epsilon, certified", f"{format_epsilon(proven.epsilon)}, by {proven.accountant} accounting"),
+        (
+            "epsilon, certified",
+            f"{format_epsilon(proven.epsilon)}{seeded}, by {proven.accountant} accounting",
+        ),
         (
             "epsilon, claimed by the method's paper",
             "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed),
@@ -177,7 +181,7 @@ def _interruptions(resumes: int) -> list[str]:
     ]
 
 
-def _sentences(texts: Sequence[str]) -> list[str]:
+def _sentences(texts: Iterable[str]) -> list[str]:
     return [text[:1].upper() + text[1:] for text in texts]
 
 

@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from discreet import data as tasks
 from discreet.core.command import command_line
+from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
@@ -130,7 +131,7 @@ class _Run:
         seed = self._config.seed
         streams = Streams.from_os() if seed is None else Streams.seeded(_seed_of(seed, number))
         facts["starts"].append({"start": number, **keys_of(streams)})
-        facts["randomness"] = streams.statement
+        facts["randomness"] = SEEDED if facts.get("randomness") == SEEDED else streams.statement
         write_json(self._folder.run, facts)
         self._resumes = number
         return streams
@@ -178,7 +179,8 @@ class _Run:
         if private.average is not None:
             with private.averaged():
                 averaged, loss = measure(private.model, test, self._config.device)
-        epsilon = private.spent().certified.epsilon
+        spent = private.spent()
+        epsilon = spent.certified.epsilon
         values: dict[str, Any] = {
             "step": step,
             "test_accuracy": accuracy,
@@ -191,7 +193,12 @@ class _Run:
             values |= {"train_accuracy": right, "train_loss": _finite(train_loss), "test_loss": _finite(loss)}
         self._folder.add_metrics(**values)
         self._last = RunProgress(
-            step=step, steps=steps, accuracy=accuracy, averaged_accuracy=averaged, epsilon=epsilon
+            step=step,
+            steps=steps,
+            accuracy=accuracy,
+            averaged_accuracy=averaged,
+            epsilon=epsilon,
+            seeded=spent.seeded,
         )
         return self._last
 

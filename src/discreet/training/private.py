@@ -247,7 +247,7 @@ class Private:
         if isinstance(event, Free) and not self.plan.pays_at_once:
             return  # inside an epoch that is paid
         # The first charge under a key says so: whoever resumes is refused the same key.
-        note = None if self._keys_noted else checkpoint.keys_of(self.streams)
+        note = checkpoint.note_of(self.streams, first=not self._keys_noted)
         self._ledger.append(event, step=step, note=note)
         self._keys_noted = True
 

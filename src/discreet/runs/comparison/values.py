@@ -275,9 +275,8 @@ class Comparison:
     @property
     def seeded(self) -> bool:
         """Whether any number here was drawn from a seed, which gives no privacy."""
-        return self.seeds is not None or any(
-            "not private" in run.randomness for e in self.entries for run in e.runs
-        )
+        runs = (run for stage in self.stages for entry in stage.entries for run in entry.runs)
+        return self.seeds is not None or any("not private" in run.randomness for run in runs)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
