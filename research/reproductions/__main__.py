@@ -14,6 +14,7 @@ from discreet.cli.flags import DataDirFlag, JsonFlag, flag
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.files import check_directory, check_file
 
 if TYPE_CHECKING:
     from research.reproductions import Experiment, Record
@@ -42,6 +43,12 @@ def reproduce(
         "none of them",
         "see what there is with `python -m research.reproductions --list`",
     )
+
+    if names:
+        check_directory(out)
+        check_directory(runs)
+    if docs:
+        check_file(page)
 
     from research.reproductions import Bench
 

@@ -21,7 +21,7 @@ _HOME = {
     "Plan": "discreet.stages.plan",
     "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
-    "ProcessLost": "discreet.core.world",
+    "ProcessLost": "discreet.core.errors",
     "Recipe": "discreet.stages.recipe",
     "Refused": "discreet.core.check",
     "Streams": "discreet.core.streams",
@@ -36,9 +36,9 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from discreet import methods as methods
     from discreet.core.check import Refused as Refused
+    from discreet.core.errors import ProcessLost as ProcessLost
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
-    from discreet.core.world import ProcessLost as ProcessLost
     from discreet.engine.fix import fix as fix
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan

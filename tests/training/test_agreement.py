@@ -18,8 +18,8 @@ import several
 from discreet import methods
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
+from discreet.core.errors import ProcessLost
 from discreet.core.streams import Streams
-from discreet.core.world import ProcessLost
 from discreet.training.private import Private
 
 STEPS, LAST = 6, 3  # the process that ends does so after step LAST

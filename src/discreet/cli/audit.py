@@ -16,6 +16,7 @@ from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.files import check_file
 from discreet.core.plain import plain
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def audit(
         given[0],
         "drop it: few rows are played in turn",
     )
+    if out is not None:
+        check_file(out)
     try:
         if planted:
             return _canaries(method, run, canary, canaries, quick, out, as_json)

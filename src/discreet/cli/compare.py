@@ -32,6 +32,8 @@ from discreet.cli.flags import (
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.errors import RunStopped
+from discreet.core.files import check_directory
 
 if TYPE_CHECKING:
     from discreet.runs.comparison import CompareSettings, Comparison
@@ -87,17 +89,31 @@ def compare(flags: CompareFlags, as_json: JsonFlag = False) -> int:
     from discreet.report import terminal
 
     settings = _settings(flags)
+    check_directory(settings.out)
+    charged = _charges(settings.out)
     try:
         found = _watched(settings, as_json)
+        written = report.write(found, settings.out)
     except KeyboardInterrupt:
         print("Stopped and saved. The same command goes on from here.", file=sys.stderr)
         return INTERRUPTED
-    written = report.write(found, settings.out)
+    except Exception as error:
+        spent = _charges(settings.out)
+        if spent > charged:
+            raise RunStopped(spent, settings.out, settings.command) from error
+        raise
     if as_json:
         emit({**found.to_json(), "page": str(written.page), "file": str(written.data)})
     else:
         terminal.show(terminal.comparison_table(found), f"The page: {written.page}")
     return 0 if found.finished else FAILED
+
+
+def _charges(out: Path) -> int:
+    """The charges of all runs below a directory."""
+    from discreet.runs import RunFolder
+
+    return sum(RunFolder(ledger.parent).charges() for ledger in out.rglob("ledger.jsonl"))
 
 
 def _settings(flags: CompareFlags) -> CompareSettings:

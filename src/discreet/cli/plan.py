@@ -22,6 +22,7 @@ from discreet.cli.flags import (
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.files import check_file
 
 if TYPE_CHECKING:
     from discreet.runs.planner import Answer, Question
@@ -64,6 +65,7 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     check.count("the most records in memory at once", micro_batch=micro_batch)
     if flags.out is not None:
         check.require(flags.out.suffix == ".html", "--out to end in .html", str(flags.out), "name a page")
+        check_file(flags.out)
     command = command_line()
     try:
         trial = _trial(flags, shape, micro_batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from discreet.cli.flags import (
 )
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
+from discreet.core.files import check_directory
 
 if TYPE_CHECKING:
     from discreet.runs import RunConfig, RunResult
@@ -126,7 +126,7 @@ def _config(flags: TrainFlags) -> RunConfig:
         "give --accept-uncertified too: the certificate of that noise will stand beside the claim",
     )
     parameters = recipes.arguments(method, flags.recipe_flags)
-    required_out(flags.out)
+    check_directory(required_out(flags.out))
     required_delta(flags.delta)
     for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
         if (value := getattr(flags, name)) is not None:
@@ -174,9 +174,10 @@ def _watched(config: RunConfig, resuming: bool, as_json: bool) -> RunResult:
 
 def _interrupted(place: Path | None) -> None:
     from discreet import runs
+    from discreet.runs.folder import resume_line
 
     if place is not None and runs.RunFolder(place).run.is_file():
-        line = f"Stopped and saved. Go on with: discreet resume {shlex.quote(str(place))}"
+        line = f"Stopped and saved. Go on with: {resume_line(place)}"
     else:
         line = "Stopped before the run began: nothing was charged."
     print(line, file=sys.stderr)

@@ -18,10 +18,7 @@ import torch
 import torch.distributed as dist
 
 from discreet.core import check
-
-
-class ProcessLost(RuntimeError):
-    """Another process of the run ended or does not answer; what the run has spent is in its ledger."""
+from discreet.core.errors import ProcessLost
 
 
 @final

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.core import check
+from discreet.core.files import check_file
 from discreet.stages.plan import Plan
 
 Points = Sequence[tuple[int, float]]
@@ -29,6 +30,7 @@ def check_picture(path: Path) -> None:
         "rename the picture",
     )
     check.require(path.parent.is_dir(), "an existing directory", path.parent, "create it first")
+    check_file(path)
 
 
 def save(path: Path, points: Points, *, title: str) -> None:

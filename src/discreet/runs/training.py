@@ -20,12 +20,20 @@ from torch.utils.data import TensorDataset
 
 from discreet import data as tasks
 from discreet.core.command import command_line
+from discreet.core.errors import RunStopped
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, settle
-from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
+from discreet.runs.folder import (
+    RunFolder,
+    read_json,
+    resume_line,
+    write_json,
+    write_text,
+    write_weights,
+)
 from discreet.runs.results import Point, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
@@ -39,34 +47,34 @@ _EVALUATED_AT_ONCE = 2048
 def train(config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
     """Train as `config` says and leave a run directory; with `resume`, go on after every charged step.
 
-    A run that finished already is read, not run again. Ctrl-C saves a checkpoint before it is passed on.
+    A run that finished already is read, not run again. Ctrl-C saves a checkpoint before it is passed on. A run
+    that ends early for any other reason, after it has spent, raises `RunStopped`.
     """
     started = time.perf_counter()
     folder = RunFolder(config.out)
     config = complete(config)
     task = _task(config)
     config, plan = settle(config, task)
-    going_on = False
     if resume:
-        going_on = folder.begun()
+        folder.check_begun()
         config.check_resumes(load_config(config.out))
         if folder.result.exists():
             return load_result(config.out)
     else:
-        folder.create()
-        write_json(folder.plan, {**plan.to_json(), "digest": plan.digest})
-        write_json(folder.run, _run_facts(config, task))
-    run = _Run(config, task, plan, folder, on_progress)
-    run.bind(going_on)
-    try:
-        run.loop()
-        return run.finish(time.perf_counter() - started)
-    except KeyboardInterrupt:
-        if run.private.settled:  # else the last checkpoint stands, and the ledger knows what came after
-            run.private.save(folder.checkpoint)
-        raise
-    finally:
-        run.private.close()
+        folder.check_new()
+    with folder.held():  # before anything of the run is touched: another process may be training it
+        if resume and folder.result.exists():
+            return load_result(config.out)
+        charged = folder.charges()
+        try:
+            run = _Run(config, task, plan, folder, on_progress)
+            run.prepare(resume)
+            return run.complete(started)
+        except Exception as error:
+            spent = folder.charges()
+            if spent > charged:
+                raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
+            raise
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -94,6 +102,30 @@ class _Run:
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
+
+    def prepare(self, resume: bool) -> None:
+        """Begin the run's files, or read them, and build what can release."""
+        if resume:
+            going_on = self._folder.begun()
+            self._folder.read_metrics()  # refused before anything is spent
+        else:
+            self._folder.check_new()
+            going_on = False
+            write_json(self._folder.plan, {**self._plan.to_json(), "digest": self._plan.digest})
+            write_json(self._folder.run, _run_facts(self._config, self._task))
+        self.bind(going_on)
+
+    def complete(self, started: float) -> RunResult:
+        """Every step that is left, and what a finished run leaves; Ctrl-C saves a checkpoint first."""
+        try:
+            self.loop()
+            return self.finish(time.perf_counter() - started)
+        except KeyboardInterrupt:
+            if self.private.settled:  # else the last checkpoint stands, and the ledger knows what came after
+                self.private.save(self._folder.checkpoint)
+            raise
+        finally:
+            self.private.close()
 
     def bind(self, going_on: bool) -> None:
         """Key the randomness, note its fingerprints on disk, and only then build what can release."""

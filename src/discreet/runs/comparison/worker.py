@@ -15,12 +15,15 @@ import sys
 from typing import Any
 
 from discreet.core import check
+from discreet.core.errors import RunStopped
 
 _LONGEST_REASON = 300
 
 
 def reason(error: Exception) -> str:
     """Why a run failed, in one line; validators' messages stand as they are."""
+    if isinstance(error, RunStopped) and isinstance(error.__cause__, Exception):
+        return f"{reason(error.__cause__)} ({error.outcome})"
     first = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
     return first if isinstance(error, check.Refused) else f"{type(error).__name__}: {first}"
 
