@@ -67,7 +67,10 @@ class Attacked:
         """The recipe at rate 1, where sampling hides nothing."""
         own, longer = (
             recipe.bind(
-                noise=noise, horizon=Horizon.of(records=records, batch=records, steps=count), delta=delta
+                noise=noise,
+                horizon=Horizon.of(records=records, batch=records, steps=count),
+                delta=delta,
+                accept_large_delta=True,  # a game with records that are made up
             )
             for count in (steps, LATE + steps)
         )

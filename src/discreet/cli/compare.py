@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 from discreet.cli import recipes
 from discreet.cli.flags import (
+    AcceptDeltaFlag,
     ClassesFlag,
     DataDirFlag,
     DataFlag,
@@ -53,6 +54,7 @@ class CompareFlags:
         float | None, flag("The budget of the ranking, of several (default: the middle one).", "Budget")
     ] = None
     delta: DeltaFlag = None
+    accept_delta: AcceptDeltaFlag = False
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: every certified one).")] = None
     repeats: Annotated[int | None, flag("Runs of each method (default: 3).")] = None
     other_repeats: Annotated[
@@ -119,7 +121,7 @@ def _charges(out: Path) -> int:
 def _settings(flags: CompareFlags) -> CompareSettings:
     from discreet.runs import comparison
 
-    listed = ("methods", "seeds", "out", "epsilon", "main", "delta", "data_dir")
+    listed = ("methods", "seeds", "out", "epsilon", "main", "delta", "accept_delta", "data_dir")
     epsilon, others = _budgets(flags)
     given = {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if f.name not in listed}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -132,6 +134,7 @@ def _settings(flags: CompareFlags) -> CompareSettings:
         epsilon=epsilon,
         others=others,
         delta=required_delta(flags.delta),
+        accept_large_delta=flags.accept_delta,
         data_dir=None if flags.data_dir is None else str(flags.data_dir),
         seeds=_seeds(flags),
         command=command_line(),

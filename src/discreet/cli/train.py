@@ -14,6 +14,7 @@ import typer
 
 from discreet.cli import recipes
 from discreet.cli.flags import (
+    AcceptDeltaFlag,
     CapFlag,
     ClassesFlag,
     DataDirFlag,
@@ -67,6 +68,7 @@ class TrainFlags:
     epsilon: EpsilonFlag = None
     noise: NoiseFlag = None
     delta: DeltaFlag = None
+    accept_delta: AcceptDeltaFlag = False
     calibrate_to_claim: ToClaimFlag = False
     batch: WholeBatchFlag = None
     epochs: EpochsFlag = None
@@ -134,10 +136,12 @@ def _config(flags: TrainFlags) -> RunConfig:
 
     from discreet import runs
 
-    skipped = ("recipe_flags", "accept_uncertified")
+    skipped = ("recipe_flags", "accept_uncertified", "accept_delta")
     given = {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if f.name not in skipped}
     settings = {name: _plain(value) for name, value in given.items() if value is not None}
-    return runs.RunConfig(**settings, parameters=tuple(parameters.items()))
+    return runs.RunConfig(
+        **settings, parameters=tuple(parameters.items()), accept_large_delta=flags.accept_delta
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -160,7 +164,8 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
     else:
         from discreet.report import terminal
 
-        terminal.show(terminal.run_table(result))
+        warnings = [f"Warning: {warning}" for warning in result.spent.warnings]
+        terminal.show(terminal.run_table(result), *warnings)
     return 0
 
 

@@ -139,7 +139,7 @@ def comparison_table(found: Comparison) -> RenderableType:
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
     words_of = wording.Words(found)
-    notes += [line for line in (words_of.together, words_of.tuning) if line]
+    notes += [line for line in (words_of.together, words_of.tuning, words_of.warning) if line]
     further = [_frontier_table(found)] if found.others else []
     return Group(table, *further, *(Text(note) for note in notes))
 

@@ -8,6 +8,7 @@ from typing import final
 from discreet.core.randomness import SEEDED
 from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
 from discreet.runs.comparison.values import Comparison, Entry
+from discreet.stages.delta import delta_warning
 from discreet.training import spending
 
 _SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -234,7 +235,15 @@ class Words:
             f"({of.epsilon:g}, {power(of.delta)})-differential privacy for {each}; accountant: "
             f"{self.accountants}; sampling: {of.sampling.capitalize()}."
         )
-        return f"{text} It holds for the same run without a seed; see Randomness." if of.seeded else text
+        if of.seeded:
+            text += " It holds for the same run without a seed; see Randomness."
+        return f"{text} {self.warning}".rstrip()
+
+    @property
+    def warning(self) -> str:
+        """Beside every epsilon where delta is large for the number of records."""
+        text = delta_warning(self._of.delta, self._of.records)
+        return f"Warning: {text}." if text else ""
 
     @property
     def unit(self) -> str:

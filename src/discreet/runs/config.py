@@ -55,6 +55,7 @@ class RunConfig:
     average                    decay of the average of released iterates; 0 turns it off
     micro_batch                the most records in memory at once; None: by a memory estimate
     seed                       None: keyed by the operating system. A seeded run is not private
+    accept_large_delta         delta may be 1/records or more, which protects no single record
     public_data                the training records are public: their accuracy may be shown
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
@@ -90,6 +91,7 @@ class RunConfig:
     eval_every: int | None = None
     checkpoint_every: int | None = None
     device: str = "cpu"
+    accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -131,6 +133,8 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if not self.accept_large_delta:
+            del fields["accept_large_delta"]  # so that runs keep the digests they had before it could be said
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
     @staticmethod

@@ -135,10 +135,20 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
     batch = records if config.batch is None else config.batch  # None stays only with full batches
     horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)
     if config.noise is not None:
-        return recipe.bind(noise=config.noise, horizon=horizon, delta=config.delta)
+        return recipe.bind(
+            noise=config.noise,
+            horizon=horizon,
+            delta=config.delta,
+            accept_large_delta=config.accept_large_delta,
+        )
     assert config.epsilon is not None
     calibrated = recipe.for_claim if config.calibrate_to_claim else recipe.for_horizon
-    return calibrated(epsilon=config.epsilon, delta=config.delta, horizon=horizon)
+    return calibrated(
+        epsilon=config.epsilon,
+        delta=config.delta,
+        horizon=horizon,
+        accept_large_delta=config.accept_large_delta,
+    )
 
 
 def learning_rate_of(config: RunConfig, plan: Plan) -> float:

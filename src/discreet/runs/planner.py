@@ -11,6 +11,7 @@ from typing import Any, Protocol, final
 from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
+from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import (
@@ -50,11 +51,12 @@ class Question:
     epsilon: float
     delta: float
     methods: tuple[str, ...] = tuple(METHODS)
+    accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
         self.horizon(self.batch)
         check.positive("the budget of the whole run, e.g. 3", epsilon=self.epsilon)
-        check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+        check_delta(self.delta, self.records, accepted=self.accept_large_delta)
         unknown = [name for name in self.methods if name not in METHODS]
         check.require(
             bool(self.methods) and not unknown,
@@ -66,6 +68,12 @@ class Question:
     def horizon(self, batch: float) -> Horizon:
         """The run with another batch and the same number of epochs."""
         return Horizon.of(records=self.records, batch=batch, epochs=self.epochs)
+
+    def bind(self, recipe: Recipe, *, noise: float, horizon: Horizon) -> Plan:
+        """A plan at this delta."""
+        return recipe.bind(
+            noise=noise, horizon=horizon, delta=self.delta, accept_large_delta=self.accept_large_delta
+        )
 
 
 @final
@@ -217,11 +225,7 @@ class _Desk:
         sampling = SAMPLERS[name](batch)
         try:
             drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
-            pieces = len(
-                drawn.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta)
-                .charge()
-                .certified
-            )
+            pieces = len(self._of.bind(drawn, noise=1.0, horizon=self._of.horizon(batch)).charge().certified)
         except check.Refused as error:
             return Price(why=str(error))
         if name == "fixed-size" and pieces > FEW:  # each piece is a mixture of its own, at seconds apiece
@@ -235,11 +239,16 @@ class _Desk:
             unit = digest(
                 (
                     recipe.relation,
-                    recipe.bind(noise=1.0, horizon=horizon, delta=self._of.delta).charge().certified,
+                    self._of.bind(recipe, noise=1.0, horizon=horizon).charge().certified,
                 )
             )
             if unit not in self._known:
-                bound = recipe.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
+                bound = recipe.for_horizon(
+                    epsilon=self._of.epsilon,
+                    delta=self._of.delta,
+                    horizon=horizon,
+                    accept_large_delta=self._of.accept_large_delta,
+                )
                 self._known[unit] = _priced(bound)
         except check.Refused as error:
             return Price(why=str(error))
@@ -247,14 +256,14 @@ class _Desk:
 
     def _curve(self, recipe: Recipe) -> tuple[tuple[float, float], ...]:
         """(epsilon, noise) around the budget, as many points as there is patience for."""
-        horizon, delta = self._of.horizon(self._of.batch), self._of.delta
-        unit = digest(recipe.bind(noise=1.0, horizon=horizon, delta=delta).charge().certified)
+        horizon = self._of.horizon(self._of.batch)
+        unit = digest(self._of.bind(recipe, noise=1.0, horizon=horizon).charge().certified)
         if unit not in self._curves:
             noise = self._price(recipe, self._of.batch).noise
             assert noise is not None
             started, points = time.perf_counter(), [(self._of.epsilon, noise)]
             for factor in CURVE:
-                bound = recipe.bind(noise=noise * factor, horizon=horizon, delta=delta)
+                bound = self._of.bind(recipe, noise=noise * factor, horizon=horizon)
                 points.append((bound.certificate().epsilon, noise * factor))
                 if time.perf_counter() - started > PATIENCE:
                     break

@@ -92,7 +92,11 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
     return RunResult(
         **{name: body[name] for name in names},
         spent=Spent(
-            certified=certificate, claimed=claimed, steps=spent["steps"], statement=spent["randomness"]
+            certified=certificate,
+            claimed=claimed,
+            steps=spent["steps"],
+            statement=spent["randomness"],
+            warnings=tuple(spent.get("warnings", ())),
         ),
         curve=tuple(
             (int(step), float(accuracy), float(epsilon)) for step, accuracy, epsilon in body["curve"]

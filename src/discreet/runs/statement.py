@@ -38,7 +38,7 @@ def statement(private: Private, *, data: str) -> str:
         "finish the run: its certificate covers the last iterate alone",
     )
     rows = _rows(plan, spent, data, f"{plan.method} ({plan.bounder})")
-    return _page(spent, rows, [_START], [_SCORES, *_NOT_COVERED])
+    return _page(spent, plan.horizon.records, rows, [_START], [_SCORES, *_NOT_COVERED])
 
 
 def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
@@ -46,16 +46,21 @@ def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resum
     parameters = ", ".join(f"{name}={value}" for name, value in config.parameters) or "no parameters"
     rows = _rows(plan, spent, f"the training records of {task.name}", f"{plan.method} ({parameters})")
     not_covered = [_EVALUATION, *_NOT_COVERED, *([_PUBLIC] if config.public_data else [])]
-    return _page(spent, rows, _interruptions(resumes), not_covered)
+    return _page(spent, plan.horizon.records, rows, _interruptions(resumes), not_covered)
 
 
 def _page(
-    spent: Spent, rows: Sequence[tuple[str, str]], also: Sequence[str], not_covered: Sequence[str]
+    spent: Spent,
+    records: int | None,
+    rows: Sequence[tuple[str, str]],
+    also: Sequence[str],
+    not_covered: Sequence[str],
 ) -> str:
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     parts = [
         "# Privacy statement",
-        _headline(spent),
+        _headline(spent, records),
+        *(f"**Warning:** {warning}." for warning in spent.warnings),
         table,
         "## What it rests on",
         _bullets([*_sentences(a for a in spent.certified.assumptions if a != SEEDED), *_LIMITS, *also]),
@@ -65,7 +70,7 @@ def _page(
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(spent: Spent) -> str:
+def _headline(spent: Spent, records: int | None) -> str:
     proven = spent.certified
     if spent.seeded:
         return (
@@ -75,6 +80,11 @@ def _headline(spent: Spent) -> str:
         )
     if not math.isfinite(proven.epsilon):
         return "**This run is NOT private:** no bound on epsilon is proven for it."
+    if records is not None and proven.delta >= 1 / records:
+        return (
+            f"**This run does not protect single records:** its delta, {proven.delta:g}, is as large as 1/records. "
+            f"What is proven is epsilon {format_epsilon(proven.epsilon)} at that delta."
+        )
     guarantee = (
         f"the released model is differentially private: **epsilon {format_epsilon(proven.epsilon)}** at delta "
         f"{proven.delta:g}, for every single training record. Whatever is computed from the model later "

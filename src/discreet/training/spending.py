@@ -28,6 +28,7 @@ class Spent:
     claimed: float | None
     steps: int
     statement: str
+    warnings: tuple[str, ...] = ()
 
     @staticmethod
     def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
@@ -39,7 +40,9 @@ class Spent:
         claim = plan.charge().claimed if finished else None
         claimed = None if claim is None else claim.epsilon(plan.delta)
         keyed = SEEDED if charge.seeded else streams.statement
-        return Spent(certified=certified, claimed=claimed, steps=steps, statement=keyed)
+        return Spent(
+            certified=certified, claimed=claimed, steps=steps, statement=keyed, warnings=plan.warnings
+        )
 
     @property
     def seeded(self) -> bool:
@@ -51,7 +54,8 @@ class Spent:
         claimed = "none" if self.claimed is None else format_epsilon(self.claimed)
         rests_on = f"{proven.accountant}, {proven.relation}, delta={proven.delta:g}"
         held = "".join(f", {condition}" for condition in proven.conditions)
-        return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}"
+        warned = "".join(f" · warning: {warning}" for warning in self.warnings)
+        return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}{warned}"
 
     def to_json(self) -> dict[str, Any]:
         """For result files."""
@@ -61,6 +65,7 @@ class Spent:
             "claimed": claimed,
             "steps": self.steps,
             "randomness": self.statement,
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 
 

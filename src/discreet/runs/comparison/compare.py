@@ -33,6 +33,7 @@ class CompareSettings:
                          None: `repeats` runs of each row, keyed by the operating system
     tune_on              public stand-in data on which learning rate and clip are searched first
     eval_every           steps between evaluations; None: about twenty in a run
+    accept_large_delta   delta may be 1/records or more, which protects no single record
     truth                an audit's table for the page; None: truth-table.json in `out`, if it is there
     workers              how many runs are trained at once; None: one for each core, four at most
     command              what the user typed, for the page
@@ -59,6 +60,7 @@ class CompareSettings:
     seeds: tuple[int, ...] | None = None
     repeats: int = 3
     tune_on: str | None = None
+    accept_large_delta: bool = False
     truth: Path | None = None
     workers: int | None = None
     command: str = ""

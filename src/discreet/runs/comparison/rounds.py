@@ -36,6 +36,7 @@ from discreet.runs.comparison.values import (
 from discreet.runs.comparison.worker import reason
 from discreet.runs.comparison.worker_pool import TrainingOrder, carry_out
 from discreet.runs.defaults import records_of, settle
+from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
@@ -93,6 +94,7 @@ class Rounds:
             epochs=shared.epochs,
             steps=shared.steps,
         )
+        check_delta(settings.delta, self.horizon.records, accepted=settings.accept_large_delta)
         self._model = tasks.build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
         self._count = len(settings.chosen) * len(settings.keys)
         self._jobs: list[_Job] = []
@@ -159,6 +161,7 @@ class Rounds:
             average=candidate.average,
             micro_batch=of.micro_batch,
             eval_every=of.eval_every,
+            accept_large_delta=of.accept_large_delta,
         )
 
     def _order(self, job: _Job) -> TrainingOrder | None:
