@@ -72,7 +72,7 @@ class Checkpoint:
         state = {"format": FORMAT, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
         for name, value in state.items():
             _refuse_unsafe(name, value)
-        replace_file(Path(path), lambda file: _save_sealed(state, file))
+        replace_file(Path(path), lambda file: save_sealed(state, file))
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Checkpoint:
@@ -214,7 +214,7 @@ def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
     )
 
 
-def _save_sealed(state: Mapping[str, Any], file: BinaryIO) -> None:
+def save_sealed(state: Mapping[str, Any], file: BinaryIO) -> None:
     """A torch file, which is a zip, with a digest over all of it in the zip's comment."""
     torch.save(state, file)
     file.seek(-2, os.SEEK_END)  # the last field of a zip is the length of its comment
