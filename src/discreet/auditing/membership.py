@@ -1,4 +1,4 @@
-"""Membership inference on a run's recipe: shadow models, a classifier, likelihood ratios (arXiv 2502.17772, D.2).
+"""Membership inference against a training run: shadow models, a classifier, likelihood ratios (arXiv 2502.17772, D.2).
 
 The records of a task, train and test together, are split once and for all into candidates of the target and a pool for
 shadows. Each target model is trained on about half of the candidates, each of which joins by a fair coin; each shadow
@@ -29,7 +29,7 @@ from discreet.auditing.attack import AttackClassifier, attack_features
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import guess
-from discreet.auditing.shadows import Flags, Seen, Split, Told, load_whole, recipe_on, seeded, shadow, target
+from discreet.auditing.shadows import Flags, Seen, Split, Told, load_whole, seeded, setup_on, shadow, target
 from discreet.auditing.trainings import OnStep
 from discreet.core import check
 from discreet.core.plain import plain
@@ -118,24 +118,24 @@ def membership_course(
     check.count("shadow models on which the attack learns", least=2, shadows=shadows)
     check.require(len(seeds) > 0, "at least one target model", "none", "give seeds, e.g. (0, 1, 2)")
     split = Split.of(load_whole(config), size)
-    recipe = recipe_on(dataclasses.replace(config, records=None), split)
-    steps = tuple(sorted(at)) or (recipe.plan.horizon.steps,)
+    setup = setup_on(dataclasses.replace(config, records=None), split)
+    steps = tuple(sorted(at)) or (setup.plan.known_horizon.steps,)
     check.require(
-        steps[0] >= 1 and steps[-1] <= recipe.plan.horizon.steps,
-        f"steps between 1 and {recipe.plan.horizon.steps}",
+        steps[0] >= 1 and steps[-1] <= setup.plan.known_horizon.steps,
+        f"steps between 1 and {setup.plan.known_horizon.steps}",
         steps,
         "name steps of the run",
     )
-    told = Told(on_step, (shadows + len(seeds)) * recipe.plan.horizon.steps)
-    shadow_models = [shadow(recipe, split, number, steps, told) for number in range(shadows)]
-    targets = [target(seeded(recipe, seed), split, number, steps, told) for number, seed in enumerate(seeds)]
+    told = Told(on_step, (shadows + len(seeds)) * setup.plan.known_horizon.steps)
+    shadow_models = [shadow(setup, split, number, steps, told) for number in range(shadows)]
+    targets = [target(seeded(setup, seed), split, number, steps, told) for number, seed in enumerate(seeds)]
     return tuple(
         _attack(
             step,
             [trained.at(place) for trained in shadow_models],
             [trained.at(place) for trained in targets],
             split,
-            recipe.plan,
+            setup.plan,
             confidence,
         )
         for place, step in enumerate(steps)

@@ -1,6 +1,6 @@
 """Canaries in an ordinary training run: how much of its certificate an attacker can really see.
 
-A run's own recipe is trained once more, with records that each join by a fair coin. Then the coins are guessed.
+The run is trained once more, with records that each join by a fair coin. Then the coins are guessed.
 
 gradient  each canary has a coordinate of its own beside the model's, along which its gradient is huge: the worst case
           for a mechanism whose noise covers all coordinates alike. The score follows every release.
@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 from discreet.auditing.bounds import Floats, Tally, audit
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import Guesses, guess
-from discreet.auditing.trainings import OnStep, Recipe, fit, log_probabilities
+from discreet.auditing.trainings import OnStep, TrainingSetup, fit, log_probabilities
 from discreet.auditing.watching import active_in, watched
 from discreet.auditing.whole_run import couples_nothing
 from discreet.core import check
@@ -60,7 +60,7 @@ class CanaryKind(enum.StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """What canaries showed about one run's recipe.
+    """What canaries showed about one training run.
 
     audited      a lower bound on epsilon at the run's delta, wrong with probability at most 1 - confidence
     independent  whether canaries counted as independent trials; otherwise `guesses` proved it
@@ -104,7 +104,7 @@ class RunAudit:
         return told
 
 
-def audit_recipe(
+def audit_training(
     config: RunConfig,
     *,
     kind: CanaryKind | None = None,
@@ -113,22 +113,22 @@ def audit_recipe(
     generator: np.random.Generator | None = None,
     on_step: OnStep | None = None,
 ) -> RunAudit:
-    """Train the config's recipe once with canaries, and say what they show. Nothing is written.
+    """Train once as the config says, with canaries, and report what they show. Nothing is written.
 
     kind  None: gradient canaries, or data canaries where only the last iterate may be seen
     """
     check.count("coins to be guessed", least=16, canaries=canaries)
-    recipe = Recipe.of(config)
+    setup = TrainingSetup.of(config)
     rng = generator if generator is not None else np.random.default_rng()
     chosen = (
         kind
         if kind is not None
-        else (CanaryKind.GRADIENT if recipe.plan.analysis.visible else CanaryKind.DATA)
+        else (CanaryKind.GRADIENT if setup.plan.analysis.visible else CanaryKind.DATA)
     )
-    planted = (_Gradients if chosen is CanaryKind.GRADIENT else _Records)(recipe, canaries, rng)
+    planted = (_Gradients if chosen is CanaryKind.GRADIENT else _Records)(setup, canaries, rng)
     scores = planted.train(on_step)
-    plan, there = recipe.plan, planted.there
-    guesses, delta = guess(scores, there), plan.delta
+    plan, there = setup.plan, planted.there
+    guesses, delta = guess(scores, there), plan.known_delta
     # Decided by public numbers alone: taking the larger of two bounds would be a second attempt.
     independent = chosen is CanaryKind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
     shown = (
@@ -136,7 +136,7 @@ def audit_recipe(
     )
     claim = plan.charge().claimed
     return RunAudit(
-        method=recipe.config.method,
+        method=setup.config.method,
         kind=chosen,
         canaries=len(there),
         steps=plan.horizon.steps,
@@ -182,12 +182,12 @@ class Beside(nn.Module):
 class _Gradients:
     """Canaries with coordinates of their own; marks say which record is which canary, or -1."""
 
-    def __init__(self, recipe: Recipe, canaries: int, rng: np.random.Generator) -> None:
-        self._recipe = recipe
+    def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
+        self._setup = setup
         check.require(
-            recipe.plan.analysis.visible,
+            setup.plan.analysis.visible,
             "a plan whose releases may be seen",
-            type(recipe.plan.analysis).__name__,
+            type(setup.plan.analysis).__name__,
             "use data canaries: only the last iterate leaves such a run",
         )
         self.there: Flags = rng.random(canaries) < 0.5
@@ -195,14 +195,14 @@ class _Gradients:
 
     def train(self, on_step: OnStep | None) -> Floats:
         """The run; for each canary the likelihood ratio of all releases."""
-        recipe, streams = self._recipe, self._recipe.streams(0)
-        model = Beside(recipe.build(streams), len(self.there)).to(recipe.config.device)
+        setup, streams = self._setup, self._setup.streams(0)
+        model = Beside(setup.build(streams), len(self.there)).to(setup.config.device)
         fit(
-            recipe,
+            setup,
             model,
             self._data(),
             streams=streams,
-            plan=watched(recipe.plan, self._see),
+            plan=watched(setup.plan, self._see),
             losses=self._losses,
             inputs=lambda batch: (batch[0], batch[2]),
             on_step=on_step,
@@ -210,9 +210,9 @@ class _Gradients:
         return self._scores
 
     def _data(self) -> TensorDataset:
-        x, y = self._recipe.task.train.tensors
+        x, y = self._setup.task.train.tensors
         there = torch.from_numpy(self.there)
-        if self._recipe.plan.relation is Neighbouring.REPLACE_ONE:  # the size is public: canaries take places
+        if self._setup.plan.relation is Neighbouring.REPLACE_ONE:  # the size is public: canaries take places
             marks = torch.arange(len(there))
             signs = torch.where(there, 1, -1)
             check.require(
@@ -239,7 +239,7 @@ class _Gradients:
 
     def _see(self, released: Released, std: float, context: StepContext) -> None:
         """Add the log likelihood ratio of this release, canary by canary; frozen ones learn nothing."""
-        plan, count = self._recipe.plan, len(self.there)
+        plan, count = self._setup.plan, len(self.there)
         reach = 1 / max(plan.noise_at(context.step) * plan.queries(1.0)[0].share, 1e-12)
         if isinstance(plan.bounder, PerLayer):
             reach /= math.sqrt(len(released.layout.names))
@@ -264,33 +264,33 @@ def _ratio(plan: Plan, seen: Floats, reach: float) -> Floats:
 class _Records:
     """Records of the test set with a wrong label."""
 
-    def __init__(self, recipe: Recipe, canaries: int, rng: np.random.Generator) -> None:
-        self._recipe = recipe
-        x, y = recipe.task.test.tensors
-        count = min(canaries, len(x), len(recipe.task.train) // 2)
+    def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
+        self._setup = setup
+        x, y = setup.task.test.tensors
+        count = min(canaries, len(x), len(setup.task.train) // 2)
         chosen = torch.from_numpy(rng.permutation(len(x))[:count])
-        wrong = torch.from_numpy(rng.integers(1, recipe.task.classes, count))
-        self._x, self._y = x[chosen], (y[chosen] + wrong) % recipe.task.classes
+        wrong = torch.from_numpy(rng.integers(1, setup.task.classes, count))
+        self._x, self._y = x[chosen], (y[chosen] + wrong) % setup.task.classes
         self._right = y[chosen]
         self.there: Flags = rng.random(count) < 0.5
 
     def train(self, on_step: OnStep | None) -> Floats:
         """The run; how far it lowered each canary's loss."""
-        recipe, streams = self._recipe, self._recipe.streams(0)
-        model = recipe.build(streams)
+        setup, streams = self._setup, self._setup.streams(0)
+        model = setup.build(streams)
         before = self._losses(model)
-        fit(recipe, model, self._data(), streams=streams, on_step=on_step)
+        fit(setup, model, self._data(), streams=streams, on_step=on_step)
         return np.asarray(before - self._losses(model))
 
     def _losses(self, model: nn.Module) -> Floats:
-        answers = log_probabilities(model, self._x, self._recipe.config.device)
+        answers = log_probabilities(model, self._x, self._setup.config.device)
         return -answers.gather(1, self._y.unsqueeze(1)).squeeze(1).numpy()
 
     def _data(self) -> TensorDataset:
         """They take the places of other records, so that no public number is exceeded."""
-        x, y = self._recipe.task.train.tensors
+        x, y = self._setup.task.train.tensors
         kept, there = len(x) - len(self.there), torch.from_numpy(self.there)
-        if self._recipe.plan.relation is Neighbouring.REPLACE_ONE:
+        if self._setup.plan.relation is Neighbouring.REPLACE_ONE:
             labels = torch.where(there, self._y, self._right)
             return TensorDataset(torch.cat([x[:kept], self._x]), torch.cat([y[:kept], labels]))
         return TensorDataset(torch.cat([x[:kept], self._x[there]]), torch.cat([y[:kept], self._y[there]]))

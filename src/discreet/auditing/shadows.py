@@ -1,4 +1,4 @@
-"""Who is trained on what, in membership inference: target models and shadow models by the recipe of a run."""
+"""Who is trained on what, in membership inference: target models and shadow models by the setup of a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from discreet.auditing.trainings import OnStep, Recipe, fit, load, log_probabilities
+from discreet.auditing.trainings import OnStep, TrainingSetup, fit, log_probabilities
 from discreet.core import check
 from discreet.core.relation import Neighbouring
+from discreet.runs.defaults import load_task
 
 if TYPE_CHECKING:
     from discreet.data import Task
@@ -58,7 +59,7 @@ class Split:
 
 def load_whole(config: RunConfig) -> Task:
     """The task with its test records beside the others."""
-    task = load(config)
+    task = load_task(config)
     pairs = zip(task.train.tensors, task.test.tensors, strict=True)
     joined = TensorDataset(*(torch.cat(pair) for pair in pairs))
     return dataclasses.replace(task, train=joined, records=len(joined))
@@ -103,33 +104,33 @@ class Told:
         self._before += steps
 
 
-def seeded(recipe: Recipe, seed: int | None) -> Recipe:
-    return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, seed=seed))
+def seeded(setup: TrainingSetup, seed: int | None) -> TrainingSetup:
+    return dataclasses.replace(setup, config=dataclasses.replace(setup.config, seed=seed))
 
 
-def shadow(recipe: Recipe, split: Split, number: int, steps: Sequence[int], told: Told) -> Trained:
+def shadow(setup: TrainingSetup, split: Split, number: int, steps: Sequence[int], told: Told) -> Trained:
     """Trained on `size` records of the pool; as many others of it are not members."""
     x, y = split.pool
-    seed = None if recipe.config.seed is None else [recipe.config.seed, number]
+    seed = None if setup.config.seed is None else [setup.config.seed, number]
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[: 2 * split.size])
     members = np.arange(2 * split.size) < split.size
-    return _train(recipe, split, (x[order], y[order]), members, (1, number), steps, told)
+    return _train(setup, split, (x[order], y[order]), members, (1, number), steps, told)
 
 
-def target(recipe: Recipe, split: Split, number: int, steps: Sequence[int], told: Told) -> Trained:
+def target(setup: TrainingSetup, split: Split, number: int, steps: Sequence[int], told: Told) -> Trained:
     """Trained on the candidates whose coin says so; a seeded target flips seeded coins.
 
     Under replace-one a coin chooses one of two candidates, so that the size is what it must be.
     """
-    seed = None if recipe.config.seed is None else [recipe.config.seed, number, 2]
+    seed = None if setup.config.seed is None else [setup.config.seed, number, 2]
     members = np.random.default_rng(seed).random(2 * split.size) < 0.5
-    if recipe.plan.relation is Neighbouring.REPLACE_ONE:
+    if setup.plan.relation is Neighbouring.REPLACE_ONE:
         members[split.size :] = ~members[: split.size]
-    return _train(recipe, split, split.candidates, members, (2, number), steps, told)
+    return _train(setup, split, split.candidates, members, (2, number), steps, told)
 
 
 def _train(
-    recipe: Recipe,
+    setup: TrainingSetup,
     split: Split,
     records: tuple[Tensor, Tensor],
     members: Flags,
@@ -138,8 +139,8 @@ def _train(
     told: Told,
 ) -> Trained:
     x, y = records
-    streams = recipe.streams(*label)
-    model, device = recipe.build(streams), recipe.config.device
+    streams = setup.streams(*label)
+    model, device = setup.build(streams), setup.config.device
     answers: list[Tensor] = []
     on_candidates: list[Tensor] = []
 
@@ -153,17 +154,17 @@ def _train(
             look()
 
     chosen = torch.from_numpy(members)
-    fit(recipe, model, TensorDataset(x[chosen], y[chosen]), streams=streams, on_step=on_step)
+    fit(setup, model, TensorDataset(x[chosen], y[chosen]), streams=streams, on_step=on_step)
     while len(answers) < len(steps):
         look()
-    told.one_more(recipe.plan.horizon.steps)
+    told.one_more(setup.plan.known_horizon.steps)
     return Trained(tuple(answers), y, members, tuple(on_candidates))
 
 
-def recipe_on(config: RunConfig, split: Split) -> Recipe:
+def setup_on(config: RunConfig, split: Split) -> TrainingSetup:
     """The config on `size` records, a public number; where that is an upper bound, with room for the luck of coins."""
-    recipe = Recipe.of(config, task=split.task)
-    if recipe.plan.analysis.visible or recipe.plan.relation is Neighbouring.REPLACE_ONE:
-        return recipe
+    setup = TrainingSetup.of(config, task=split.task)
+    if setup.plan.analysis.visible or setup.plan.relation is Neighbouring.REPLACE_ONE:
+        return setup
     most = split.size + math.ceil(4 * math.sqrt(split.size))
-    return Recipe.of(config, task=dataclasses.replace(split.task, records=most))
+    return TrainingSetup.of(config, task=dataclasses.replace(split.task, records=most))

@@ -148,7 +148,7 @@ def _canaries(
     )
     label = f"{config.method}, canaries"
     with terminal.audit_bar(1, visible=not as_json and terminal.is_live()) as listener:
-        found = planted.audit_recipe(
+        found = planted.audit_training(
             config,
             kind=None if canary is None else planted.CanaryKind(canary.value),
             canaries=planted.CANARIES if canaries is None else canaries,

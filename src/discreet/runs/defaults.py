@@ -7,15 +7,18 @@ import inspect
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from discreet.core import check
-from discreet.data import Task
+from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
+
+if TYPE_CHECKING:
+    from discreet.runs.comparison import CompareSettings
 
 
 @final
@@ -57,6 +60,19 @@ DEFAULTS: Final = MappingProxyType(
         "adult": Defaults(model="logistic", batch=1024, epochs=10, clip=1.0, reach=1.0, average=0.95),
     }
 )
+
+
+def load_task(settings: RunConfig | CompareSettings) -> Task:
+    """The dataset that the settings of a run or of a comparison name."""
+    own = settings.data.endswith(".npz")  # a published dataset's size and content are known
+    return load(
+        settings.data,
+        data_dir=settings.data_dir,
+        download=settings.download,
+        classes=settings.classes,
+        records=settings.records if own else None,
+        public=settings.public_data and own,
+    )
 
 
 def defaults_for(data: str) -> Defaults:

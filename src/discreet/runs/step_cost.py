@@ -56,14 +56,14 @@ def measure(
     import torch.nn.functional as F
     from torch.utils.data import TensorDataset
 
-    from discreet import data as tasks
     from discreet import methods
     from discreet.core.streams import Streams
+    from discreet.data import build, parameters
     from discreet.stages.sampling import FullBatch, Horizon
     from discreet.training.private import Private
 
     check.count("the most records in memory at once", micro_batch=micro_batch)
-    model = tasks.build(name, shape=shape, classes=classes, seed=seed)
+    model = build(name, shape=shape, classes=classes, seed=seed)
     count = min(micro_batch, _MOST)
     chance = torch.Generator().manual_seed(seed)
     x = torch.randn((count, *shape), generator=chance)
@@ -83,7 +83,7 @@ def measure(
     private.close()
     return StepCost(
         model=name,
-        parameters=tasks.parameters(model),
+        parameters=parameters(model),
         seconds_per_record=seconds,
         bytes_per_record=2 * BYTES * activations,
         threads=torch.get_num_threads(),

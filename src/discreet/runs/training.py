@@ -18,22 +18,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet import data as tasks
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
+from discreet.data import Task, build
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
-from discreet.runs.defaults import complete, every_of, settle
-from discreet.runs.folder import (
-    RunFolder,
-    read_json,
-    resume_line,
-    write_json,
-    write_text,
-    write_weights,
-)
+from discreet.runs.defaults import complete, every_of, load_task, settle
+from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
 from discreet.runs.results import Point, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
@@ -53,7 +46,7 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
     started = time.perf_counter()
     folder = RunFolder(config.out)
     config = complete(config)
-    task = _task(config)
+    task = load_task(config)
     config, plan = settle(config, task)
     if resume:
         folder.check_begun()
@@ -95,7 +88,7 @@ class _Run:
     """One stretch of a run, from its start or from a resume to its end or to the next crash."""
 
     def __init__(
-        self, config: RunConfig, task: tasks.Task, plan: Plan, folder: RunFolder, listener: Listener | None
+        self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None
     ) -> None:
         self._config, self._task, self._plan, self._folder = config, task, plan, folder
         self._listener = listener
@@ -131,13 +124,7 @@ class _Run:
         """Key the randomness, note its fingerprints on disk, and only then build what can release."""
         config, folder = self._config, self._folder
         streams = self._note_start()
-        model = tasks.build(
-            str(config.model),
-            shape=self._task.shape,
-            classes=self._task.classes,
-            seed=int(streams.init.uniform64(1)[0] >> 1),
-        )
-        model = fitting(model, self._plan).to(config.device)
+        model = make_model(config, self._task, self._plan, streams)
         self.private = Private(
             model,
             make_optimizer(config, model),
@@ -172,21 +159,10 @@ class _Run:
         """All steps that are left."""
         private, model = self.private, self.private.model
         for x, y in private:
-            self._keep_reach()
+            scale_learning_rate(private, self._config)
             private.step(F.cross_entropy(model(x), y, reduction="none"))
             self._tick()
         self._tick()
-
-    def _keep_reach(self) -> None:
-        """SGD's learning rate over a bound that adapts: a record moves the model as far as at the start.
-
-        The scale is public. Without this, larger gradients raise the bound, the bound raises the noise, and the
-        noise makes the gradients larger still.
-        """
-        assert self._config.learning_rate is not None
-        if self._config.optimizer == "sgd":
-            for group in self.private.optimizer.param_groups:
-                group["lr"] = self._config.learning_rate / self.private.progress.scale
 
     def _tick(self) -> None:
         """After each step: tell, evaluate and save where that is due."""
@@ -305,12 +281,22 @@ def _curve(metrics: list[dict[str, Any]]) -> tuple[Point, ...]:
     return tuple(points[step] for step in sorted(points))
 
 
-def _task(config: RunConfig) -> tasks.Task:
-    if config.data.endswith(".npz"):
-        return tasks.load(
-            config.data, classes=config.classes, records=config.records, public=config.public_data
-        )
-    return tasks.load(config.data, data_dir=config.data_dir, download=config.download, classes=config.classes)
+def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
+    """The model of a config with fresh weights, on the config's device."""
+    seed = int(streams.init.uniform64(1)[0] >> 1)
+    model = build(str(config.model), shape=task.shape, classes=task.classes, seed=seed)
+    return fitting(model, plan).to(config.device)
+
+
+def scale_learning_rate(private: Private, config: RunConfig) -> None:
+    """Divide SGD's learning rate by the scale of an adaptive clipping norm, which is public.
+
+    A clipped record then moves the model as far as at the start. Without this, larger gradients raise the clipping
+    norm, the clipping norm raises the noise, and the noise makes the gradients larger still.
+    """
+    if config.optimizer == "sgd" and config.learning_rate is not None:
+        for group in private.optimizer.param_groups:
+            group["lr"] = config.learning_rate / private.progress.scale
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -334,7 +320,7 @@ def _seed_of(seed: int, start: int) -> int:
     return int.from_bytes(hashlib.sha256(f"resume {start} of {seed}".encode()).digest()[:16], "big")
 
 
-def _run_facts(config: RunConfig, task: tasks.Task) -> dict[str, Any]:
+def _run_facts(config: RunConfig, task: Task) -> dict[str, Any]:
     return {
         "config": config.to_json(),
         "command": command_line(),

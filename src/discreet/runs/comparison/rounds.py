@@ -12,12 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import final
 
-from discreet import data as tasks
 from discreet import runs
 from discreet.accounting import certify, merge, read
 from discreet.core import check
 from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
+from discreet.data import DATASETS, build, parameters
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
@@ -35,8 +35,7 @@ from discreet.runs.comparison.values import (
 )
 from discreet.runs.comparison.worker import reason
 from discreet.runs.comparison.worker_pool import TrainingOrder, carry_out
-from discreet.runs.defaults import records_of, settle
-from discreet.stages.delta import check_delta
+from discreet.runs.defaults import load_task, records_of, settle
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
@@ -84,7 +83,7 @@ class Rounds:
 
     def __init__(self, settings: CompareSettings, listener: Listener, *, root: Path) -> None:
         self._settings, self._listener, self._root = settings, listener, root
-        self.task = _task(settings)
+        self.task = load_task(settings)
         # Shared settings that do not fit are refused here, before anything is trained.
         shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
         self.shared = shared
@@ -94,8 +93,7 @@ class Rounds:
             epochs=shared.epochs,
             steps=shared.steps,
         )
-        check_delta(settings.delta, self.horizon.records, accepted=settings.accept_large_delta)
-        self._model = tasks.build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
+        self._model = build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
         self._count = len(settings.chosen) * len(settings.keys)
         self._jobs: list[_Job] = []
         self._finished: dict[int, TrainedRun] = {}
@@ -252,10 +250,10 @@ class Rounds:
     def _gathered(self, rows: list[_Row]) -> Comparison:
         of, task, shared, horizon = self._settings, self.task, self.shared, self.horizon
         return Comparison(
-            data=of.data if of.data in tasks.DATASETS else task.name,
+            data=of.data if of.data in DATASETS else task.name,
             model=str(shared.model),
-            parameters=tasks.parameters(self._model),
-            records=horizon.size.records,
+            parameters=parameters(self._model),
+            records=horizon.known_records,
             test_records=len(task.test),
             batch=horizon.size.batch,
             steps=horizon.steps,
@@ -326,9 +324,3 @@ def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
     ]
     uncertified = [method for method in METHODS.values() if not method.certified]
     return (*unfit, *(Excluded(method=m.name, guarantee=m.guarantee) for m in uncertified))
-
-
-def _task(of: CompareSettings) -> tasks.Task:
-    if of.data.endswith(".npz"):
-        return tasks.load(of.data, classes=of.classes, records=of.records, public=of.public_data)
-    return tasks.load(of.data, data_dir=of.data_dir, download=of.download, classes=of.classes)

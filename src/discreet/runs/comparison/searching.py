@@ -74,7 +74,7 @@ def search(
 
 def check_stand_in(settings: CompareSettings) -> None:
     """Refuse to tune on the private records themselves: each trial would be a release that nobody pays for."""
-    from discreet import data as tasks
+    from discreet.data import DATASETS
 
     assert settings.tune_on is not None
     same = settings.tune_on == settings.data or (
@@ -82,7 +82,7 @@ def check_stand_in(settings: CompareSettings) -> None:
         and settings.tune_on.endswith(".npz")
         and Path(settings.tune_on).resolve() == Path(settings.data).resolve()
     )
-    public = settings.data in tasks.DATASETS or settings.public_data
+    public = settings.data in DATASETS or settings.public_data
     check.require(
         not same or public,
         "public stand-in data to tune on",
@@ -123,12 +123,13 @@ def _usual_model(settings: CompareSettings) -> str:
 
 
 def _load(settings: CompareSettings) -> Task:
-    from discreet import data as tasks
+    from discreet.runs.defaults import load_task
 
     name = str(settings.tune_on)
-    if name.endswith(".npz"):
-        return tasks.load(name, classes=settings.classes, public=True)
-    return tasks.load(name, data_dir=settings.data_dir, download=settings.download)
+    classes = settings.classes if name.endswith(".npz") else None
+    return load_task(
+        dataclasses.replace(settings, data=name, classes=classes, records=None, public_data=True)
+    )
 
 
 def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Candidate, ...]:
