@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+import replay
 from discreet import methods
-from discreet.auditing import replay
 from discreet.auditing.games import play
 from discreet.auditing.releases import Attacked, Canaries, ReleaseGame, game_for
 from discreet.core.check import Refused

@@ -120,7 +120,7 @@ def test_the_model_is_what_was_evaluated(done: Done) -> None:
     task = load("digits")
     model = build("softmax", shape=task.shape, classes=10)
     model.load_state_dict(torch.load(folder.model, weights_only=True))
-    assert runs.training.accuracy_of(model, task.test) == result.test_accuracy == result.averaged_accuracy
+    assert runs.training.measure(model, task.test)[0] == result.test_accuracy == result.averaged_accuracy
 
 
 def test_an_existing_run_is_not_overwritten(done: Done) -> None:

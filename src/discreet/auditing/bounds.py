@@ -210,15 +210,6 @@ def gaussian_fit(first: Tally, second: Tally, *, delta: float, confidence: float
     return gdp.epsilon(mu, delta) if mu > 0 else 0.0
 
 
-def ceiling(trials: int, confidence: float) -> float:
-    """About the largest epsilon that so many judging trials a world can show, ln(n / ln(2 / risk)).
-
-    >>> round(ceiling(10**6, 0.999), 1)
-    11.8
-    """
-    return max(0.0, math.log(trials / math.log(2 / (1 - confidence))))
-
-
 def _hits(tally: Tally, is_upper: bool) -> tuple[Counts, Counts, tuple[int, int]]:
     """Hits at every cut in the likely world and in the other one, and both numbers of trials."""
     absent, present = tally.trials(present=False), tally.trials(present=True)

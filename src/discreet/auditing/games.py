@@ -8,7 +8,6 @@ audit repeatable, and is as valid as long as it was not picked by looking at res
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -124,21 +123,3 @@ class Likelihood:
             y = generator.standard_normal(trials) + present * mu
             values.append(mu * y - mu**2 / 2)
         return values[0], values[1]
-
-
-def gaussian_ceiling(mu: float, trials: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The bound to expect for a Gaussian release at distance mu from so many trials a world.
-
-    >>> from discreet.accounting import gdp
-    >>> 0.93 < gaussian_ceiling(1.0, 10**6, delta=1e-2) / gdp.epsilon(1.0, 1e-2) < 1
-    True
-    """
-    from scipy import special
-
-    from discreet.auditing.bounds import epsilon_of
-
-    half = trials // 2
-    cuts = np.linspace(-2, mu + 6, 801)
-    likely, unlikely = half * special.ndtr(mu - cuts), half * special.ndtr(-cuts)
-    shown = epsilon_of(np.floor(likely), np.ceil(unlikely), (half, half), delta, 1 - confidence)
-    return float(shown.max()) if math.isfinite(mu) else math.inf

@@ -259,11 +259,3 @@ def auc(scores: Floats, members: Flags) -> float:
     if not inside or not outside:
         return math.nan
     return float((ranks[members].sum() - inside * (inside + 1) / 2) / (inside * outside))
-
-
-def true_positives_at(scores: Floats, members: Flags, *, false_positive: float) -> float:
-    """The share of members found where at most this share of the others is taken for one (Carlini et al. 2022)."""
-    check.inside_unit("a small rate of false alarms, e.g. 0.001", false_positive=false_positive)
-    others = np.sort(scores[~members])[::-1]
-    cut = others[min(int(false_positive * len(others)), len(others) - 1)]
-    return float((scores[members] > cut).mean())

@@ -266,11 +266,6 @@ def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def accuracy_of(model: nn.Module, data: TensorDataset, device: str = "cpu") -> float:
-    """The share of records whose largest score is their label's."""
-    return measure(model, data, device)[0]
-
-
 def _curve(metrics: list[dict[str, Any]]) -> tuple[Point, ...]:
     """One point a step; a later evaluation of the same step replaces an earlier one."""
     points = {}

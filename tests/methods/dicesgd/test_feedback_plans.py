@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import loop
+import replay
 from discreet import methods
 from discreet.accounting import certify
 from discreet.accounting.events import ClippedFeedback as FeedbackEvent
-from discreet.auditing import replay
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.analysis import FeedbackRun

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import loop
+import replay
 from discreet import methods
 from discreet.accounting.events import Gaussian, Queries
-from discreet.auditing import replay
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World

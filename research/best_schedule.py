@@ -143,9 +143,9 @@ def stretched(schedule: Schedule, epochs: int, steps: int) -> Table:
 
 
 def _public(stand_in: str, data_dir: str | None) -> Task:
-    from discreet import data as tasks
+    from discreet.data import load
 
-    task = tasks.load(stand_in, data_dir=data_dir)
+    task = load(stand_in, data_dir=data_dir)
     check.require(
         task.public, "public stand-in data", stand_in, "name a benchmark: digits, mnist, fashion-mnist"
     )
@@ -189,16 +189,16 @@ def _accuracy(plan: Plan, task: Task, seed: int) -> float:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from discreet import data as tasks
     from discreet.core.streams import Streams
+    from discreet.data import build
     from discreet.runs.defaults import defaults_for
-    from discreet.runs.training import accuracy_of
+    from discreet.runs.training import measure
     from discreet.training.private import Private
 
     usual = defaults_for(task.name)
     streams = Streams.seeded(seed)
     first = int(streams.init.uniform64(1)[0] >> 1)
-    model = tasks.build(usual.model, shape=task.shape, classes=task.classes, seed=first)
+    model = build(usual.model, shape=task.shape, classes=task.classes, seed=first)
     rate = usual.reach / plan.queries(1.0)[0].sensitivity
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=usual.momentum)
     private = Private(model, optimizer, plan, task.train, average=usual.average, streams=streams)
@@ -206,6 +206,6 @@ def _accuracy(plan: Plan, task: Task, seed: int) -> float:
         for x, y in private:
             private.step(cross_entropy(model(x), y, reduction="none"))
         with private.averaged():
-            return accuracy_of(model, task.test)
+            return measure(model, task.test)[0]
     finally:
         private.close()
