@@ -12,7 +12,7 @@ import pytest
 import synthetic
 
 from discreet.methods import METHODS
-from discreet.report import figures, svg
+from discreet.report import charts, figures, svg
 
 Vector = npt.NDArray[np.float64]
 
@@ -30,7 +30,7 @@ VISION = {
     ),
 }
 APART = 17.0  # CIE 1976 distance; about 2.3 is the least that is noticed side by side
-THEMES = {"light": (figures.LIGHT, figures.BACKGROUND[0]), "dark": (figures.DARK, figures.BACKGROUND[1])}
+THEMES = {"light": (charts.LIGHT, "#ffffff"), "dark": (charts.DARK, "#181b1f")}  # colours, background
 
 
 def linear(colour: str) -> Vector:
@@ -86,12 +86,12 @@ def test_further_rows_of_a_method_get_further_styles() -> None:
     rows = [synthetic.entry("psac", name=name) for name in ("psac", "psac-large", "psac-small")]
     numbers = figures.styles(rows)
     assert numbers["psac"] == list(METHODS).index("psac")
-    assert len({(number % len(figures.LIGHT), figures.shape(number)) for number in numbers.values()}) == 3
+    assert len({(number % len(charts.LIGHT), charts.shape(number)) for number in numbers.values()}) == 3
 
 
 def test_colours_that_come_again_come_with_another_marker_and_dashes() -> None:
-    first, again = 2, 2 + len(figures.LIGHT)
-    assert figures.shape(first) != figures.shape(again)
+    first, again = 2, 2 + len(charts.LIGHT)
+    assert charts.shape(first) != charts.shape(again)
     assert svg.style_class(again) == f"{svg.style_class(first)} dashed"
 
 
@@ -99,7 +99,7 @@ def test_colours_that_come_again_come_with_another_marker_and_dashes() -> None:
     ("low", "high", "most"), [(0.0, 1.0, 6), (0.75, 1.0, 6), (0.0, 2344.0, 7), (0.0, 0.3, 7)]
 )
 def test_ticks_are_few_inside_and_evenly_spaced(low: float, high: float, most: int) -> None:
-    found = figures.ticks(low, high, most)
+    found = charts.ticks(low, high, most)
     assert 2 <= len(found) <= most
     assert low - 1e-9 <= found[0]
     assert found[-1] <= high + 1e-9
@@ -113,13 +113,13 @@ def test_the_axis_shows_where_methods_differ() -> None:
     assert low < min(ends) - 0.1
     assert low > 0.5
     assert max(ends) < high <= 1
-    assert epsilons.x_max == 3.0
+    assert epsilons.x_range == (0.0, 3.0)
 
 
 def test_the_axis_shows_half_of_a_line_that_rises_to_its_end() -> None:
-    def line(slope: float, end: float) -> figures.Series:
+    def line(slope: float, end: float) -> charts.Series:
         means = [end - slope * (20 - step) for step in range(1, 21)]
-        return figures.Series(name="", style=0, points=tuple((i, m, m, m) for i, m in enumerate(means)))
+        return charts.Series(name="", style=0, points=tuple((i, m, m, m) for i, m in enumerate(means)))
 
     flat, steep = line(0.0, 0.9), line(0.04, 0.9)
     assert figures._where_lines_end([flat])[0] == 0.75
@@ -135,7 +135,7 @@ def test_a_chart_without_lines_is_drawn_empty() -> None:
 def test_figures_are_written_and_repeat_byte_for_byte(tmp_path: Path) -> None:
     strange = synthetic.entry("dp-sgd", name="$dp_{sgd}$ <b>&")
     found = synthetic.comparison((strange, synthetic.entry("psac")))
-    once, again = (figures.save(found, tmp_path / place) for place in ("once", "again"))
+    once, again = (figures.save_all(found, tmp_path / place) for place in ("once", "again"))
     assert sorted(path.name for path in once) == sorted(
         f"{name}.{kind}"
         for name in ("accuracy-by-step", "accuracy-by-epsilon", "ranking")

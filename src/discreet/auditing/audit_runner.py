@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
@@ -17,7 +15,7 @@ from discreet.auditing.rows import Attack, Effort, OnProgress
 from discreet.auditing.verdicts import Row
 from discreet.core import check
 from discreet.core.plain import digest
-from discreet.core.workers import crew_size
+from discreet.core.workers import run_jobs, worker_count
 
 
 @final
@@ -67,36 +65,51 @@ def _code() -> str:
     return digest([path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))])
 
 
+OnRow = Callable[[str, Row], None]
+"""Receives a finished row and its label."""
+
+
 def play_all(
-    attacks: Sequence[Attack], effort: Effort, *, workers: int | None, listener: OnProgress | None
-) -> Iterator[tuple[str, Row]]:
-    """Labels and rows, as they are made; with several workers in the order in which they end."""
-    at_once = crew_size(len(attacks), workers)
-    if at_once <= 1:
-        yield from ((attack.label, attack.row(listener)) for attack in attacks)
+    attacks: Sequence[Attack],
+    effort: Effort,
+    keep: OnRow,
+    *,
+    workers: int | None,
+    listener: OnProgress | None,
+) -> None:
+    """Play every attack; with several workers, rows come in the order in which they end."""
+    if worker_count(len(attacks), workers) <= 1:
+        for attack in attacks:
+            keep(attack.label, attack.row(listener))
         return
-    # Spawned, not forked: a fork after torch has started its threads may hang.
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), _one_thread)
-    try:
-        playing = {pool.submit(_play, attack.label, effort): attack.label for attack in attacks}
-        for future in as_completed(playing):
-            label, row = playing[future], Row.from_json(future.result())
-            if listener is not None:
-                listener(label, row.parameters["trials"], row.parameters["trials"])
-            yield label, row
-    finally:
-        pool.shutdown(cancel_futures=True)
+    orders = [{"label": attack.label, "effort": asdict(effort)} for attack in attacks]
+    told = _Finished([attack.label for attack in attacks], keep, listener)
+    run_jobs(f"{__name__}:play_label", orders, told, workers=workers, threads=1)
 
 
-def _one_thread() -> None:
-    import torch
+@final
+class _Finished:
+    """Passes on the rows that workers finish."""
 
-    torch.set_num_threads(1)
+    def __init__(self, labels: Sequence[str], keep: OnRow, listener: OnProgress | None) -> None:
+        self._labels, self._keep, self._listener = labels, keep, listener
+
+    def started(self, job: int) -> None: ...
+
+    def news(self, job: int, news: Any) -> None: ...
+
+    def ended(self, job: int, result: Any, failure: str) -> None:
+        if failure:
+            raise RuntimeError(f"{self._labels[job]}: {failure}")
+        row = Row.from_json(result)
+        if self._listener is not None:
+            self._listener(self._labels[job], row.parameters["trials"], row.parameters["trials"])
+        self._keep(self._labels[job], row)
 
 
-def _play(label: str, effort: Effort) -> dict[str, Any]:
-    """In a worker: attacks hold functions that do not travel, labels do, and each is there once."""
+def play_label(order: Mapping[str, Any], tell: Callable[[Any], None]) -> dict[str, Any]:
+    """In a worker: attacks hold functions that cannot be sent, labels can, and each label is there once."""
     from discreet.auditing.truth import Scope, attacks
 
-    found = next(attack for attack in attacks(Scope.everything(), effort) if attack.label == label)
-    return found.row().to_json()
+    planned = attacks(Scope.everything(), Effort(**order["effort"]))
+    return next(attack for attack in planned if attack.label == order["label"]).row().to_json()

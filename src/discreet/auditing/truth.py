@@ -104,10 +104,13 @@ def truth_table(
     planned = attacks(scope, effort)
     made = {} if kept is None else kept.made(effort)
     missing = [attack for attack in planned if attack.label not in made]
-    for label, row in play_all(missing, effort, workers=workers, listener=listener):
+
+    def keep(label: str, row: Row) -> None:
         made[label] = row
         if kept is not None:
             kept.add(label, row, effort)
+
+    play_all(missing, effort, keep, workers=workers, listener=listener)
     return tuple(made[attack.label] for attack in planned)
 
 

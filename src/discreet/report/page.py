@@ -16,7 +16,7 @@ from typing import Any, final
 
 from discreet.core import check
 from discreet.report import figures, sections, svg, tables, wording
-from discreet.report.figures import DARK, LIGHT, Chart
+from discreet.report.charts import DARK, LIGHT, Chart
 from discreet.runs.comparison.values import Comparison, Entry, settings_in_words
 
 PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
@@ -38,7 +38,7 @@ def write(comparison: Comparison, directory: Path) -> Written:
     page, data = directory / PAGE, directory / DATA
     replace(data, json.dumps(comparison.to_json(), indent=1, allow_nan=False) + "\n")
     replace(page, render(comparison))
-    return Written(page=page, data=data, figures=figures.save(comparison, directory / FIGURES))
+    return Written(page=page, data=data, figures=figures.save_all(comparison, directory / FIGURES))
 
 
 def read(path: Path) -> Comparison:
@@ -63,20 +63,18 @@ def replace(path: Path, text: str) -> None:
 
 def render(comparison: Comparison) -> str:
     """The page as one string."""
-    charts, courses = figures.charts(comparison), figures.courses(comparison)
     frontier = figures.frontier(comparison)
-    shown = [*charts, *courses, *([] if frontier is None else [frontier])]
     return filled(
         "page.html",
         words=wording.Words(comparison),
         said=sections.Sections(comparison),
         rows=_rows(comparison),
         legend=_legend(comparison),
-        charts=[drawn(chart) for chart in charts],
-        courses=[drawn(chart) for chart in courses],
+        charts=[drawn(chart) for chart in figures.charts(comparison)],
+        courses=[drawn(chart) for chart in figures.courses(comparison)],
         frontier=None if frontier is None else {"chart": drawn(frontier), **tables.frontier(comparison)},
         truth=tables.truth(comparison),
-        data={chart.key: coordinates(chart) for chart in shown},
+        data={chart.key: coordinates(chart) for chart in figures.every_chart(comparison)},
         comparison=comparison,
     )
 

@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from discreet.report import figures, wording
-from discreet.report.figures import Chart, Series
+from discreet.report import charts as chart_files
+from discreet.report import wording
+from discreet.report.charts import Chart, Series, above_zero
 from discreet.report.page import coordinates, drawn, filled, replace
 from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
@@ -90,11 +91,10 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
         if row.curve:
             lists.setdefault(row.curve, []).append(row.name)
     lines = tuple(
-        Series(name=_together(names), style=style, points=tuple((e, z, z, z) for e, z in curve))
-        for style, (curve, names) in enumerate(lists.items())
+        Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items())
     )
-    step = tuple((float(at.batch), at.effective, at.effective, at.effective) for at in answer.batches)
-    whole = tuple((float(at.batch), at.path, at.path, at.path) for at in answer.batches)
+    step = Series.exact("on a step's mean gradient", 0, [(at.batch, at.effective) for at in answer.batches])
+    whole = Series.exact("over the whole run", 1, [(at.batch, at.path) for at in answer.batches])
     return (
         _chart(
             "noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines
@@ -105,10 +105,7 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
             "batch",
             "batch",
             "noise, in units of the clip",
-            (
-                Series(name="on a step's mean gradient", style=0, points=step),
-                Series(name="over the whole run", style=1, points=whole),
-            ),
+            (step, whole),
         ),
     )
 
@@ -144,7 +141,13 @@ def write(
     """The page, and its charts as SVG and PNG files beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
     replace(page, render(answer, trial, micro_batch, command))
-    return (page, *figures.draw(charts(answer), page.parent / f"{page.stem}-figures"))
+    folder = page.parent / f"{page.stem}-figures"
+    files = (
+        path
+        for chart in charts(answer)
+        for path in chart_files.save(chart, folder / f"{chart.key}.svg", folder / f"{chart.key}.png")
+    )
+    return (page, *files)
 
 
 def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Series, ...]) -> Chart:
@@ -154,9 +157,8 @@ def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Serie
         x_label=x,
         x_short=short,
         series=series,
-        y_range=figures.above_zero(series),
+        y_range=above_zero(series),
         y_label=y,
-        percent=False,
         log_x=True,
         log_y=True,
     )

@@ -7,25 +7,12 @@ from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree as Tree
 
-from discreet.report.figures import LIGHT, MARKERS, Chart, Series, powers, shape, ticks
+from discreet.report.charts import LIGHT, MARKERS, Chart, Series, log_ticks, shape, ticks
 from discreet.runs.comparison.estimates import Estimate
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46
 STRIP_WIDTH, STRIP_HEIGHT = 132, 18
-
-# Each path is drawn around the origin, about 8 units across.
-_SHAPES = {
-    "circle": "M-3.6,0a3.6,3.6 0 1,0 7.2,0a3.6,3.6 0 1,0 -7.2,0z",
-    "square": "M-3.2,-3.2h6.4v6.4h-6.4z",
-    "triangle": "M0,-4.2L4,3H-4z",
-    "diamond": "M0,-4.6L4.2,0L0,4.6L-4.2,0z",
-    "down": "M0,4.2L4,-3H-4z",
-    "cross": "M-3.6,-2.2l1.4,-1.4l2.2,2.2l2.2,-2.2l1.4,1.4l-2.2,2.2l2.2,2.2"
-    "l-1.4,1.4l-2.2,-2.2l-2.2,2.2l-1.4,-1.4l2.2,-2.2z",
-    "plus": "M-1.1,-4.2h2.2v3.1h3.1v2.2h-3.1v3.1h-2.2v-3.1h-3.1v-2.2h3.1z",
-    "bar": "M-1.3,-4.6h2.6v9.2h-2.6z",
-}
 
 
 def _add(parent: Tree.Element, tag: str, text: str | None = None, **attributes: Any) -> Tree.Element:
@@ -89,13 +76,13 @@ def chart(chart: Chart) -> str:
 def _axes(root: Tree.Element, chart: Chart, plane: Plane) -> None:
     bottom = HEIGHT - BOTTOM
     low, high = chart.y_range
-    for value in powers(low, high) if chart.log_y else ticks(low, high, 6):
+    for value in log_ticks(low, high) if chart.log_y else ticks(low, high, 6):
         y = plane.y(value)
         text = f"{value * 100:g}%" if chart.percent else _short(value)
         _add(root, "line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
         _add(root, "text", text, class_="tick", x=LEFT - 8, y=y + 4, text_anchor="end")
     low, high = chart.x_range
-    for value in powers(low, high) if chart.log_x else ticks(low, high, 7):
+    for value in log_ticks(low, high) if chart.log_x else ticks(low, high, 7):
         x = plane.x(value)
         _add(root, "line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
         _add(root, "text", _short(value), class_="tick", x=x, y=bottom + 18, text_anchor="middle")
@@ -131,7 +118,7 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
     for index in range(line.style % every, len(line.points), every):
         x, mean, _, _ = line.points[index]
         place = f"translate({plane.x(x):.1f},{plane.y(mean):.1f})"
-        _add(group, "path", class_="mark", d=_SHAPES[MARKERS[shape(line.style)]], transform=place)
+        _add(group, "path", class_="mark", d=MARKERS[shape(line.style)][1], transform=place)
 
 
 def marker(style: int) -> str:
@@ -139,7 +126,7 @@ def marker(style: int) -> str:
     root = Tree.Element(
         "svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"}
     )
-    _add(root, "path", class_="mark", d=_SHAPES[MARKERS[shape(style)]])
+    _add(root, "path", class_="mark", d=MARKERS[shape(style)][1])
     return _text(root)
 
 

@@ -7,16 +7,18 @@ import dataclasses
 import itertools
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from discreet import runs
 from discreet.accounting import certify, merge, read
 from discreet.core import check
 from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
+from discreet.core.workers import failure_of, run_jobs
 from discreet.data import DATASETS, build, parameters
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
@@ -33,8 +35,6 @@ from discreet.runs.comparison.values import (
     Provenance,
     TrainedRun,
 )
-from discreet.runs.comparison.worker import reason
-from discreet.runs.comparison.worker_pool import TrainingOrder, carry_out
 from discreet.runs.defaults import load_task, records_of, settle
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -96,6 +96,7 @@ class Rounds:
         self._model = build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
         self._count = len(settings.chosen) * len(settings.keys)
         self._jobs: list[_Job] = []
+        self._ordered: list[_Job] = []
         self._finished: dict[int, TrainedRun] = {}
         self._failed: dict[int, Failure] = {}
         self._notes: dict[int, str] = {}
@@ -108,8 +109,10 @@ class Rounds:
             _Job(index=index, row=row, seed=seed, directory=self._settings.out / row.candidate.name / key)
             for index, ((key, seed), row) in enumerate(pairs)
         ]
-        orders = [order for job in self._jobs if (order := self._order(job)) is not None]
-        carry_out(orders, self, self._settings.workers)
+        ordered = [(job, order) for job in self._jobs if (order := self._order(job)) is not None]
+        self._ordered = [job for job, _ in ordered]
+        orders = [order for _, order in ordered]
+        run_jobs(f"{__name__}:train_order", orders, self, workers=self._settings.workers, saves=True)
         return self._gathered(rows)
 
     # -- one row, one run ------------------------------------------------------------------------------
@@ -125,15 +128,15 @@ class Rounds:
             config = runs.complete(config)
             METHODS[config.method].recipe(**dict(config.parameters))
         except Exception as error:
-            return _Row(candidate=candidate, config=config, plan=None, reason=reason(error))
+            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
         try:
             config, plan = settle(config, self.task)
         except (
             check.Refused
         ) as error:  # the recipe is sound: it is this task, or this budget, that it refuses
-            return _Row(candidate=candidate, config=config, plan=None, unfit=reason(error))
+            return _Row(candidate=candidate, config=config, plan=None, unfit=failure_of(error))
         except Exception as error:
-            return _Row(candidate=candidate, config=config, plan=None, reason=reason(error))
+            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
         return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
@@ -162,7 +165,7 @@ class Rounds:
             accept_large_delta=of.accept_large_delta,
         )
 
-    def _order(self, job: _Job) -> TrainingOrder | None:
+    def _order(self, job: _Job) -> dict[str, Any] | None:
         """What is left to train, if anything; a finished run is read, another run is moved out of the way."""
         plan, folder = job.row.plan, runs.RunFolder(job.directory)
         if plan is None:
@@ -178,32 +181,38 @@ class Rounds:
         if begun and folder.result.exists():
             self._take(job, Phase.REUSED)
             return None
-        return TrainingOrder(index=job.index, config=config, resume=begun)
+        return {"config": config.to_json(), "resume": begun}
 
-    def started(self, order: TrainingOrder) -> None:
+    def started(self, job: int) -> None:
         """A run is being trained."""
-        job = self._jobs[order.index]
-        self._tell(Phase.TRAINING, job, steps=self.horizon.steps, note=self._notes.get(order.index, ""))
+        run = self._ordered[job]
+        self._tell(Phase.TRAINING, run, steps=self.horizon.steps, note=self._notes.get(run.index, ""))
 
-    def news(self, order: TrainingOrder, news: runs.RunProgress) -> None:
+    def news(self, job: int, news: Any) -> None:
         """A step was taken."""
-        told = {"step": news.step, "steps": news.steps, "epsilon": news.epsilon}
-        accuracy = news.accuracy if news.averaged_accuracy is None else news.averaged_accuracy
-        self._tell(Phase.TRAINING, self._jobs[order.index], **told, accuracy=accuracy)
+        progress = runs.RunProgress(**news)
+        averaged = progress.averaged_accuracy
+        self._tell(
+            Phase.TRAINING,
+            self._ordered[job],
+            step=progress.step,
+            steps=progress.steps,
+            epsilon=progress.epsilon,
+            accuracy=progress.accuracy if averaged is None else averaged,
+        )
 
-    def ended(self, order: TrainingOrder, why: str) -> None:
-        """A run is over, finished unless `why` says something."""
-        job = self._jobs[order.index]
-        if why:
-            self._fail(job, why)
+    def ended(self, job: int, result: Any, failure: str) -> None:
+        """A run is over, finished unless there is a failure."""
+        if failure:
+            self._fail(self._ordered[job], failure)
         else:
-            self._take(job, Phase.FINISHED)
+            self._take(self._ordered[job], Phase.FINISHED)
 
     def _take(self, job: _Job, phase: Phase) -> None:
         try:
             run = self._finished_run(job)
         except Exception as error:
-            self._fail(job, reason(error))
+            self._fail(job, failure_of(error))
             return
         self._finished[job.index] = run
         self._tell(phase, job, step=run.steps, steps=run.steps, epsilon=run.epsilon, accuracy=run.accuracy)
@@ -302,6 +311,12 @@ class Rounds:
         """Of all runs that began; of failed ones too: what they charged is spent."""
         every = (runs.RunFolder(job.directory).ledger for job in self._jobs)
         return [ledger for ledger in every if ledger.exists()]
+
+
+def train_order(order: dict[str, Any], tell: Callable[[Any], None]) -> None:
+    """Train one run; called by a worker."""
+    config = runs.RunConfig.from_json(order["config"])
+    runs.train(config, on_progress=lambda news: tell(dataclasses.asdict(news)), resume=order["resume"])
 
 
 def together(ledgers: list[Path], delta: float, relation: str) -> float | None:

@@ -14,6 +14,8 @@ from discreet.runs.comparison.estimates import Estimate
 FORMAT = "discreet.comparison/2"
 
 Setting = str | int | float | bool | None
+Changes = tuple[tuple[int, float], ...]
+"""(first step, value) wherever a value changes."""
 
 
 @final
@@ -71,8 +73,8 @@ class Course:
     visible   whether iterates may be seen before the end; if not, there is no accuracy on the way
     """
 
-    noise: tuple[tuple[int, float], ...] = ()
-    density: tuple[tuple[int, float], ...] = ()
+    noise: Changes = ()
+    density: Changes = ()
     diameter: float | None = None
     visible: bool = True
 

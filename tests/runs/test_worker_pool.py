@@ -30,9 +30,7 @@ def children() -> list[int]:
     told = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
     )
-    return [
-        int(line.split()[0]) for line in told.stdout.splitlines() if "discreet.runs.comparison.worker" in line
-    ]
+    return [int(line.split()[0]) for line in told.stdout.splitlines() if "discreet.core.workers" in line]
 
 
 def test_processes_give_what_one_gives_and_their_failures_are_rows(tmp_path: Path) -> None:
