@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from types import MappingProxyType
 
 from discreet.methods import METHODS
+from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison import (
     Choice,
     Comparison,
@@ -18,7 +20,6 @@ from discreet.runs.comparison import (
     Provenance,
     Stage,
     TrainedRun,
-    Truth,
     Tuned,
 )
 
@@ -137,25 +138,23 @@ def full() -> Comparison:
         for epsilon, drop in ((1.0, 0.08), (8.0, -0.02))
     )
     truth = (
-        Truth(
+        AuditRow(
             method="dp-sgd",
-            parameters=(("noise", 1.0), ("delta", 0.01)),
+            parameters=MappingProxyType({"noise": 1.0, "delta": 0.01}),
             certified=2.32,
             claimed=None,
             analytic=None,
             audited=2.067,
             confidence=0.999,
-            verdict="holds",
         ),
-        Truth(
+        AuditRow(
             method="GeoDP as published",
-            parameters=(("beta", 1), ("how", "one step")),
+            parameters=MappingProxyType({"beta": 1, "how": "one step"}),
             certified=math.inf,
             claimed=4.85,
             analytic=249.0,
             audited=7.81,
             confidence=0.999,
-            verdict="claim broken",
         ),
     )
     unfit = Excluded(

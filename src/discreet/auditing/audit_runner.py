@@ -12,10 +12,10 @@ from typing import Any, final
 
 import discreet
 from discreet.auditing.rows import Attack, Effort, OnProgress
-from discreet.auditing.verdicts import Row
 from discreet.core import check
 from discreet.core.plain import digest
 from discreet.core.workers import run_jobs, worker_count
+from discreet.runs.audit_rows import AuditRow
 
 
 @final
@@ -33,15 +33,15 @@ class KeptRows:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # a line that was cut short was never made
 
-    def made(self, effort: Effort) -> dict[str, Row]:
+    def made(self, effort: Effort) -> dict[str, AuditRow]:
         """The rows that are there, by label."""
         try:
             entries = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-            return {e["label"]: Row.from_json(e["row"]) for e in entries if e["made"] == _making(effort)}
+            return {e["label"]: AuditRow.from_json(e["row"]) for e in entries if e["made"] == _making(effort)}
         except (KeyError, TypeError, ValueError) as error:
             check.refuse(f"rows of a truth table in {self.path}", error, "delete the file, and begin anew")
 
-    def add(self, label: str, row: Row, effort: Effort) -> None:
+    def add(self, label: str, row: AuditRow, effort: Effort) -> None:
         """Keep a row."""
         line = json.dumps({"label": label, "row": row.to_json(), "made": _making(effort)}, allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
@@ -65,7 +65,7 @@ def _code() -> str:
     return digest([path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))])
 
 
-OnRow = Callable[[str, Row], None]
+OnRow = Callable[[str, AuditRow], None]
 """Receives a finished row and its label."""
 
 
@@ -101,7 +101,7 @@ class _Finished:
     def ended(self, job: int, result: Any, failure: str) -> None:
         if failure:
             raise RuntimeError(f"{self._labels[job]}: {failure}")
-        row = Row.from_json(result)
+        row = AuditRow.from_json(result)
         if self._listener is not None:
             self._listener(self._labels[job], row.parameters["trials"], row.parameters["trials"])
         self._keep(self._labels[job], row)

@@ -13,7 +13,7 @@ import numpy as np
 from discreet.accounting import Neighbouring, certify, gdp
 from discreet.auditing import broken
 from discreet.auditing.games import Game, GaussianStep, play
-from discreet.auditing.verdicts import Row
+from discreet.runs.audit_rows import AuditRow
 
 if TYPE_CHECKING:
     from discreet.auditing.whole_run import Record
@@ -75,9 +75,11 @@ class Attack:
     """One row to be made."""
 
     label: str
-    make: Callable[[np.random.Generator | None, Callable[[int, int], None] | None], Row]
+    make: Callable[[np.random.Generator | None, Callable[[int, int], None] | None], AuditRow]
 
-    def row(self, listener: OnProgress | None = None, generator: np.random.Generator | None = None) -> Row:
+    def row(
+        self, listener: OnProgress | None = None, generator: np.random.Generator | None = None
+    ) -> AuditRow:
         """Play it."""
         advance = None if listener is None else functools.partial(listener, self.label)
         return self.make(generator, advance)
@@ -124,7 +126,7 @@ def _one_step(
     effort: Effort,
     generator: np.random.Generator | None,
     advance: Callable[[int, int], None] | None,
-) -> Row:
+) -> AuditRow:
     """What the recipe really releases, at rate 1, where sampling hides nothing."""
     from discreet.auditing.releases import Canaries, game_for
 
@@ -147,7 +149,7 @@ def _whole_run(
     trials: int,
     generator: np.random.Generator | None,
     advance: Callable[[int, int], None] | None,
-) -> Row:
+) -> AuditRow:
     """A small model, trained to the end through `Private`."""
     from discreet.auditing.whole_run import WholeRun, couples_nothing
 
@@ -163,10 +165,10 @@ def _played(
     trials: int,
     generator: np.random.Generator | None,
     advance: Callable[[int, int], None] | None,
-) -> Row:
+) -> AuditRow:
     audit = play(game, trials=trials, delta=COARSE_DELTA, generator=generator, advance=advance)
-    claim, horizon = plan.charge().claimed, plan.horizon
-    return Row(
+    claim, horizon = plan.charge().claimed, plan.known_horizon
+    return AuditRow(
         method=plan.method,
         parameters=_parameters(
             game=words,
@@ -190,13 +192,13 @@ def _played(
 def statistic(effort: Effort, *, delta: float = broken.DELTA) -> Attack:
     """DP-SGD's full-batch step by its sufficient statistic: how close an attack comes at a small delta."""
 
-    def make(generator: np.random.Generator | None, advance: Callable[[int, int], None] | None) -> Row:
+    def make(generator: np.random.Generator | None, advance: Callable[[int, int], None] | None) -> AuditRow:
         trials = effort.scalar
         audit = play(
             GaussianStep(noise=NOISE), trials=trials, delta=delta, generator=generator, advance=advance
         )
         exact = gdp.epsilon(1 / NOISE, delta)
-        return Row(
+        return AuditRow(
             method="dp-sgd",
             parameters=_parameters(
                 game="one step, sufficient statistic",
@@ -219,11 +221,11 @@ def statistic(effort: Effort, *, delta: float = broken.DELTA) -> Attack:
 def against_claim(shown: broken.Demonstration, effort: Effort) -> Attack:
     """A published mechanism against its paper's claim."""
 
-    def make(generator: np.random.Generator | None, advance: Callable[[int, int], None] | None) -> Row:
+    def make(generator: np.random.Generator | None, advance: Callable[[int, int], None] | None) -> AuditRow:
         delta, trials = broken.DELTA, shown.trials * effort.times
         audit = play(shown.game, trials=trials, delta=delta, generator=generator, advance=advance)
         certificate = certify(shown.charge, delta=delta, relation=Neighbouring.ADD_REMOVE)
-        return Row(
+        return AuditRow(
             method=f"{shown.method} (as published)",
             parameters=_parameters(game="simulation", **shown.parameters, delta=delta, trials=trials),
             certified=certificate.epsilon,

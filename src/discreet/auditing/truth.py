@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from discreet.auditing import broken
@@ -24,26 +22,13 @@ from discreet.auditing.rows import (
     attacks_on,
     statistic,
 )
-from discreet.auditing.verdicts import Row, Verdict, verdict
 from discreet.core import check
+from discreet.runs.audit_rows import AuditRow
 
 if TYPE_CHECKING:
     from discreet.methods import Method
 
-__all__ = [
-    "FULL",
-    "QUICK",
-    "Effort",
-    "KeptRows",
-    "Row",
-    "Scope",
-    "Verdict",
-    "attacks",
-    "document",
-    "truth_rows",
-    "truth_table",
-    "verdict",
-]
+__all__ = ["FULL", "QUICK", "Effort", "KeptRows", "Scope", "attacks", "document", "truth_table"]
 
 
 @final
@@ -95,7 +80,7 @@ def truth_table(
     listener: OnProgress | None = None,
     workers: int | None = 1,
     kept: KeptRows | None = None,
-) -> tuple[Row, ...]:
+) -> tuple[AuditRow, ...]:
     """Every row, in order.
 
     workers  processes that play at once; None: one for each core, four at most
@@ -105,7 +90,7 @@ def truth_table(
     made = {} if kept is None else kept.made(effort)
     missing = [attack for attack in planned if attack.label not in made]
 
-    def keep(label: str, row: Row) -> None:
+    def keep(label: str, row: AuditRow) -> None:
         made[label] = row
         if kept is not None:
             kept.add(label, row, effort)
@@ -114,7 +99,7 @@ def truth_table(
     return tuple(made[attack.label] for attack in planned)
 
 
-def document(rows: Iterable[Row], *, command: str) -> dict[str, Any]:
+def document(rows: Iterable[AuditRow], *, command: str) -> dict[str, Any]:
     """The table as one JSON value, with the command and the versions that made it."""
     packages = ("discreet", "numpy", "scipy", "torch", "dp-accounting")
     return {
@@ -123,17 +108,3 @@ def document(rows: Iterable[Row], *, command: str) -> dict[str, Any]:
         "command": command,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }
-
-
-def truth_rows(path: str | Path) -> tuple[Row, ...]:
-    """The rows of a file that `discreet audit --out FILE` wrote."""
-    try:
-        return tuple(Row.from_json(row) for row in json.loads(Path(path).read_text(encoding="utf-8"))["rows"])
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, check.Refused):
-            raise
-        check.refuse(
-            f"a truth table in {path}",
-            f"{type(error).__name__}: {error}",
-            "write one with `discreet audit --all --out FILE`",
-        )

@@ -59,5 +59,5 @@ class Sections:
     @property
     def truth_confidence(self) -> str:
         """How sure the attacks are."""
-        known = [row.confidence for row in self._of.truth if row.confidence is not None]
-        return f"audited at a confidence of {min(known):.1%}" if known else "without stated confidence"
+        least = min(row.confidence for row in self._of.truth)
+        return f"audited at a confidence of {least:.1%}"

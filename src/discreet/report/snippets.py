@@ -18,8 +18,8 @@ from typing import Any
 
 from discreet.core import check
 from discreet.report import page, tables, wording
-from discreet.runs.comparison.stored import truth_table
-from discreet.runs.comparison.values import Comparison, Entry, Truth
+from discreet.runs.audit_rows import AuditRow, Verdict, read_audit
+from discreet.runs.comparison.values import Comparison, Entry
 
 COMPARISON = "fashion-mnist"
 TRUTH = "truth-table.json"
@@ -36,7 +36,7 @@ def main() -> None:
     if file.is_file():
         text = put(text, "comparison", comparison(page.read(file), f"{results.name}/{COMPARISON}"))
     if (results / TRUTH).is_file():
-        text = put(text, "truth", truth(truth_table(results / TRUTH)))
+        text = put(text, "truth", truth(read_audit(results / TRUTH)))
     timed = next((results / name for name in SPEED if (results / name).is_file()), None)
     if timed is not None:
         text = put(text, "speed", speed(json.loads(timed.read_text(encoding="utf-8"))))
@@ -77,9 +77,9 @@ def comparison(found: Comparison, place: str) -> str:
     return "\n\n".join(parts)
 
 
-def truth(rows: tuple[Truth, ...]) -> str:
+def truth(rows: tuple[AuditRow, ...]) -> str:
     """The claims that do not survive."""
-    broken = [row for row in rows if row.claimed is not None and row.verdict == "claim broken"]
+    broken = [row for row in rows if row.claimed is not None and row.verdict is Verdict.CLAIM_BROKEN]
     cells = [
         [row.method, tables.setting(row), _up(row.claimed), _shown(row), _up(row.certified)] for row in broken
     ]
@@ -127,11 +127,10 @@ def _up(value: float | None) -> str:
     return wording.epsilon(value)
 
 
-def _shown(row: Truth) -> str:
+def _shown(row: AuditRow) -> str:
     """Lower bounds, rounded down."""
-    audited = 0.0 if row.audited is None else row.audited
-    text = f"{math.floor(audited * 100) / 100:.2f}"
-    if row.analytic is None or row.analytic <= audited:
+    text = f"{math.floor(row.audited * 100) / 100:.2f}"
+    if row.analytic is None or row.analytic <= row.audited:
         return text
     return f"{text} (analytic: {math.floor(row.analytic * 100) / 100:g})"
 

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from discreet.report import figures, svg, wording
-from discreet.runs.comparison.values import Comparison, Entry, Truth
+from discreet.runs.audit_rows import AuditRow, Verdict
+from discreet.runs.comparison.values import Comparison, Entry
 
 _ABSENT, _WITHOUT_END = -1.0, 1e300  # where nothing, and infinity, are sorted
-_GOOD = ("holds", "claim not tested")
+_GOOD = (Verdict.HOLDS, Verdict.NOT_TESTED)
 
 
 def frontier(comparison: Comparison) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def truth(comparison: Comparison) -> list[dict[str, Any]]:
                 _epsilon(row.analytic, _down),
                 _epsilon(row.audited, _down),
             ],
-            "verdict": row.verdict,
+            "verdict": row.verdict.value,
             "bad": row.verdict not in _GOOD,
             "setting": setting(row),
         }
@@ -69,9 +70,9 @@ def _epsilon(value: float | None, text: Any) -> dict[str, Any]:
     return {"value": _WITHOUT_END if math.isinf(value) else value, "text": text(value)}
 
 
-def setting(row: Truth) -> str:
+def setting(row: AuditRow) -> str:
     """The numbers of an audit's row, in words."""
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
-        for name, value in row.parameters
+        for name, value in row.parameters.items()
     )

@@ -21,8 +21,8 @@ from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
-    from discreet.auditing.truth import Row
     from discreet.runs import RunProgress, RunResult
+    from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress
     from discreet.runs.comparison.estimates import Estimate
     from discreet.runs.comparison.values import Comparison
@@ -157,7 +157,7 @@ def _frontier_table(found: Comparison) -> RenderableType:
     return table
 
 
-def truth_table(rows: Sequence[Row]) -> RenderableType:
+def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
     """Certified, claimed and audited side by side; the worst verdicts stand out."""
     columns = ("method", "certified", "claimed", "analytic", "audited", "verdict", "parameters")
     table = _table("truth table", columns)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet.accounting import Certificate
-from discreet.core.plain import plain
-from discreet.core.relation import Neighbouring
+from discreet.core.plain import from_plain, plain
 from discreet.training.spending import Spent
 
 Point = tuple[int, float, float]
@@ -79,28 +78,16 @@ class RunResult:
 def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -> RunResult:
     """The result that a run directory holds."""
     spent = body["spent"]
-    proven = spent["certified"]
-    certificate = Certificate(
-        float(proven["epsilon"]),
-        proven["delta"],
-        Neighbouring(proven["relation"]),
-        proven["accountant"],
-        tuple(proven["assumptions"]),
-    )
-    claimed = None if spent["claimed"] is None else float(spent["claimed"])
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
     return RunResult(
         **{name: body[name] for name in names},
         spent=Spent(
-            certified=certificate,
-            claimed=claimed,
+            certified=from_plain(Certificate, spent["certified"]),
+            claimed=from_plain(float | None, spent["claimed"]),
             steps=spent["steps"],
             statement=spent["randomness"],
-            warnings=tuple(spent.get("warnings", ())),
         ),
-        curve=tuple(
-            (int(step), float(accuracy), float(epsilon)) for step, accuracy, epsilon in body["curve"]
-        ),
+        curve=from_plain(tuple[Point, ...], body["curve"]),
         statement=statement,
         directory=directory,
     )

@@ -15,7 +15,6 @@ from discreet.runs.comparison.compare import (
     default_seeds,
 )
 from discreet.runs.comparison.estimates import Estimate
-from discreet.runs.comparison.stored import truth_table
 from discreet.runs.comparison.values import (
     Choice,
     Comparison,
@@ -27,7 +26,6 @@ from discreet.runs.comparison.values import (
     Provenance,
     Stage,
     TrainedRun,
-    Truth,
     Tuned,
 )
 
@@ -47,10 +45,8 @@ __all__ = [
     "Provenance",
     "Stage",
     "TrainedRun",
-    "Truth",
     "Tuned",
     "candidates",
     "compare",
     "default_seeds",
-    "truth_table",
 ]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import final
 
 from discreet.core import check
+from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.candidates import Candidate, candidates
-from discreet.runs.comparison.stored import truth_table
-from discreet.runs.comparison.values import Comparison, Stage, Truth
+from discreet.runs.comparison.values import Comparison, Stage
 
 SHIPPED = "truth-table.json"
 """The audit's table, where it lies in the report's directory itself."""
@@ -195,11 +195,11 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
     return dataclasses.replace(main, others=stages, truth=truth, truth_source=source, tuned=tuned)
 
 
-def _truth(settings: CompareSettings) -> tuple[tuple[Truth, ...], str]:
+def _truth(settings: CompareSettings) -> tuple[tuple[AuditRow, ...], str]:
     """The audit's rows and the name of their file."""
     shipped = settings.out / SHIPPED
     path = settings.truth or (shipped if shipped.is_file() else None)
-    return ((), "") if path is None else (truth_table(path), path.name)
+    return ((), "") if path is None else (read_audit(path), path.name)
 
 
 def _staged(listener: Listener, stage: str) -> Listener:

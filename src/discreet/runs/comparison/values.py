@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from discreet.core import check
-from discreet.core.plain import plain
+from discreet.core.plain import from_plain, plain
+from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison.estimates import Estimate
 
 FORMAT = "discreet.comparison/2"
@@ -196,21 +197,6 @@ class Tuned:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Truth:
-    """A row of an audit: certified, claimed and audited epsilon of one setting."""
-
-    method: str
-    parameters: tuple[tuple[str, Setting], ...]
-    certified: float | None
-    claimed: float | None
-    analytic: float | None
-    audited: float | None
-    confidence: float | None
-    verdict: str
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class Provenance:
     """Where the numbers come from."""
 
@@ -252,7 +238,7 @@ class Comparison:
     together: float | None
     provenance: Provenance
     others: tuple[Stage, ...] = ()
-    truth: tuple[Truth, ...] = ()
+    truth: tuple[AuditRow, ...] = ()
     truth_source: str = ""
     tuned: Tuned | None = None
 
@@ -296,22 +282,21 @@ class Comparison:
         return tuple(e for e in others if e.accuracy is not None and e.accuracy.overlaps(best.accuracy))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values, with the derived accuracies beside the runs for readers of the file."""
+        """Everything as JSON values, with the mean accuracies beside the runs for readers of the file."""
         held = plain(self)
-        stages = [(self.entries, held["entries"])]
-        stages += [
-            (stage.entries, told["entries"]) for stage, told in zip(self.others, held["others"], strict=True)
+        held["truth"] = [
+            {"is": "Truth", **row.to_json(), "parameters": [list(pair) for pair in row.parameters.items()]}
+            for row in self.truth
         ]
-        for entries, written in stages:
-            for entry, row in zip(entries, written, strict=True):
+        every = [self.entries, *(budget.entries for budget in self.others)]
+        for entries, written in zip(every, (held, *held["others"]), strict=True):
+            for entry, row in zip(entries, written["entries"], strict=True):
                 row["accuracy"] = None if entry.accuracy is None else plain(entry.accuracy)
         return {"format": FORMAT, **held}
 
     @staticmethod
     def from_json(held: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_json` wrote; anything else is refused."""
-        from discreet.runs.comparison.stored import comparison
-
         check.require(
             held.get("format") == FORMAT,
             f"a file of format {FORMAT}",
@@ -319,11 +304,12 @@ class Comparison:
             "give the report.json that discreet compare wrote with this version",
         )
         try:
-            return comparison(held)
+            found: Comparison = from_plain(Comparison, held)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             check.refuse(
                 "a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again"
             )
+        return found
 
 
 def _number(value: Setting) -> str:

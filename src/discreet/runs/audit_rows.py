@@ -1,7 +1,7 @@
-"""A row of the truth table, and its verdict.
+"""A row of an audit and its verdict, as `discreet audit --out FILE` writes it and a comparison shows it.
 
 verdict              when
-CERTIFICATE BROKEN   audited > certified: a fault of ours
+CERTIFICATE BROKEN   audited > certified: a bug in this library
 claim broken         audited > claimed
 holds                audited <= certified
 claim not tested     nothing is certified, and the attack shows less than the claim (or there is none)
@@ -10,18 +10,20 @@ claim not tested     nothing is certified, and the attack shows less than the cl
 from __future__ import annotations
 
 import enum
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
 from discreet.core import check
-from discreet.core.plain import plain
+from discreet.core.plain import from_plain, plain
 
 
 class Verdict(enum.Enum):
-    """What a row of the table says."""
+    """What the numbers of a row say."""
 
     HOLDS = "holds"
     CLAIM_BROKEN = "claim broken"
@@ -31,8 +33,11 @@ class Verdict(enum.Enum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of the table; None where there is no such number. `parameters` begin with the game, in words."""
+class AuditRow:
+    """Certified, claimed, analytic and audited epsilon of one setting; None where there is no such number.
+
+    parameters  the settings; they begin with the game, in words
+    """
 
     method: str
     parameters: MappingProxyType[str, Any]
@@ -44,37 +49,19 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """The strongest thing that the numbers say."""
+        """The strongest statement that the numbers support."""
         return verdict(certified=self.certified, claimed=self.claimed, audited=self.audited)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; infinity is the string "inf"."""
-        row: dict[str, Any] = plain(
-            {
-                "method": self.method,
-                "parameters": self.parameters,
-                "certified": self.certified,
-                "claimed": self.claimed,
-                "analytic": self.analytic,
-                "audited": self.audited,
-                "confidence": self.confidence,
-                "verdict": self.verdict,
-            }
-        )
-        return row
+        held = plain(self)
+        del held["is"]
+        return {**held, "verdict": self.verdict.value}
 
     @staticmethod
-    def from_json(body: Mapping[str, Any]) -> Row:
-        """What `to_json` wrote; a verdict that its numbers do not give is refused."""
-        row = Row(
-            method=str(body["method"]),
-            parameters=MappingProxyType(dict(body["parameters"])),
-            certified=_number(body["certified"]),
-            claimed=_number(body["claimed"]),
-            analytic=_number(body["analytic"]),
-            audited=float(body["audited"]),
-            confidence=float(body["confidence"]),
-        )
+    def from_json(body: Mapping[str, Any]) -> AuditRow:
+        """What `to_json` wrote; a verdict that contradicts the numbers is refused."""
+        row: AuditRow = from_plain(AuditRow, body)
         check.require(
             row.verdict.value == body["verdict"],
             f"the verdict {row.verdict.value!r} for the numbers of {row.method}",
@@ -85,7 +72,7 @@ class Row:
 
 
 def verdict(*, certified: float | None, claimed: float | None, audited: float) -> Verdict:
-    """The word for these three numbers.
+    """The verdict on these three numbers.
 
     >>> verdict(certified=4.0, claimed=1.0, audited=2.0).value
     'claim broken'
@@ -98,5 +85,16 @@ def verdict(*, certified: float | None, claimed: float | None, audited: float) -
     return Verdict.HOLDS if proven else Verdict.NOT_TESTED
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def read_audit(path: Path) -> tuple[AuditRow, ...]:
+    """The rows of a file that `discreet audit --out FILE` wrote."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(AuditRow.from_json(row) for row in held["rows"])
+    except check.Refused:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        check.refuse(
+            f"a truth table in {path}",
+            f"{type(error).__name__}: {error}",
+            "write one with `discreet audit --all --out FILE`",
+        )
