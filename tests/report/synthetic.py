@@ -10,17 +10,17 @@ from types import MappingProxyType
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison import (
-    Choice,
+    TunedSetting,
     Comparison,
-    Course,
+    PlanTimeline,
     Entry,
     Excluded,
     Failure,
     Point,
     Provenance,
-    Stage,
+    BudgetResult,
     TrainedRun,
-    Tuned,
+    TuningSummary,
 )
 
 FINAL = {
@@ -123,10 +123,10 @@ def failing() -> Comparison:
 
 def full() -> Comparison:
     """Three budgets, masks, a decaying noise, a bounded domain, a row of one point, an audit and a search."""
-    steady = Course(noise=((0, 2.913),), density=((0, 1.0),))
-    masked = Course(noise=((0, 2.913),), density=tuple((6 * e, 1 - 0.045 * e) for e in range(20)))
-    decaying = Course(noise=tuple((6 * e, 4 / (e + 1) ** 0.25) for e in range(20)), density=((0, 1.0),))
-    bounded = Course(noise=((0, 5.0),), density=((0, 1.0),), diameter=2.5, visible=False)
+    steady = PlanTimeline(noise=((0, 2.913),), density=((0, 1.0),))
+    masked = PlanTimeline(noise=((0, 2.913),), density=tuple((6 * e, 1 - 0.045 * e) for e in range(20)))
+    decaying = PlanTimeline(noise=tuple((6 * e, 4 / (e + 1) ** 0.25) for e in range(20)), density=((0, 1.0),))
+    bounded = PlanTimeline(noise=((0, 5.0),), density=((0, 1.0),), diameter=2.5, visible=False)
     last = run("dpsgd-dc", 0)
     courses = {"random-freeze": masked, "d2p-sgd": decaying}
     names = (*FINAL, *courses)
@@ -134,7 +134,7 @@ def full() -> Comparison:
     only = dataclasses.replace(last, curve=last.curve[-1:])
     rows.append(entry("dp-sgd", name="last-iterate", course=bounded, runs=(only,)))
     others = tuple(
-        Stage(epsilon=epsilon, repeats=1, entries=tuple(_shifted(row, drop) for row in rows))
+        BudgetResult(epsilon=epsilon, repeats=1, entries=tuple(_shifted(row, drop) for row in rows))
         for epsilon, drop in ((1.0, 0.08), (8.0, -0.02))
     )
     truth = (
@@ -160,13 +160,13 @@ def full() -> Comparison:
     unfit = Excluded(
         method="dpsgd-gc", guarantee="certified: last iterate", reason="Expected full batches, got Poisson."
     )
-    tuned = Tuned(
+    tuned = TuningSummary(
         data="digits",
         model="cnn-digits",
         trials=42,
         records=1149,
         held_out=288,
-        choices=(Choice(name="dp-sgd", settings="clip 0.2, sgd, learning rate 4", score=0.94),),
+        choices=(TunedSetting(name="dp-sgd", settings="clip 0.2, sgd, learning rate 4", score=0.94),),
     )
     return comparison(
         tuple(rows),

@@ -110,7 +110,7 @@ def test_the_page_has_everything() -> None:
         "certified ε",
         "claimed ε",
         "Seeded: not private",
-        "chosen on public data, by a search or as defaults: not charged",
+        "chosen on public data, by a search or as defaults. They are not charged",
         "δ = 10⁻⁵",
         found.provenance.command,
         found.provenance.checksum,
@@ -165,13 +165,13 @@ def test_a_comparison_without_a_finished_run_has_a_page() -> None:
 def test_one_run_each_says_that_differences_may_be_chance() -> None:
     rows = tuple(synthetic.entry(name, (0,)) for name in ("dp-sgd", "psac"))
     page = Parsed(render(synthetic.comparison(rows, repeats=1, seeds=(0,)))).text
-    assert "differences may be chance" in page
+    assert "differences may be due to chance" in page
     assert "±" not in page.split("Ranking")[0]
 
 
 def test_the_headline_says_what_it_is_worth() -> None:
-    assert "overlaps with every other one" in wording.Words(synthetic.comparison()).told_apart
-    assert "overlaps with psac and dp-sgd" in wording.Words(synthetic.failing()).told_apart
+    assert "overlaps all others" in wording.significance(synthetic.comparison())
+    assert "overlaps those of psac and dp-sgd" in wording.significance(synthetic.failing())
 
     def steady(name: str, accuracy: float) -> Entry:
         values = (accuracy - 0.001, accuracy, accuracy + 0.001)
@@ -179,7 +179,7 @@ def test_the_headline_says_what_it_is_worth() -> None:
         return synthetic.entry(name, runs=made)
 
     clear = synthetic.comparison((steady("dp-sgd", 0.9), steady("psac", 0.8)))
-    assert wording.Words(clear).told_apart == "Its interval lies above all others."
+    assert wording.significance(clear) == "Its interval lies above all others."
 
 
 def test_epsilon_is_never_rounded_down() -> None:
@@ -203,14 +203,14 @@ def test_private_data_is_not_called_published() -> None:
     page = Parsed(render(found)).text
     assert "published" not in page
     assert "not private" not in page
-    assert "Keyed by the operating system" in page
-    assert "to release one model, train one" in page
+    assert "seeded by the operating system" in page
+    assert "To release one model, train one" in page
 
 
 def test_given_settings_are_not_called_public() -> None:
     rows = (synthetic.entry("dp-sgd", given=True), synthetic.entry("psac"))
     page = Parsed(render(synthetic.comparison(rows))).text
-    assert "The settings of dp-sgd were given by whoever ran this" in page
+    assert "The user gave the settings of dp-sgd" in page
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_given_settings_are_not_called_public() -> None:
 )
 def test_what_an_attacker_can_do(epsilon: float, factor: str | None, found: str) -> None:
     """From the definition: power <= e^eps * 0.01 + delta, and 1 - power >= e^-eps (0.99 - delta)."""
-    words = wording.Words(synthetic.comparison(epsilon=epsilon))
-    assert words.attack == found
-    assert factor is None or words.factor == factor
+    comparison = synthetic.comparison(epsilon=epsilon)
+    assert wording.attack_power(comparison) == found
+    assert factor is None or wording.likelihood_factor(comparison) == factor
 
 
 def test_write_and_read(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_only_clearly_worse_rows_are_told_apart_from_the_best() -> None:
 
     rows = (row("dp-sgd", 0.9, 0.91, 0.92), row("psac", 0.9, 0.9, 0.91), row("auto-s", 0.5, 0.51, 0.5))
     found = synthetic.comparison(rows)  # type: ignore[arg-type]
-    assert [entry.name for entry in found.not_told_apart] == ["psac"]
+    assert [entry.name for entry in found.close_to_best] == ["psac"]
 
 
 def test_a_curve_holds_the_steps_that_every_run_has_and_the_largest_epsilon() -> None:

@@ -20,8 +20,8 @@ from discreet.runs.comparison import (
     Phase,
     candidates,
     compare,
-    truth_table,
 )
+from discreet.runs.audit_rows import read_audit
 from discreet.runs.comparison.searching import search
 from discreet.runs.search import Grid
 
@@ -62,9 +62,9 @@ def small(out: Path, **changes: Any) -> CompareSettings:
 def test_each_budget_is_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small(tmp_path, others=(1.0, 8.0), other_repeats=1)
     found = compare(settings)
-    assert [stage.epsilon for stage in found.stages] == [1.0, 3.0, 8.0]
-    assert [len(stage.entries[0].runs) for stage in found.stages] == [1, 2, 1]
-    spent = [run.epsilon for stage in found.stages for run in stage.entries[0].runs]
+    assert [stage.epsilon for stage in found.budgets] == [1.0, 3.0, 8.0]
+    assert [len(stage.entries[0].runs) for stage in found.budgets] == [1, 2, 1]
+    spent = [run.epsilon for stage in found.budgets for run in stage.entries[0].runs]
     assert all(0.98 * budget < own <= budget for own, budget in zip(spent, (1, 3, 3, 8), strict=True))
     assert found.entries[0].runs[0].directory == "epsilon-3/dp-sgd/0"
     assert (tmp_path / "epsilon-1" / "dp-sgd" / "0" / "ledger.jsonl").is_file()
@@ -79,7 +79,7 @@ def test_each_budget_is_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     again = compare(settings, told.append)
     assert [news.phase for news in told if news.phase is not Phase.CALIBRATING] == [Phase.REUSED] * 4
     assert {news.stage for news in told} == {"epsilon 1", "epsilon 3", "epsilon 8"}
-    assert again.stages == found.stages
+    assert again.budgets == found.budgets
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_truth_table_is_read_from_a_file_or_from_the_directory(tmp_path: Pat
 
 def test_the_committed_truth_table_is_read() -> None:
     path = Path(__file__).resolve().parents[2] / "results" / "truth-table.json"
-    rows = truth_table(path)
+    rows = read_audit(path)
     assert {"dp-sgd"} <= {row.method for row in rows}
 
 

@@ -95,7 +95,7 @@ def frontier(comparison: Comparison) -> Chart | None:
         return None
     numbers = styles(comparison.entries)
     points: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in numbers}
-    for budget in comparison.stages:
+    for budget in comparison.budgets:
         for entry in budget.entries:
             if (a := entry.accuracy) is not None and entry.name in points:
                 points[entry.name].append((budget.epsilon, a.mean, a.low, a.high))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet.core import check
-from discreet.report import figures, sections, svg, tables, wording
+from discreet.report import figures, svg, tables, wording
 from discreet.report.charts import DARK, LIGHT, Chart
 from discreet.runs.comparison.values import Comparison, Entry, settings_in_words
 
@@ -66,8 +66,10 @@ def render(comparison: Comparison) -> str:
     frontier = figures.frontier(comparison)
     return filled(
         "page.html",
-        words=wording.Words(comparison),
-        said=sections.Sections(comparison),
+        title=f"Private training on {comparison.data}, at {wording.counted(len(comparison.budgets), 'budget')}",
+        delta=wording.power(comparison.delta),
+        significance=wording.significance(comparison),
+        text=wording,
         rows=_rows(comparison),
         legend=_legend(comparison),
         charts=[drawn(chart) for chart in figures.charts(comparison)],
@@ -159,7 +161,7 @@ def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[s
         "rank": rank,
         "finished": accuracy is not None,
         "entry": entry,
-        "summary": wording.summary(entry),
+        "summary": entry.summary.replace("`", ""),
         "settings": settings_in_words(entry),
         "marker": Markup(svg.marker(style)),
         "strip": Markup(strip),

@@ -61,9 +61,9 @@ def put(text: str, name: str, part: str) -> str:
 
 def comparison(found: Comparison, place: str) -> str:
     """The figure, a row for each method, what could not be compared, and the command."""
-    stages = found.stages
-    held = [{entry.name: entry for entry in stage.entries} for stage in stages]
-    heads = [f"epsilon {stage.epsilon:g} ({wording.counted(stage.repeats, 'run')})" for stage in stages]
+    budgets = found.budgets
+    held = [{entry.name: entry for entry in budget.entries} for budget in budgets]
+    heads = [f"epsilon {budget.epsilon:g} ({wording.counted(budget.repeats, 'run')})" for budget in budgets]
     rows = [[entry.name, *(_accuracy(by.get(entry.name)) for by in held)] for entry in found.entries]
     rest = [f"{one.method}: {one.reason or one.guarantee}" for one in found.excluded]
     parts = [

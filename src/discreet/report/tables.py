@@ -17,9 +17,9 @@ def frontier(comparison: Comparison) -> dict[str, Any]:
     """A row for each method, a column for each budget."""
     from markupsafe import Markup
 
-    stages = comparison.stages
+    budgets = comparison.budgets
     numbers = figures.styles(comparison.entries)
-    by_name = [{entry.name: entry for entry in stage.entries} for stage in stages]
+    by_name = [{entry.name: entry for entry in budget.entries} for budget in budgets]
     rows = [
         {
             "name": entry.name,
@@ -28,7 +28,7 @@ def frontier(comparison: Comparison) -> dict[str, Any]:
         }
         for entry in comparison.entries
     ]
-    return {"heads": [f"{stage.epsilon:g}" for stage in stages], "rows": rows}
+    return {"heads": [f"{budget.epsilon:g}" for budget in budgets], "rows": rows}
 
 
 def _accuracy(entry: Entry | None) -> dict[str, Any]:

@@ -133,22 +133,21 @@ def comparison_table(found: Comparison) -> RenderableType:
         )
     notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
     notes += [f"not comparable: {o.method} ({o.reason or o.guarantee})" for o in found.excluded]
-    if found.not_told_apart:
-        names = ", ".join(entry.name for entry in found.not_told_apart)
-        notes.append(f"not told apart from the best by {wording.counted(found.repeats, 'run')}: {names}")
+    if found.close_to_best:
+        names = ", ".join(entry.name for entry in found.close_to_best)
+        notes.append(f"not separated from the best by {wording.counted(found.repeats, 'run')}: {names}")
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
-    words_of = wording.Words(found)
-    notes += [line for line in (words_of.together, words_of.tuning, words_of.warning) if line]
+    notes += [wording.together(found), wording.tuning(found)]
     further = [_frontier_table(found)] if found.others else []
     return Group(table, *further, *(Text(note) for note in notes))
 
 
 def _frontier_table(found: Comparison) -> RenderableType:
     """Each method at each budget."""
-    stages = found.stages
-    table = _table("each budget", ("method", *(f"epsilon {stage.epsilon:g}" for stage in stages)))
-    held = [{entry.name: entry.accuracy for entry in stage.entries} for stage in stages]
+    budgets = found.budgets
+    table = _table("each budget", ("method", *(f"epsilon {budget.epsilon:g}" for budget in budgets)))
+    held = [{entry.name: entry.accuracy for entry in budget.entries} for budget in budgets]
     for entry in found.entries:
         accuracies = (by_name.get(entry.name) for by_name in held)
         table.add_row(

@@ -1,6 +1,6 @@
 """The rows of a comparison: methods with the settings they run with.
 
-Tuned settings were found on public benchmark data, never on a user's, so they cost no privacy: by a small
+TuningSummary settings were found on public benchmark data, never on a user's, so they cost no privacy: by a small
 search on digits, trained on four fifths of its 1437 training records and scored on the rest; the 360 test
 records took no part. docs/comparison.md has the grid and the scores. Rows that say so below were not searched;
 where there is none for a dataset, a run's own defaults hold.

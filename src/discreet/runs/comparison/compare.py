@@ -12,7 +12,7 @@ from typing import final
 from discreet.core import check
 from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.candidates import Candidate, candidates
-from discreet.runs.comparison.values import Comparison, Stage
+from discreet.runs.comparison.values import Comparison, BudgetResult
 
 SHIPPED = "truth-table.json"
 """The audit's table, where it lies in the report's directory itself."""
@@ -173,7 +173,7 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
 
     Guarantee: every finished run of a row has a certified epsilon of at most its budget.
     """
-    from discreet.runs.comparison.rounds import Rounds, together  # imports torch
+    from discreet.runs.comparison.runner import ComparisonRunner, together  # imports torch
     from discreet.runs.comparison.searching import search
 
     listener = on_progress or (lambda progress: None)
@@ -185,13 +185,13 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
     found: list[Comparison] = []
     for epsilon in (settings.epsilon, *settings.others):
         told = _staged(listener, f"epsilon {epsilon:g}") if settings.others else listener
-        rounds = Rounds(settings.at(epsilon), told, root=settings.out)
+        rounds = ComparisonRunner(settings.at(epsilon), told, root=settings.out)
         found.append(rounds.comparison())
         ledgers += rounds.ledgers
     main, *others = found
     if others:
         main = dataclasses.replace(main, together=together(ledgers, main.delta, main.relation))
-    stages = tuple(Stage(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
+    stages = tuple(BudgetResult(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
     return dataclasses.replace(main, others=stages, truth=truth, truth_source=source, tuned=tuned)
 
 

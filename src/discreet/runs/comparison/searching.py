@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from discreet.core import check
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
-from discreet.runs.comparison.values import Choice, Comparison, Entry, Tuned, settings_in_words
+from discreet.runs.comparison.values import TunedSetting, Comparison, Entry, TuningSummary, settings_in_words
 from discreet.runs.comparison.values import Setting as Value
 from discreet.runs.search import Grid, Setting
 
@@ -32,15 +32,15 @@ _KEPT, _OF = 4, 5
 
 def search(
     settings: CompareSettings, listener: Listener, grid: Grid | None = None
-) -> tuple[CompareSettings, Tuned]:
+) -> tuple[CompareSettings, TuningSummary]:
     """The settings with the rows that scored best, and what was tried.
 
     Guarantee: no trial sees a record of `settings.data` unless these are public, so nothing is to be charged.
     """
-    from discreet.runs.comparison.rounds import Rounds
+    from discreet.runs.comparison.runner import ComparisonRunner
 
     check_stand_in(settings)
-    target = Rounds(settings.at(settings.epsilon), listener, root=settings.out)
+    target = ComparisonRunner(settings.at(settings.epsilon), listener, root=settings.out)
     stand_in, place = _load(settings), settings.out / FOLDER
     held = _split(stand_in, place / "stand-in.npz")
     fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
@@ -65,7 +65,7 @@ def search(
         seeds=(SEED,),
         accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / held.records,  # it is public
     )
-    found = Rounds(trial_settings, listener, root=place).comparison()
+    found = ComparisonRunner(trial_settings, listener, root=place).comparison()
     scores = {entry.name: entry for entry in found.entries}
     best = {name: _best([scores[t.name] for t in row if t.name in scores]) for name, row in trials.items()}
     rows = tuple(_with(row, best[row.name]) for row in settings.chosen)
@@ -182,13 +182,13 @@ def _with(row: Candidate, best: Entry | None) -> Candidate:
     return dataclasses.replace(row, parameters=best.parameters, learning_rate=best.learning_rate)
 
 
-def _told(data: str, found: Comparison, best: dict[str, Entry | None], held: _Split) -> Tuned:
+def _told(data: str, found: Comparison, best: dict[str, Entry | None], held: _Split) -> TuningSummary:
     choices = (
-        Choice(name=name, settings=settings_in_words(entry), score=entry.accuracy.mean)
+        TunedSetting(name=name, settings=settings_in_words(entry), score=entry.accuracy.mean)
         for name, entry in best.items()
         if entry is not None and entry.accuracy is not None
     )
-    return Tuned(
+    return TuningSummary(
         data=data,
         model=found.model,
         trials=sum(len(entry.runs) for entry in found.entries),

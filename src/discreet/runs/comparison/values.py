@@ -65,7 +65,7 @@ class Failure:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class PlanTimeline:
     """What a plan does over its steps: (first step, value) wherever the value changes.
 
     noise     the multiplier on the sum, in units of the clip
@@ -80,7 +80,7 @@ class Course:
     visible: bool = True
 
 
-_NOTHING = Course()
+_NOTHING = PlanTimeline()
 
 
 @final
@@ -97,7 +97,7 @@ class Entry:
     learning_rate: float | None
     average: float | None = None
     given: bool = False
-    course: Course = _NOTHING
+    course: PlanTimeline = _NOTHING
     runs: tuple[TrainedRun, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -161,17 +161,22 @@ class Excluded:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class BudgetResult:
     """The same rows at another budget, for the frontier."""
 
     epsilon: float
     repeats: int
     entries: tuple[Entry, ...]
 
+    @property
+    def label(self) -> str:
+        """The epsilon as text."""
+        return f"{self.epsilon:g}"
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class TunedSetting:
     """What a search on stand-in data chose for a row, and its score there."""
 
     name: str
@@ -181,7 +186,7 @@ class Choice:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TuningSummary:
     """A search for settings on public stand-in data.
 
     records, held_out  how many records trained the trials, and how many others scored them
@@ -192,7 +197,7 @@ class Tuned:
     trials: int
     records: int
     held_out: int
-    choices: tuple[Choice, ...]
+    choices: tuple[TunedSetting, ...]
 
 
 @final
@@ -237,10 +242,10 @@ class Comparison:
     excluded: tuple[Excluded, ...]
     together: float | None
     provenance: Provenance
-    others: tuple[Stage, ...] = ()
+    others: tuple[BudgetResult, ...] = ()
     truth: tuple[AuditRow, ...] = ()
     truth_source: str = ""
-    tuned: Tuned | None = None
+    tuned: TuningSummary | None = None
 
     @staticmethod
     def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -267,13 +272,13 @@ class Comparison:
         return self.seeds is not None or any("not private" in run.randomness for run in runs)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def budgets(self) -> tuple[BudgetResult, ...]:
         """All budgets, the smallest first."""
-        own = Stage(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
-        return tuple(sorted((own, *self.others), key=lambda stage: stage.epsilon))
+        own = BudgetResult(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
+        return tuple(sorted((own, *self.others), key=lambda budget: budget.epsilon))
 
     @property
-    def not_told_apart(self) -> tuple[Entry, ...]:
+    def close_to_best(self) -> tuple[Entry, ...]:
         """The entries whose intervals overlap the best one's."""
         best = self.best
         if best is None or best.accuracy is None:

@@ -23,11 +23,11 @@ from discreet.data import DATASETS, build, parameters
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
-from discreet.runs.comparison.courses import course_of
+from discreet.runs.comparison.timelines import timeline_of
 from discreet.runs.comparison.earlier import compared, same, set_aside
 from discreet.runs.comparison.values import (
     Comparison,
-    Course,
+    PlanTimeline,
     Entry,
     Excluded,
     Failure,
@@ -74,7 +74,7 @@ class _Job:
 
 
 @final
-class Rounds:
+class ComparisonRunner:
     """Calibrates every row once, then trains them all seed by seed.
 
     root                   where the page will be
@@ -301,7 +301,7 @@ class Rounds:
             learning_rate=config.learning_rate,
             average=config.average or None,
             given=row.candidate.given,
-            course=Course() if row.plan is None else course_of(row.plan),
+            course=PlanTimeline() if row.plan is None else timeline_of(row.plan),
             runs=tuple(self._finished[index] for index in places if index in self._finished),
             failures=tuple(self._failed[index] for index in places if index in self._failed),
         )

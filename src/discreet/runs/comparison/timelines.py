@@ -6,26 +6,26 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 
-from discreet.runs.comparison.values import Course
+from discreet.runs.comparison.values import PlanTimeline
 from discreet.stages.plan import Plan
 
 MOST = 400
 """Changes that are kept of a schedule that changes all the time."""
 
 
-def course_of(plan: Plan) -> Course:
+def timeline_of(plan: Plan) -> PlanTimeline:
     """The noise, the share of active coordinates and the domain of a bound plan.
 
     >>> from discreet import methods
     >>> plan = methods.random_freeze(final_rate=0.5, cooling_epochs=2)
     >>> plan = plan.for_budget(epsilon=3.0, delta=1e-5, records=1000, batch=100, epochs=3)
-    >>> [(step, round(share, 3)) for step, share in course_of(plan).density]
+    >>> [(step, round(share, 3)) for step, share in timeline_of(plan).density]
     [(0, 1.0), (10, 0.5)]
     """
     steps = plan.horizon.steps
     every = max(1, math.ceil(steps / MOST))
     diameter = plan.domain.diameter
-    return Course(
+    return PlanTimeline(
         noise=tuple(_changes((step, plan.noise_at(step)) for step in range(0, steps, every))),
         density=tuple(_changes(_densities(plan))),
         diameter=diameter if math.isfinite(diameter) else None,
