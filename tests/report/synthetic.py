@@ -10,16 +10,16 @@ from types import MappingProxyType
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison import (
-    TunedSetting,
+    BudgetResult,
     Comparison,
-    PlanTimeline,
     Entry,
     Excluded,
     Failure,
+    PlanTimeline,
     Point,
     Provenance,
-    BudgetResult,
     TrainedRun,
+    TunedSetting,
     TuningSummary,
 )
 

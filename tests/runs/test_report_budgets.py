@@ -13,6 +13,7 @@ from discreet import Refused, runs
 from discreet.core import check
 from discreet.methods import METHODS
 from discreet.report import render
+from discreet.runs.audit_rows import read_audit
 from discreet.runs.comparison import (
     Candidate,
     CompareSettings,
@@ -21,9 +22,7 @@ from discreet.runs.comparison import (
     candidates,
     compare,
 )
-from discreet.runs.audit_rows import read_audit
-from discreet.runs.comparison.searching import search
-from discreet.runs.search import Grid
+from discreet.runs.comparison.searching import Grid, search
 
 ROWS = (
     Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0),

@@ -14,6 +14,7 @@ from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
+from discreet.stages.bounding import Bounder
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
@@ -173,10 +174,15 @@ def learning_rate_of(config: RunConfig, plan: Plan) -> float:
         return config.learning_rate
     if isinstance(plan.analysis, LastIterate):
         return plan.analysis.learning_rate
-    usual = defaults_for(config.data)
-    if config.optimizer == "adam":
+    return usual_learning_rate(config.data, plan.bounder, adam=config.optimizer == "adam")
+
+
+def usual_learning_rate(data: str, bounder: Bounder, *, adam: bool) -> float:
+    """The default for a dataset; with SGD it falls as the bound on a record grows, so that all methods move alike."""
+    usual = defaults_for(data)
+    if adam:
         return usual.adam_rate
-    first, *others = plan.bounder.vectors(1.0)
+    first, *others = bounder.vectors(1.0)
     if not others:
         return usual.reach / first.sensitivity
     # Sums that are added up: what counts is the noise that reaches the model in the long run.

@@ -12,7 +12,7 @@ from typing import final
 from discreet.core import check
 from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.candidates import Candidate, candidates
-from discreet.runs.comparison.values import Comparison, BudgetResult
+from discreet.runs.comparison.values import BudgetResult, Comparison
 
 SHIPPED = "truth-table.json"
 """The audit's table, where it lies in the report's directory itself."""

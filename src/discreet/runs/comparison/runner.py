@@ -21,24 +21,30 @@ from discreet.core.relation import Neighbouring
 from discreet.core.workers import failure_of, run_jobs
 from discreet.data import DATASETS, build, parameters
 from discreet.methods import METHODS
-from discreet.runs.comparison.candidates import Candidate
+from discreet.runs.comparison.candidates import SET_ASIDE, Candidate
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
 from discreet.runs.comparison.timelines import timeline_of
-from discreet.runs.comparison.earlier import compared, same, set_aside
 from discreet.runs.comparison.values import (
     Comparison,
-    PlanTimeline,
     Entry,
     Excluded,
     Failure,
+    PlanTimeline,
     Point,
     Provenance,
     TrainedRun,
 )
+from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import load_task, records_of, settle
+from discreet.runs.folder import read_json
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
+_SHARED = (
+    *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
+    *("batch", "epochs", "steps", "micro_batch", "eval_every"),
+)
+"""Settings of a comparison that each of its runs has."""
 _PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
 
 
@@ -131,38 +137,22 @@ class ComparisonRunner:
             return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
         try:
             config, plan = settle(config, self.task)
-        except (
-            check.Refused
-        ) as error:  # the recipe is sound: it is this task, or this budget, that it refuses
+        except check.Refused as error:  # the recipe is valid, but not for this task or this budget
             return _Row(candidate=candidate, config=config, plan=None, unfit=failure_of(error))
         except Exception as error:
             return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
         return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
-        of = self._settings
+        shared = {name: getattr(self._settings, name) for name in _SHARED}
         return runs.RunConfig(
-            out=str(of.out / candidate.name),
-            data=of.data,
-            data_dir=of.data_dir,
-            download=of.download,
-            classes=of.classes,
-            records=of.records,
-            public_data=of.public_data,
-            model=of.model,
+            out=str(self._settings.out / candidate.name),
             method=candidate.method,
             parameters=candidate.parameters,
-            epsilon=of.epsilon,
-            delta=of.delta,
-            batch=of.batch,
-            epochs=of.epochs,
-            steps=of.steps,
             learning_rate=candidate.learning_rate,
             momentum=candidate.momentum,
             average=candidate.average,
-            micro_batch=of.micro_batch,
-            eval_every=of.eval_every,
-            accept_large_delta=of.accept_large_delta,
+            **shared,
         )
 
     def _order(self, job: _Job) -> dict[str, Any] | None:
@@ -173,9 +163,9 @@ class ComparisonRunner:
             return None
         config = job.config
         begun = folder.run.exists() or folder.ledger.exists()
-        if begun and not same(config, plan, folder):
+        if begun and not _same(config, plan, folder):
             self._notes[job.index] = (
-                f"another run was here; it is in {set_aside(job.directory, self._settings.out)}"
+                f"another run was here; it is in {_set_aside(job.directory, self._settings.out)}"
             )
             begun = False
         if begun and folder.result.exists():
@@ -246,7 +236,7 @@ class ComparisonRunner:
             randomness=result.spent.statement,
             directory=folder.directory.relative_to(self._root).as_posix(),
             ledger=read(folder.ledger).digest,
-            config=digest(compared(job.config)),
+            config=digest(_compared(job.config)),
         )
 
     def _tell(self, phase: Phase, job: _Job, **news: object) -> None:
@@ -339,3 +329,31 @@ def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
     ]
     uncertified = [method for method in METHODS.values() if not method.certified]
     return (*unfit, *(Excluded(method=m.name, guarantee=m.guarantee) for m in uncertified))
+
+
+# -- runs of an earlier comparison --------------------------------------------------------------------------
+
+
+def _compared(config: runs.RunConfig) -> dict[str, object]:
+    """The settings that make a run what it is."""
+    return {name: value for name, value in config.to_json().items() if name not in FREE_TO_CHANGE}
+
+
+def _same(config: runs.RunConfig, plan: Plan, folder: runs.RunFolder) -> bool:
+    """Whether the run that is there has these settings and this plan."""
+    try:
+        begun = runs.load_config(config.out)
+        planned = read_json(folder.plan)["digest"]
+    except (check.Refused, KeyError):
+        return False
+    return digest(_compared(begun)) == digest(_compared(config)) and planned == plan.digest
+
+
+def _set_aside(directory: Path, out: Path) -> Path:
+    """Move a run out of the way; its ledger says what was spent, so it is never deleted."""
+    name = "-".join(directory.relative_to(out).parts)
+    places = (out / SET_ASIDE / f"{name}-{number}" for number in itertools.count(1))
+    place = next(place for place in places if not place.exists())
+    place.parent.mkdir(parents=True, exist_ok=True)
+    directory.rename(place)
+    return place
