@@ -16,7 +16,14 @@ from torch import nn
 
 from discreet.auditing.membership import auc
 from discreet.auditing.one_run import Guesses
-from discreet.auditing.planted import Beside, CanaryKind, RunAudit, _Gradients, _Records, audit_training
+from discreet.auditing.planted import (
+    CanaryKind,
+    ModelWithCanaries,
+    RunAudit,
+    _DataCanaries,
+    _GradientCanaries,
+    audit_training,
+)
 from discreet.auditing.trainings import TrainingSetup
 from discreet.core.check import Refused
 from discreet.core.streams import Stream
@@ -61,12 +68,12 @@ def test_lost_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_canary_moves_its_own_coordinate_and_nothing_else() -> None:
-    model = Beside(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), 5)
+    model = ModelWithCanaries(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), 5)
     x, y = torch.randn(2, 4), torch.tensor([1, 0])
     mark, sign = torch.tensor([-1, 3]), torch.tensor([-1, 1])
     for index, touched in ((0, {"model.1.weight", "model.1.bias"}), (1, {"own.weight"})):
         model.zero_grad()
-        _Gradients._losses(model, (x, y, mark, sign))[index].backward()
+        _GradientCanaries._losses(model, (x, y, mark, sign))[index].backward()
         moved = {
             name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
         }
@@ -77,7 +84,7 @@ def test_a_canary_moves_its_own_coordinate_and_nothing_else() -> None:
 
 def test_canaries_are_there_as_their_coins_say() -> None:
     setup = TrainingSetup.of(_config())
-    planted = _Gradients(setup, 50, np.random.default_rng(1))
+    planted = _GradientCanaries(setup, 50, np.random.default_rng(1))
     marks = planted._data().tensors[2]
     assert (marks < 0).sum() == len(setup.task.train)
     assert sorted(marks[marks >= 0].tolist()) == np.flatnonzero(planted.there).tolist()
@@ -87,8 +94,8 @@ def test_replace_one_keeps_the_number_of_records() -> None:
     config = _config(sampling="fixed-size", batch=200)
     setup = TrainingSetup.of(config)
     for planted in (
-        _Gradients(setup, 40, np.random.default_rng(1)),
-        _Records(setup, 40, np.random.default_rng(1)),
+        _GradientCanaries(setup, 40, np.random.default_rng(1)),
+        _DataCanaries(setup, 40, np.random.default_rng(1)),
     ):
         assert len(planted._data()) == len(setup.task.train)
     found = audit_training(config, canaries=40)
@@ -104,7 +111,7 @@ def test_data_canaries_that_were_learned_score_higher(tmp_path: Path) -> None:
     clip = (("clip", 10.0),)
     own = {"data": str(path), "classes": 2, "records": 200, "batch": 50, "parameters": clip}
     setup = TrainingSetup.of(_config(**own, steps=40, noise=1e-4, learning_rate=0.5, seed=1))
-    planted = _Records(setup, 60, np.random.default_rng(2))
+    planted = _DataCanaries(setup, 60, np.random.default_rng(2))
     scores = planted.train(None)
     assert len(scores) == len(planted.there) == 60
     assert auc(scores, planted.there) > 0.75  # seeded

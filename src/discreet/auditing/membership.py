@@ -29,7 +29,16 @@ from discreet.auditing.attack import AttackClassifier, attack_features
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import guess
-from discreet.auditing.shadows import Flags, Seen, Split, Told, load_whole, seeded, setup_on, shadow, target
+from discreet.auditing.shadows import (
+    Flags,
+    Outputs,
+    RecordSplit,
+    load_whole,
+    seeded,
+    setup_on,
+    shadow,
+    target,
+)
 from discreet.auditing.trainings import OnStep
 from discreet.core import check
 from discreet.core.plain import plain
@@ -117,7 +126,7 @@ def membership_course(
     """
     check.count("shadow models on which the attack learns", least=2, shadows=shadows)
     check.require(len(seeds) > 0, "at least one target model", "none", "give seeds, e.g. (0, 1, 2)")
-    split = Split.of(load_whole(config), size)
+    split = RecordSplit.of(load_whole(config), size)
     setup = setup_on(dataclasses.replace(config, records=None), split)
     steps = tuple(sorted(at)) or (setup.plan.known_horizon.steps,)
     check.require(
@@ -126,17 +135,21 @@ def membership_course(
         steps,
         "name steps of the run",
     )
-    told = Told(on_step, (shadows + len(seeds)) * setup.plan.known_horizon.steps)
-    shadow_models = [shadow(setup, split, number, steps, told) for number in range(shadows)]
-    targets = [target(seeded(setup, seed), split, number, steps, told) for number, seed in enumerate(seeds)]
+    each = setup.plan.known_horizon.steps
+    total = (shadows + len(seeds)) * each
+
+    def after(trained: int) -> OnStep | None:
+        """Progress over all trainings, of which so many have ended."""
+        return None if on_step is None else lambda step, _: on_step(trained * each + step, total)
+
+    seen = [shadow(setup, split, number, steps, after(number)) for number in range(shadows)]
+    hit = [
+        target(seeded(setup, seed), split, number, steps, after(shadows + number))
+        for number, seed in enumerate(seeds)
+    ]
     return tuple(
         _attack(
-            step,
-            [trained.at(place) for trained in shadow_models],
-            [trained.at(place) for trained in targets],
-            split,
-            setup.plan,
-            confidence,
+            step, [one[place] for one in seen], [one[place] for one in hit], split, setup.plan, confidence
         )
         for place, step in enumerate(steps)
     )
@@ -165,9 +178,9 @@ def estimate(*, false_positive: float, false_negative: float, delta: float, reco
 
 def _attack(
     step: int,
-    shadows: Sequence[Seen],
-    targets: Sequence[Seen],
-    split: Split,
+    shadows: Sequence[Outputs],
+    targets: Sequence[Outputs],
+    split: RecordSplit,
     plan: Plan,
     confidence: float,
 ) -> Membership:
@@ -216,7 +229,7 @@ def _joint(scores: Floats, lira: Floats) -> Floats:
     return np.asarray(stats.rankdata(scores) + stats.rankdata(lira))
 
 
-def _proven(scores: list[Floats], targets: Sequence[Seen], plan: Plan, confidence: float) -> float:
+def _proven(scores: list[Floats], targets: Sequence[Outputs], plan: Plan, confidence: float) -> float:
     """From the coins of some candidates, named before anything is seen; the other coins are part of the data.
 
     Targets are trained apart, each with coins of its own: together they are one run with the coins of all.
@@ -231,7 +244,7 @@ def _proven(scores: list[Floats], targets: Sequence[Seen], plan: Plan, confidenc
     return guess(joined[chosen], there[chosen]).epsilon(plan.delta, confidence)
 
 
-def _lira(target: Seen, shadows: Sequence[Seen], labels: Tensor) -> Floats:
+def _lira(target: Outputs, shadows: Sequence[Outputs], labels: Tensor) -> Floats:
     """How far the target's confidence in a candidate lies above that of models that never saw it, in deviations.
 
     Confidence is ln(p / (1 - p)), which is near Gaussian. No shadow saw a candidate, so all of them count; one

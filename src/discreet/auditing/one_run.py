@@ -17,7 +17,7 @@ from scipy import stats
 
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.releases import Attacked, Flags, canaries, linear
+from discreet.auditing.releases import Flags
 from discreet.core import check
 
 
@@ -88,19 +88,3 @@ def guess(scores: Floats, there: Flags, *, share: float = SHARE) -> Guesses:
     each = max(1, round(len(scores) * share / 2))
     correct = int(there[order[-each:]].sum() + (~there[order[:each]]).sum())
     return Guesses(canaries=len(scores), made=2 * each, correct=correct)
-
-
-def one_run(
-    attacked: Attacked, *, share: float = SHARE, generator: np.random.Generator | None = None
-) -> Guesses:
-    """One run of the plan's real steps, as many canaries as it has records; the surest `share` of coins is guessed.
-
-    The share is fixed beforehand: choosing it by the outcome would be a second attempt.
-    """
-    rng = generator if generator is not None else np.random.default_rng()
-    count = attacked.plan.horizon.size.records
-    there = rng.random(count) < 0.5
-    with linear(count) as (net, engine):
-        releases = attacked.run(net, engine, canaries(attacked.plan, there))
-    scores = np.sum([released.value.double().numpy() for released in releases], axis=0)
-    return guess(scores, there, share=share)

@@ -28,9 +28,9 @@ from torch.utils.data import TensorDataset
 
 from discreet.auditing.bounds import Floats, Tally, audit
 from discreet.auditing.games import CONFIDENCE
+from discreet.auditing.observing import active_in, observing_releases
 from discreet.auditing.one_run import Guesses, guess
 from discreet.auditing.trainings import OnStep, TrainingSetup, fit, log_probabilities
-from discreet.auditing.watching import active_in, watched
 from discreet.auditing.whole_run import couples_nothing
 from discreet.core import check
 from discreet.core.plain import plain
@@ -125,7 +125,7 @@ def audit_training(
         if kind is not None
         else (CanaryKind.GRADIENT if setup.plan.analysis.visible else CanaryKind.DATA)
     )
-    planted = (_Gradients if chosen is CanaryKind.GRADIENT else _Records)(setup, canaries, rng)
+    planted = (_GradientCanaries if chosen is CanaryKind.GRADIENT else _DataCanaries)(setup, canaries, rng)
     scores = planted.train(on_step)
     plan, there = setup.plan, planted.there
     guesses, delta = guess(scores, there), plan.known_delta
@@ -165,7 +165,7 @@ def _as_trials(scores: Floats, there: Flags, delta: float, confidence: float) ->
 
 
 @final
-class Beside(nn.Module):
+class ModelWithCanaries(nn.Module):
     """A model, and beside it one number for each canary."""
 
     def __init__(self, model: nn.Module, canaries: int) -> None:
@@ -179,7 +179,7 @@ class Beside(nn.Module):
 
 
 @final
-class _Gradients:
+class _GradientCanaries:
     """Canaries with coordinates of their own; marks say which record is which canary, or -1."""
 
     def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
@@ -196,13 +196,13 @@ class _Gradients:
     def train(self, on_step: OnStep | None) -> Floats:
         """The run; for each canary the likelihood ratio of all releases."""
         setup, streams = self._setup, self._setup.streams(0)
-        model = Beside(setup.build(streams), len(self.there)).to(setup.config.device)
+        model = ModelWithCanaries(setup.build(streams), len(self.there)).to(setup.config.device)
         fit(
             setup,
             model,
             self._data(),
             streams=streams,
-            plan=watched(setup.plan, self._see),
+            plan=observing_releases(setup.plan, self._see),
             losses=self._losses,
             inputs=lambda batch: (batch[0], batch[2]),
             on_step=on_step,
@@ -261,7 +261,7 @@ def _ratio(plan: Plan, seen: Floats, reach: float) -> Floats:
 
 
 @final
-class _Records:
+class _DataCanaries:
     """Records of the test set with a wrong label."""
 
     def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.auditing.bounds import Floats
-from discreet.auditing.watching import active_in, tapped
+from discreet.auditing.observing import active_in, observing_noise
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -90,7 +90,7 @@ class Attacked:
     ) -> list[Released]:
         """Every release on these records, drawn and noised by the plan's own stages under fresh keys.
 
-        plan  the one to play, where an attacker listens in (`watching`)
+        plan  the one to play, where an attacker listens in (`observing`)
         """
         plan, streams, world = plan or self.playing, Streams.from_os(), World.current()
         progress = RunState(step=self.start)
@@ -224,7 +224,7 @@ class ReleaseGame:
     def _sums(self, net: nn.Module, engine: Engine, records: Tensor) -> list[Tensor]:
         """The sums of the first step in this world, before the noise."""
         found: list[list[Tensor]] = []
-        plan = tapped(self.attacked.playing, lambda exact, noisy, stds, context: found.append(exact))
+        plan = observing_noise(self.attacked.playing, lambda exact, noisy, stds, context: found.append(exact))
         self.attacked.run(net, engine, records, plan=plan)
         return found[0]
 
@@ -235,7 +235,7 @@ class ReleaseGame:
             ratios.append(self._ratio(noisy, stds, context))
 
         total = follows = 0.0
-        plan = tapped(self.attacked.playing, listen)
+        plan = observing_noise(self.attacked.playing, listen)
         for released in self.attacked.run(net, engine, records, plan=plan):
             value, seen = released.value.double(), self._direction.double() * active_in(released)
             norm = float(seen.norm())

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from discreet.auditing.bounds import Floats
-from discreet.auditing.watching import active_in, watched
+from discreet.auditing.observing import active_in, observing_releases
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dp_sgd.bounding import PerLayer
@@ -66,7 +66,7 @@ def couples_nothing(stages: Pipeline) -> bool:
 # -- the record -----------------------------------------------------------------------------------------------
 
 
-class Record(Protocol):
+class TargetRecord(Protocol):
     """What one copy's data are, and what a record does to its weights w: the loss is l(w x)."""
 
     @property
@@ -86,7 +86,7 @@ class Record(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Crafted:
+class CraftedGradient:
     """A worst case: l(w x) = w x, so that the record's gradient is huge at every step; nobody else is there."""
 
     dimension: int = 4
@@ -108,7 +108,7 @@ class Crafted:
 
 @final
 @dataclass(frozen=True)
-class Mislabelled:
+class MislabelledRecord:
     """A data canary in logistic regression: an extreme record with the wrong label among `ordinary` ones."""
 
     dimension: int = 4
@@ -143,8 +143,8 @@ class WholeRun:
 
     def __init__(
         self,
-        recipe: Recipe,
-        record: Record,
+        recipe: Plan,
+        record: TargetRecord,
         *,
         rate: float,
         steps: int,
@@ -193,7 +193,7 @@ class WholeRun:
         weights = next(model.parameters())  # [K, d]
         nn.init.zeros_(weights)
         attacker = Attacker(self.plan, self.record, weights)
-        plan = watched(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
+        plan = observing_releases(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
         optimizer = torch.optim.SGD(model.parameters(), lr=self._learning_rate)
         data = self._data(torch.from_numpy(there))
         private = Private(
@@ -209,7 +209,7 @@ class WholeRun:
     def _model(self) -> nn.Module:
         dimension, analysis = len(self.record.own), self.plan.analysis
         if self.copies > 1:
-            return Copies(self.copies, dimension)
+            return LinearModelCopies(self.copies, dimension)
         linear = nn.Linear(dimension, 1, bias=False)
         if isinstance(analysis, LastIterate) and isinstance(analysis.curvature, LinearModel):
             return nn.Sequential(ClippedFeatures(analysis.curvature.features), linear)
@@ -234,8 +234,8 @@ class WholeRun:
 
 
 @final
-class Copies(nn.Module):
-    """Copies of a linear model without bias; (copy, input) -> its product."""
+class LinearModelCopies(nn.Module):
+    """LinearModelCopies of a linear model without bias; (copy, input) -> its product."""
 
     def __init__(self, copies: int, dimension: int) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class Attacker:
     well they fit the record.
     """
 
-    def __init__(self, plan: Plan, record: Record, weights: Tensor) -> None:
+    def __init__(self, plan: Plan, record: TargetRecord, weights: Tensor) -> None:
         self._plan, self._record, self._weights = plan, record, weights
         self._ratio, self._sum = torch.zeros(2, len(weights), dtype=torch.float64)
 

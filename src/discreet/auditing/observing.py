@@ -33,7 +33,7 @@ OnNoise = Callable[[list["Tensor"], list["Tensor"], list[float], "StepContext"],
 
 @final
 @dataclass(frozen=True)
-class Watched:
+class ObservedSelection:
     """A selection that also tells each release: stages, mechanism, noise and update are untouched."""
 
     inner: Selection
@@ -66,15 +66,15 @@ class Watched:
         return self.inner.density(horizon, baseline_epochs=baseline_epochs)
 
 
-def watched(plan: Plan, listener: Listener) -> Plan:
+def observing_releases(plan: Plan, listener: Listener) -> Plan:
     """The same stages, whose releases are told to `listener`; what they cost is for the plan itself to say."""
     return dataclasses.replace(
-        plan, selection=Watched(plan.selection, listener), analysis=Composition(), claims=None
+        plan, selection=ObservedSelection(plan.selection, listener), analysis=Composition(), claims=None
     )
 
 
 @final
-class Tapped:
+class ObservedMechanism:
     """A mechanism that also tells what goes in and what comes out: an attacker who knows both worlds knows the sums."""
 
     def __init__(self, inner: Mechanism, listener: OnNoise) -> None:
@@ -97,10 +97,10 @@ class Tapped:
         return noisy
 
 
-def tapped(plan: Plan, listener: OnNoise) -> Plan:
+def observing_noise(plan: Plan, listener: OnNoise) -> Plan:
     """The same stages, whose sums before and after the noise are told to `listener`."""
     return dataclasses.replace(
-        plan, mechanism=Tapped(plan.mechanism, listener), analysis=Composition(), claims=None
+        plan, mechanism=ObservedMechanism(plan.mechanism, listener), analysis=Composition(), claims=None
     )
 
 
