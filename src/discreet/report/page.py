@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -63,15 +64,15 @@ def replace(path: Path, text: str) -> None:
 
 def render(comparison: Comparison) -> str:
     """The page as one string."""
-    frontier = figures.frontier(comparison)
+    frontier, numbers = figures.frontier(comparison), figures.styles(comparison.entries)
     return filled(
         "page.html",
         title=f"Private training on {comparison.data}, at {wording.counted(len(comparison.budgets), 'budget')}",
         delta=wording.power(comparison.delta),
         significance=wording.significance(comparison),
         text=wording,
-        rows=_rows(comparison),
-        legend=_legend(comparison),
+        rows=_rows(comparison, numbers),
+        legend=_legend((entry.name, numbers[entry.name]) for entry in comparison.finished),
         charts=[drawn(chart) for chart in figures.charts(comparison)],
         courses=[drawn(chart) for chart in figures.courses(comparison)],
         frontier=None if frontier is None else {"chart": drawn(frontier), **tables.frontier(comparison)},
@@ -102,8 +103,14 @@ def drawn(chart: Chart, *, named: bool = False) -> dict[str, Any]:
     """A chart as the templates take it; `named`: with a legend of its own."""
     from markupsafe import Markup
 
-    legend = [{"name": s.name, "marker": Markup(svg.marker(s.style))} for s in chart.series if named]
+    legend = _legend((line.name, line.style) for line in chart.series) if named else []
     return {"key": chart.key, "title": chart.title, "svg": Markup(svg.chart(chart)), "legend": legend}
+
+
+def _legend(lines: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    from markupsafe import Markup
+
+    return [{"name": name, "marker": Markup(svg.marker(style))} for name, style in lines]
 
 
 def _asset(name: str) -> str:
@@ -129,8 +136,7 @@ def _policy(style: str, script: str) -> str:
     return f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; img-src data:"
 
 
-def _rows(comparison: Comparison) -> list[dict[str, Any]]:
-    numbers = figures.styles(comparison.entries)
+def _rows(comparison: Comparison, numbers: dict[str, int]) -> list[dict[str, Any]]:
     shown = [value for e in comparison.finished for value in _extent(e)]
     low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
     return [
@@ -177,18 +183,8 @@ def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[s
     }
 
 
-def _legend(comparison: Comparison) -> list[dict[str, Any]]:
-    from markupsafe import Markup
-
-    numbers = figures.styles(comparison.entries)
-    return [
-        {"name": entry.name, "marker": Markup(svg.marker(numbers[entry.name]))}
-        for entry in comparison.finished
-    ]
-
-
 def coordinates(chart: Chart) -> dict[str, Any]:
-    """What the read-out needs: for each line its points as (x in the drawing, x, mean, half width) ."""
+    """What the read-out needs: for each line its points as (x in the drawing, x, mean, half width)."""
     plane = svg.Plane(chart)
     return {
         "label": chart.x_short,

@@ -1,4 +1,4 @@
-"""What a user asks before training: the noise for a budget, by method, by sampler and by batch. Public numbers only."""
+"""The noise that a budget needs, by method, sampler and batch size, from public numbers only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from functools import partial
+from typing import Any, final
 
+from discreet.accounting.charges import Counted
 from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
@@ -25,25 +27,28 @@ from discreet.stages.sampling import (
     TruncatedPoisson,
 )
 
+Curve = tuple[tuple[float, float], ...]
+"""(epsilon, noise) in order of epsilon."""
+
 Listener = Callable[[str, int, int], None]
-"""Told what is priced now, how much is done, and of how much."""
+"""Receives what is being priced, how much is done, and the total."""
 
 CURVE = (0.6, 0.75, 1.5, 2.0, 3.0, 4.0)
 """Multiples of the calibrated noise at which the curve is priced."""
 PATIENCE = 5.0
-"""Seconds for the samplers of one method, and for its curve; what would come later is left out, and says so."""
+"""Seconds for the samplers of one method, and for its curve; what takes longer is left out with a reason."""
 FEW = 3
 """Different steps of a run that are priced quickly under every sampler."""
 WIDE_CAP = 6.0
 """Deviations above the expected batch at which truncated Poisson batches are cut."""
 NEARLY = 1.25
-"""How far above the least noise over the whole run a batch may be and still be called sensible."""
+"""A batch is sensible if its noise over the whole run is at most this many times the least one."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The public numbers of a run that is being thought about."""
+    """The public numbers of a planned run."""
 
     records: int
     batch: int
@@ -79,7 +84,7 @@ class Question:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """The noise that the budget asks for, or why there is none.
+    """The noise that the budget needs, or why there is none.
 
     effective  noise / batch: the deviation on the mean gradient, in units of the clip
     steps      of the run that it is for
@@ -95,13 +100,13 @@ class Price:
 @final
 @dataclass(frozen=True, kw_only=True)
 class MethodPrice:
-    """A method under the sampler of its own, the curve (epsilon, noise), and its price under each other sampler."""
+    """A method under its own sampler, its curve, and its price under each other sampler."""
 
     name: str
     certified: bool
     price: Price
-    curve: tuple[tuple[float, float], ...]
-    samplers: tuple[tuple[str, Price], ...]
+    curve: Curve = ()
+    samplers: tuple[tuple[str, Price], ...] = ()
 
 
 @final
@@ -145,13 +150,7 @@ class Answer:
         return {**plain(self), **answers}
 
 
-class Sampler(Protocol):
-    """A sampling stage for a batch size."""
-
-    def __call__(self, batch: int) -> Sampling: ...
-
-
-SAMPLERS: dict[str, Sampler] = {
+SAMPLERS: dict[str, Callable[[int], Sampling]] = {
     "poisson": lambda batch: Poisson(),
     "balls-in-bins": lambda batch: BallsInBins(),
     "full-batch": lambda batch: FullBatch(),
@@ -159,7 +158,7 @@ SAMPLERS: dict[str, Sampler] = {
     "truncated-poisson": lambda batch: TruncatedPoisson(batch + math.ceil(WIDE_CAP * math.sqrt(batch))),
     "fixed-size": lambda batch: FixedSize(),
 }
-"""The quickest to price first."""
+"""A sampling stage for a batch size, by name; the quickest to price first."""
 
 _LATE = "not priced: it takes long; ask `discreet calibrate` with --sampling"
 
@@ -169,17 +168,17 @@ def answer(question: Question, listener: Listener | None = None) -> Answer:
 
     Guarantee: every noise is certified to stay within the budget.
     """
-    return _Desk(question, listener or (lambda label, done, total: None)).answer()
+    return _Pricing(question, listener or (lambda label, done, total: None)).answer()
 
 
 @final
-class _Desk:
+class _Pricing:
     """Prices plans and remembers what it priced, by their charge at noise 1."""
 
     def __init__(self, question: Question, listener: Listener) -> None:
         self._of, self._listener = question, listener
         self._known: dict[str, Price] = {}
-        self._curves: dict[str, tuple[tuple[float, float], ...]] = {}
+        self._curves: dict[str, Curve] = {}
         self._batches = _grid(question)
         self._total = len(question.methods) + len(self._batches)
         self._done = 0
@@ -187,30 +186,27 @@ class _Desk:
     def answer(self) -> Answer:
         methods = tuple(self._method(METHODS[name]) for name in self._of.methods)
         first = next((m.name for m in methods if m.certified and m.price.noise is not None), None)
-        check.require(
-            first is not None,
-            "a method with a certificate for these numbers",
-            "; ".join(dict.fromkeys(method.price.why for method in methods)),
-            "choose other methods or numbers",
-        )
-        assert first is not None
+        if first is None:
+            reasons = "; ".join(dict.fromkeys(method.price.why for method in methods))
+            check.refuse(
+                "a method with a certificate for these numbers", reasons, "choose other methods or numbers"
+            )
         recipe = METHODS[first].recipe()
         batches = tuple(found for batch in self._batches if (found := self._batch(recipe, batch)))
         return Answer(question=self._of, methods=methods, batches=batches)
 
     def _method(self, method: Method) -> MethodPrice:
         self._tell(method.name)
-        nothing = ((), ())
+        row = partial(MethodPrice, name=method.name, certified=method.certified)
         if not method.certified:
-            price = Price(why=f"nothing is proven: {method.guarantee}")
-            return _row(method, price, *nothing)
+            return row(price=Price(why=f"nothing is proven: {method.guarantee}"))
         try:
             recipe = method.recipe()
         except (check.Refused, TypeError) as error:  # a recipe without defaults for everything
-            return _row(method, Price(why=str(error)), *nothing)
+            return row(price=Price(why=str(error)))
         own = self._price(recipe, self._of.batch)
         curve = self._curve(recipe) if own.noise is not None else ()
-        return _row(method, own, curve, self._samplers(recipe))
+        return row(price=own, curve=curve, samplers=self._samplers(recipe))
 
     def _samplers(self, recipe: Recipe) -> tuple[tuple[str, Price], ...]:
         """Each sampler, until patience ends."""
@@ -224,8 +220,8 @@ class _Desk:
         batch = self._of.records if name == "full-batch" else self._of.batch
         sampling = SAMPLERS[name](batch)
         try:
-            drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
-            pieces = len(self._of.bind(drawn, noise=1.0, horizon=self._of.horizon(batch)).charge().certified)
+            plan = dataclasses.replace(recipe, sampling=sampling, relation=sampling.relations[0])
+            pieces = len(self._unit_charge(plan, batch))
         except check.Refused as error:
             return Price(why=str(error))
         if name == "fixed-size" and pieces > FEW:  # each piece is a mixture of its own, at seconds apiece
@@ -234,30 +230,25 @@ class _Desk:
 
     def _price(self, recipe: Recipe, batch: int) -> Price:
         """The least noise for the budget; a plan that cannot be priced says why."""
-        horizon = self._of.horizon(batch)
         try:
-            unit = digest(
-                (
-                    recipe.relation,
-                    self._of.bind(recipe, noise=1.0, horizon=horizon).charge().certified,
-                )
-            )
+            unit = digest((plan.relation, self._unit_charge(plan, batch)))
             if unit not in self._known:
-                bound = recipe.for_horizon(
-                    epsilon=self._of.epsilon,
-                    delta=self._of.delta,
-                    horizon=horizon,
-                    accept_large_delta=self._of.accept_large_delta,
-                )
+                horizon = self._of.horizon(batch)
+                bound = plan.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
                 self._known[unit] = _priced(bound)
         except check.Refused as error:
             return Price(why=str(error))
         return self._known[unit]
 
-    def _curve(self, recipe: Recipe) -> tuple[tuple[float, float], ...]:
+    def _unit_charge(self, plan: Plan, batch: int) -> Counted:
+        """What the run costs at noise 1: plans of equal cost are priced once."""
+        bound = plan.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta)
+        return bound.charge().certified
+
+    def _curve(self, recipe: Plan) -> Curve:
         """(epsilon, noise) around the budget, as many points as there is patience for."""
-        horizon = self._of.horizon(self._of.batch)
-        unit = digest(self._of.bind(recipe, noise=1.0, horizon=horizon).charge().certified)
+        horizon, delta = self._of.horizon(self._of.batch), self._of.delta
+        unit = digest(self._unit_charge(recipe, self._of.batch))
         if unit not in self._curves:
             noise = self._price(recipe, self._of.batch).noise
             assert noise is not None
@@ -283,17 +274,6 @@ class _Desk:
     def _tell(self, label: str) -> None:
         self._listener(label, self._done, self._total)
         self._done += 1
-
-
-def _row(
-    method: Method,
-    price: Price,
-    curve: tuple[tuple[float, float], ...],
-    samplers: tuple[tuple[str, Price], ...],
-) -> MethodPrice:
-    return MethodPrice(
-        name=method.name, certified=method.certified, price=price, curve=curve, samplers=samplers
-    )
 
 
 def _priced(plan: Plan) -> Price:
