@@ -1,4 +1,4 @@
-"""Playing the rows of a truth table: several at once, each kept as soon as it is made."""
+"""Play the rows of a truth table, several at once, and store each as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from discreet.runs.audit_rows import AuditRow
 
 @final
 class KeptRows:
-    """Rows in a file, one a line, so that a table of hours which was stopped goes on.
+    """Finished rows in a file, one a line, so that an interrupted table can be resumed.
 
-    Only whole rows are kept, so nothing that was seen of a row can decide whether it counts. A row is taken again
-    for the same game, effort and code alone: its certificate is that of the code that made it.
+    Only finished rows are stored, so no partial result can decide whether a row counts. A stored row is used only for
+    the same game, effort and code, since its certificate belongs to the code that computed it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:  # before hours of work: a place that cannot be written to is told now
+        with path.open("a+b") as file:  # fail now, not after hours, if the file cannot be written
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # a line that was cut short was never made
+            file.truncate(file.read().rfind(b"\n") + 1)  # remove a line that was cut short
 
     def made(self, effort: Effort) -> dict[str, AuditRow]:
-        """The rows that are there, by label."""
+        """The stored rows, by label."""
         try:
             entries = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
             return {e["label"]: AuditRow.from_json(e["row"]) for e in entries if e["made"] == _making(effort)}
         except (KeyError, TypeError, ValueError) as error:
-            check.refuse(f"rows of a truth table in {self.path}", error, "delete the file, and begin anew")
+            check.refuse(f"rows of a truth table in {self.path}", error, "delete the file and start again")
 
     def add(self, label: str, row: AuditRow, effort: Effort) -> None:
-        """Keep a row."""
+        """Store a row."""
         line = json.dumps({"label": label, "row": row.to_json(), "made": _making(effort)}, allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -50,7 +50,7 @@ class KeptRows:
             os.fsync(file.fileno())
 
     def discard(self) -> None:
-        """The table is whole and lies elsewhere."""
+        """Delete the file: the table is finished and stored elsewhere."""
         self.path.unlink()
 
 
@@ -60,7 +60,7 @@ def _making(effort: Effort) -> dict[str, Any]:
 
 @functools.cache
 def _code() -> str:
-    """What the library's source is, in one word."""
+    """A digest of the library's source."""
     folder = Path(discreet.__file__).parent
     return digest([path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))])
 

@@ -1,4 +1,4 @@
-"""Seeing what a run releases, from inside the real run: an observer in the place of the plan's selection."""
+"""Observe the releases of a real run: stages that pass on what they see and change nothing."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from discreet.stages.values import BoundedSum, Released
 
 Listener = Callable[["Released", float, "StepContext"], None]
-"""Told every release, the noise on each of its coordinates, and when; before the parameters move."""
+"""Receives every release, its noise standard deviation and its step, before the update."""
 
 OnNoise = Callable[[list["Tensor"], list["Tensor"], list[float], "StepContext"], None]
-"""Told the sums of a step, the same with noise, and the noise's deviations."""
+"""Receives the sums of a step, the noisy sums, and the standard deviations of the noise."""
 
 
 @final
 @dataclass(frozen=True)
 class ObservedSelection:
-    """A selection that also tells each release: stages, mechanism, noise and update are untouched."""
+    """A selection that passes each release to a listener; stages, mechanism, noise and update are unchanged."""
 
     inner: Selection
     listener: InitVar[Listener]
@@ -67,7 +67,7 @@ class ObservedSelection:
 
 
 def observing_releases(plan: Plan, listener: Listener) -> Plan:
-    """The same stages, whose releases are told to `listener`; what they cost is for the plan itself to say."""
+    """The same stages with a listener for releases; the original plan gives the cost."""
     return dataclasses.replace(
         plan, selection=ObservedSelection(plan.selection, listener), analysis=Composition(), claims=None
     )
@@ -75,7 +75,7 @@ def observing_releases(plan: Plan, listener: Listener) -> Plan:
 
 @final
 class ObservedMechanism:
-    """A mechanism that also tells what goes in and what comes out: an attacker who knows both worlds knows the sums."""
+    """A mechanism that passes its input and output to a listener: an attacker who knows both worlds knows the sums."""
 
     def __init__(self, inner: Mechanism, listener: OnNoise) -> None:
         self._inner, self._listener = inner, listener
@@ -98,14 +98,14 @@ class ObservedMechanism:
 
 
 def observing_noise(plan: Plan, listener: OnNoise) -> Plan:
-    """The same stages, whose sums before and after the noise are told to `listener`."""
+    """The same stages with a listener for the sums before and after noise."""
     return dataclasses.replace(
         plan, mechanism=ObservedMechanism(plan.mechanism, listener), analysis=Composition(), claims=None
     )
 
 
 def active_in(released: Released) -> Tensor:
-    """Which coordinates take part in this release, flat."""
+    """Which coordinates are active in this release, as a flat tensor."""
     active = torch.ones(released.layout.size)
     if released.mask is not None:
         released.mask.apply_(released.layout.views(active))

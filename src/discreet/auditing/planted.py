@@ -1,14 +1,14 @@
-"""Canaries in an ordinary training run: how much of its certificate an attacker can really see.
+"""Canaries in an ordinary training run: how much of its certificate an attack can demonstrate.
 
-The run is trained once more, with records that each join by a fair coin. Then the coins are guessed.
+The run is trained once more with extra records, each included by a fair coin. Then the coins are guessed.
 
-gradient  each canary has a coordinate of its own beside the model's, along which its gradient is huge: the worst case
-          for a mechanism whose noise covers all coordinates alike. The score follows every release.
-data      records of the test set with a wrong label; the score is how far training lowered their loss.
+gradient  each canary has an extra coordinate of its own, along which its gradient is huge: the worst case for a
+          mechanism that adds the same noise to all coordinates. The score uses every release.
+data      records of the test set with a wrong label; the score is how much training lowered their loss.
 
-What the guesses prove: by the theorem of Steinke, Nasr and Jagielski (2023), which allows every dependence between
-canaries (`one_run`); or, for thousands of gradient canaries of a plan that couples nothing, as independent trials of
-the one-record game (`bounds`), which then shows more: the theorem pays 2 * canaries * delta.
+The bound comes from the theorem of Steinke, Nasr and Jagielski (2023), which allows every dependence between canaries
+(`one_run`). With thousands of gradient canaries and a plan that couples no records, they are independent trials of the
+one-record game (`bounds`), which gives a larger bound: the theorem adds a term 2 * canaries * delta.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 
 CANARIES = 1000
-_MANY = 4000  # from here on, independent trials show more than the theorem
+_MANY = 4000  # from this number on, independent trials give more than the theorem
 _LOUD = 1e3  # the norm of a gradient canary: beyond every clip
 
 
 class CanaryKind(enum.StrEnum):
-    """What a canary is."""
+    """The kind of a canary."""
 
     GRADIENT = "gradient"
     DATA = "data"
@@ -60,10 +60,10 @@ class CanaryKind(enum.StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """What canaries showed about one training run.
+    """The result of canaries in one training run.
 
     audited      a lower bound on epsilon at the run's delta, wrong with probability at most 1 - confidence
-    independent  whether canaries counted as independent trials; otherwise `guesses` proved it
+    independent  whether canaries counted as independent trials; otherwise the bound comes from `guesses`
     """
 
     method: str
@@ -80,7 +80,7 @@ class RunAudit:
 
     @property
     def tightness(self) -> float | None:
-        """audited / certified: what is left is the attack's weakness or the certificate's slack."""
+        """audited / certified; the gap is the attack's weakness or the certificate's slack."""
         return self.audited / self.certified if 0 < self.certified < math.inf else None
 
     def to_json(self) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def audit_training(
 ) -> RunAudit:
     """Train once as the config says, with canaries, and report what they show. Nothing is written.
 
-    kind  None: gradient canaries, or data canaries where only the last iterate may be seen
+    kind  None: gradient canaries, or data canaries where only the final parameters may be seen
     """
-    check.count("coins to be guessed", least=16, canaries=canaries)
+    check.count("the number of canaries", least=16, canaries=canaries)
     setup = TrainingSetup.of(config)
     rng = generator if generator is not None else np.random.default_rng()
     chosen = (
@@ -129,7 +129,7 @@ def audit_training(
     scores = planted.train(on_step)
     plan, there = setup.plan, planted.there
     guesses, delta = guess(scores, there), plan.known_delta
-    # Decided by public numbers alone: taking the larger of two bounds would be a second attempt.
+    # Decided by public numbers: taking the larger of two bounds would be multiple testing.
     independent = chosen is CanaryKind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
     shown = (
         _as_trials(scores, there, delta, confidence) if independent else guesses.epsilon(delta, confidence)
@@ -151,7 +151,7 @@ def audit_training(
 
 
 def _as_trials(scores: Floats, there: Flags, delta: float, confidence: float) -> float:
-    """Half of the canaries choose the event, half judge it."""
+    """Half of the canaries choose the event, half test it."""
     half = len(scores) // 2
     tallies = []
     for part in (slice(None, half), slice(half, None)):
@@ -166,7 +166,7 @@ def _as_trials(scores: Floats, there: Flags, delta: float, confidence: float) ->
 
 @final
 class ModelWithCanaries(nn.Module):
-    """A model, and beside it one number for each canary."""
+    """A model with one extra parameter for each canary."""
 
     def __init__(self, model: nn.Module, canaries: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class ModelWithCanaries(nn.Module):
 
 @final
 class _GradientCanaries:
-    """Canaries with coordinates of their own; marks say which record is which canary, or -1."""
+    """Canaries with coordinates of their own; the mark of a record is its canary's number, or -1."""
 
     def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
         self._setup = setup
@@ -212,7 +212,9 @@ class _GradientCanaries:
     def _data(self) -> TensorDataset:
         x, y = self._setup.task.train.tensors
         there = torch.from_numpy(self.there)
-        if self._setup.plan.relation is Neighbouring.REPLACE_ONE:  # the size is public: canaries take places
+        if (
+            self._setup.plan.relation is Neighbouring.REPLACE_ONE
+        ):  # the size is public: canaries replace records
             marks = torch.arange(len(there))
             signs = torch.where(there, 1, -1)
             check.require(
@@ -238,7 +240,7 @@ class _GradientCanaries:
         return torch.where(mark < 0, ordinary, _LOUD * sign * own)
 
     def _see(self, released: Released, std: float, context: StepContext) -> None:
-        """Add the log likelihood ratio of this release, canary by canary; frozen ones learn nothing."""
+        """Add each canary's log-likelihood ratio of this release; frozen coordinates tell nothing."""
         plan, count = self._setup.plan, len(self.there)
         reach = 1 / max(plan.noise_at(context.step) * plan.queries(1.0)[0].share, 1e-12)
         if isinstance(plan.bounder, PerLayer):
@@ -275,7 +277,7 @@ class _DataCanaries:
         self.there: Flags = rng.random(count) < 0.5
 
     def train(self, on_step: OnStep | None) -> Floats:
-        """The run; how far it lowered each canary's loss."""
+        """Train; the score is how much each canary's loss fell."""
         setup, streams = self._setup, self._setup.streams(0)
         model = setup.build(streams)
         before = self._losses(model)
@@ -287,7 +289,7 @@ class _DataCanaries:
         return -answers.gather(1, self._y.unsqueeze(1)).squeeze(1).numpy()
 
     def _data(self) -> TensorDataset:
-        """They take the places of other records, so that no public number is exceeded."""
+        """Canaries replace other records, so that no public number is exceeded."""
         x, y = self._setup.task.train.tensors
         kept, there = len(x) - len(self.there), torch.from_numpy(self.there)
         if self._setup.plan.relation is Neighbouring.REPLACE_ONE:

@@ -44,9 +44,9 @@ class RecordSplit:
             2 <= found <= len(x) // 4,
             f"a size of at most a quarter of the {len(x)} records",
             found,
-            "members and others of targets and of shadows are disjoint",
+            "members and non-members of targets and shadows are disjoint",
         )
-        # Fixed for all calls: candidates must not be chosen by looking at results.
+        # The same in all calls: candidates must not be chosen by looking at results.
         order = torch.from_numpy(np.random.default_rng(len(x)).permutation(len(x)))
         first, rest = order[: 2 * found], order[2 * found :]
         return RecordSplit(
@@ -58,7 +58,7 @@ class RecordSplit:
 
 
 def load_whole(config: RunConfig) -> Task:
-    """The task with its test records beside the others."""
+    """The task with its test records added to the training records."""
     task = load_task(config)
     pairs = zip(task.train.tensors, task.test.tensors, strict=True)
     joined = TensorDataset(*(torch.cat(pair) for pair in pairs))

@@ -22,7 +22,7 @@ from discreet.training.private import Private
 _AT_ONCE = 2048
 
 OnStep = Callable[[int, int], None]
-"""Told the steps done, and of how many."""
+"""Receives the number of finished steps and the total."""
 
 
 @final
@@ -42,7 +42,7 @@ class TrainingSetup:
         return TrainingSetup(config=config, task=task, plan=plan)
 
     def streams(self, *label: int) -> Streams:
-        """Randomness of this training: from the operating system, or of a seeded config another seed each."""
+        """Random streams of this training: from the operating system, or another seed for each label."""
         if self.config.seed is None:
             return Streams.from_os()
         root = Streams.seeded(self.config.seed).init
@@ -66,9 +66,9 @@ def fit(
     inputs: Callable[[Any], Any] | None = None,
     on_step: OnStep | None = None,
 ) -> None:
-    """Train the model in place, as a run would; it ends with the weights that a run publishes.
+    """Train the model in place like a run; it ends with the weights that a run would release.
 
-    plan  the one to play, where an attacker listens in; losses, inputs  for models with more than one input
+    plan  the plan to run, if an attacker observes it; losses, inputs  for models with several inputs
     """
     config = setup.config
     loss = losses if losses is not None else cross_entropy
@@ -99,13 +99,13 @@ def fit(
 
 
 def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """The loss of a run, for each record."""
+    """The per-record loss of a run."""
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 @torch.no_grad()
 def log_probabilities(model: nn.Module, inputs: Tensor, device: str = "cpu") -> Tensor:
-    """The model's answers [n, classes], in float64 on the processor; the model is left as it was."""
+    """The model's log-probabilities [n, classes] in float64 on the CPU; the model's mode is restored."""
     was_training = model.training
     model.eval()
     parts = [model(some.to(device)).cpu().double().log_softmax(1) for some in inputs.split(_AT_ONCE)]

@@ -1,4 +1,4 @@
-"""The truth table: for every method what is certified, what its paper claims, and what an attack has shown."""
+"""The truth table: the certified, claimed and audited epsilon of every method."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ __all__ = ["FULL", "QUICK", "Effort", "KeptRows", "Scope", "attacks", "document"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What a table covers."""
+    """The methods and claims of a table."""
 
     methods: tuple[Method, ...]
     claims: tuple[broken.Demonstration, ...]
 
     @staticmethod
     def everything() -> Scope:
-        """Every method, and every claim that is known to be false."""
+        """Every method, and every claim that is known to be wrong."""
         from discreet.methods import METHODS
 
         return Scope(methods=tuple(METHODS.values()), claims=broken.demonstrations())
 
     @staticmethod
     def of(name: str) -> Scope:
-        """One method: its release, where we have a recipe, and its paper's claim, where that is under attack."""
+        """One method: its release, and its paper's claim if there is an attack on it."""
         whole = Scope.everything()
         known = {m.name for m in whole.methods} | {c.method for c in whole.claims}
         check.require(
@@ -61,12 +61,12 @@ class Scope:
 
     @property
     def has_statistic(self) -> bool:
-        """Whether DP-SGD is covered, whose step is one number."""
+        """Whether DP-SGD is included, whose step has a sufficient statistic."""
         return any(method.name == "dp-sgd" for method in self.methods)
 
 
 def attacks(scope: Scope, effort: Effort) -> tuple[Attack, ...]:
-    """The rows to be made: methods first, then claims."""
+    """The rows of the table: methods first, then claims."""
     found = list(itertools.chain.from_iterable(attacks_on(method, effort) for method in scope.methods))
     if scope.has_statistic:
         found.append(statistic(effort))
@@ -83,8 +83,8 @@ def truth_table(
 ) -> tuple[AuditRow, ...]:
     """Every row, in order.
 
-    workers  processes that play at once; None: one for each core, four at most
-    kept     where rows are kept as they are made; those that are there are not played again
+    workers  number of processes; None: one for each core, four at most
+    kept     storage for finished rows; stored rows are not played again
     """
     planned = attacks(scope, effort)
     made = {} if kept is None else kept.made(effort)
@@ -100,7 +100,7 @@ def truth_table(
 
 
 def document(rows: Iterable[AuditRow], *, command: str) -> dict[str, Any]:
-    """The table as one JSON value, with the command and the versions that made it."""
+    """The table as a JSON value, with the command and the versions of packages."""
     packages = ("discreet", "numpy", "scipy", "torch", "dp-accounting")
     return {
         "rows": [row.to_json() for row in rows],

@@ -244,7 +244,8 @@ def _show(
 def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
     """The curve, once its picture is written."""
     from discreet.report import curves
+    from discreet.runs.planner import epsilon_curve
 
-    points = curves.epsilon_curve(plan)
-    curves.save(path, points, title=f"{plan.method}, delta {plan.delta:g}, {plan.relation}")
+    points = epsilon_curve(plan)
+    curves.save(path, points, title=f"{plan.method}, delta {plan.known_delta:g}, {plan.relation}")
     return points

@@ -1,4 +1,4 @@
-"""The published datasets: digests, standard files, ways to get them, and the constants that scale them."""
+"""The published datasets: digests, standard files, how to get them, and the constants that scale them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Splits = tuple[TensorDataset, TensorDataset]
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A published dataset: its source, what it looks like, and how its canonical bytes become tensors."""
+    """A published dataset: its source, its shape, and how its canonical bytes are decoded."""
 
     source: Source
     decode: Callable[[Parts], Splits]
@@ -30,8 +30,8 @@ class Benchmark:
     constants: str
 
 
-# Mean and deviation as published for MNIST and for ImageNet. Fashion-MNIST and CIFAR-10 thus use numbers of
-# another dataset; MNIST uses numbers computed from MNIST, which is declared.
+# Mean and deviation as published for MNIST and ImageNet. Fashion-MNIST and CIFAR-10 use constants of another dataset;
+# MNIST uses constants computed from MNIST, which its description states.
 GREY = ((0.1307,), (0.3081,))
 COLOUR = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

@@ -1,4 +1,4 @@
-"""Epsilon against steps: the numbers, and a picture of them."""
+"""A picture of epsilon against steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from pathlib import Path
 
 from discreet.core import check
 from discreet.report import charts
-from discreet.stages.plan import Plan
 
 SUFFIXES = (".svg", ".png")
-
-
-def epsilon_curve(plan: Plan, points: int = 16) -> tuple[tuple[int, float], ...]:
-    """The certified epsilon after evenly spaced numbers of steps, up to the whole run."""
-    steps = plan.known_horizon.steps
-    stops = sorted({max(1, round(steps * k / points)) for k in range(1, points + 1)})
-    return tuple((stop, plan.certificate(stop).epsilon) for stop in stops)
 
 
 def check_picture(path: Path) -> None:

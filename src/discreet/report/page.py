@@ -1,7 +1,7 @@
-"""One self-contained HTML page from a comparison, with its data and its figures as files beside it.
+"""A comparison as one self-contained HTML page, with its data and its figures as files beside it.
 
-Every string goes through an escaping template or an element tree; the page's own policy allows no script but
-the one in this package (by its hash) and no request to anywhere.
+Every string goes through an escaping template or an element tree. The page's content security policy allows only the
+script of this package, by its hash, and no network request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Where a report is."""
+    """The files of a report."""
 
     page: Path
     data: Path
@@ -34,7 +34,7 @@ class Written:
 
 
 def write(comparison: Comparison, directory: Path) -> Written:
-    """report.html, report.json and figures/ in `directory`; each file is whole or not there."""
+    """Write report.html, report.json and figures/ to `directory`; each file is complete or absent."""
     directory.mkdir(parents=True, exist_ok=True)
     page, data = directory / PAGE, directory / DATA
     replace(data, json.dumps(comparison.to_json(), indent=1, allow_nan=False) + "\n")
@@ -43,7 +43,7 @@ def write(comparison: Comparison, directory: Path) -> Written:
 
 
 def read(path: Path) -> Comparison:
-    """The comparison in a report.json."""
+    """The comparison of a report.json."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def render(comparison: Comparison) -> str:
-    """The page as one string."""
+    """The page as a string."""
     frontier, numbers = figures.frontier(comparison), figures.styles(comparison.entries)
     return filled(
         "page.html",
@@ -83,7 +83,7 @@ def render(comparison: Comparison) -> str:
 
 
 def filled(template: str, **values: Any) -> str:
-    """A template of this package with its style, its script and the policy that allows only these."""
+    """A rendered template with its style, its script and the policy that allows only these."""
     import jinja2
     from markupsafe import Markup
 
@@ -100,7 +100,7 @@ def filled(template: str, **values: Any) -> str:
 
 
 def drawn(chart: Chart, *, named: bool = False) -> dict[str, Any]:
-    """A chart as the templates take it; `named`: with a legend of its own."""
+    """A chart as the templates use it; `named`: with a legend of its own."""
     from markupsafe import Markup
 
     legend = _legend((line.name, line.style) for line in chart.series) if named else []
@@ -145,14 +145,14 @@ def _rows(comparison: Comparison, numbers: dict[str, int]) -> list[dict[str, Any
 
 
 def _extent(entry: Entry) -> list[float]:
-    """What the strip must show: single runs, and the interval as far as it is an accuracy."""
+    """The values that the strip shows: single runs, and the interval clipped to [0, 1]."""
     assert entry.accuracy is not None  # finished entries only
     ends = (max(entry.accuracy.low, 0.0), min(entry.accuracy.high, 1.0))
     return [*ends, *(run.accuracy for run in entry.runs)]
 
 
 def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[str, Any]:
-    """A table row: shown text beside the value to sort by (-1 where there is none)."""
+    """A table row: each cell has its text and its sort value (-1 if there is none)."""
     from markupsafe import Markup
 
     accuracy = entry.accuracy
@@ -184,7 +184,7 @@ def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[s
 
 
 def coordinates(chart: Chart) -> dict[str, Any]:
-    """What the read-out needs: for each line its points as (x in the drawing, x, mean, half width)."""
+    """The data of the read-out: the points of each line as (x in the drawing, x, mean, half width)."""
     plane = svg.Plane(chart)
     return {
         "label": chart.x_short,

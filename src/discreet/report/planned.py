@@ -1,4 +1,4 @@
-"""The planner's answer for people: at the terminal, and as a page."""
+"""The planner's answer in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
 from discreet.runs.step_cost import StepCost
 
-UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) for a trial of two steps on this machine"
+UNKNOWN = (
+    "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"
+)
 
 
 def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
@@ -46,13 +48,13 @@ def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> Renderabl
 
 
 def advice(answer: Answer) -> list[str]:
-    """The two batches that answer the question, in words."""
+    """Two recommended batch sizes, in words."""
     quiet, sensible = answer.quietest, answer.sensible
     return [
-        f"Least noise on a step: batch {quiet.batch:,} ({quiet.effective:.2e} of the clip on the mean gradient), "
+        f"Least noise on a step: batch {quiet.batch:,} ({quiet.effective:.2e} clipping norms on the mean gradient), "
         f"with {wording.counted(quiet.steps, 'step')}.",
-        f"Sensible: batch {sensible.batch:,}, the smallest one within a quarter of the least noise over the whole "
-        f"run; it leaves {wording.counted(sensible.steps, 'step')} to learn in.",
+        f"Sensible: batch {sensible.batch:,}, the smallest one whose noise over the whole run is within 25 % of the "
+        f"least, with {wording.counted(sensible.steps, 'step')}.",
     ]
 
 
@@ -71,21 +73,21 @@ def costs(answer: Answer, trial: StepCost | None, micro_batch: int) -> list[tupl
         ),
         (
             "memory",
-            f"about {_megabytes(trial.memory(micro_batch=micro_batch))} besides the data and PyTorch itself: an "
+            f"about {_megabytes(trial.memory(micro_batch=micro_batch))} without the data and PyTorch itself: an "
             f"estimate from {trial.parameters:,} parameters and a micro-batch of {micro_batch}",
         ),
     ]
 
 
 def noise(price: Price) -> str:
-    """A noise rounded up, or a dash."""
+    """The noise, rounded up, or a dash."""
     if price.noise is None:
         return "-"
     return f"{price.noise + 5e-4:.3f}" if price.noise < 1000 else f"{price.noise * 1.005:.2e}"
 
 
 def charts(answer: Answer) -> tuple[Chart, ...]:
-    """Noise against epsilon, a line for each price list; noise against the batch."""
+    """Noise against epsilon, one line for methods of equal cost; noise against the batch size."""
     lists: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for row in answer.methods:
         if row.curve:
@@ -178,7 +180,7 @@ def _cell(price: Price) -> dict[str, Any]:
 
 
 def _together(names: list[str]) -> str:
-    """One line for methods of one price.
+    """The name of methods of equal cost.
 
     >>> _together(["dp-sgd", "psac", "auto-s"])
     'dp-sgd and two others'

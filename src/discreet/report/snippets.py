@@ -1,9 +1,9 @@
-"""The README's measured parts, from result files: `python -m discreet.report.snippets README.md RESULTS`.
+"""Fill the README's measured parts from result files: `python -m discreet.report.snippets README.md RESULTS`.
 
-Each part stands between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing is left as it is.
+Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing stays unchanged.
 
 comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
-truth       RESULTS/truth-table.json: the claims that an attack has exceeded
+truth       RESULTS/truth-table.json: the claims that an attack refutes
 speed       RESULTS/speed.json, of `discreet bench --out`, else RESULTS/step-time.json: private steps over plain ones
 """
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def put(text: str, name: str, part: str) -> str:
-    """`text` with what stands between the marks of this name exchanged.
+    """`text` with the part of this name replaced.
 
     >>> put("a <!-- x -->old<!-- /x --> b", "x", "new")
     'a <!-- x -->\\n\\nnew\\n\\n<!-- /x --> b'
@@ -78,7 +78,7 @@ def comparison(found: Comparison, place: str) -> str:
 
 
 def truth(rows: tuple[AuditRow, ...]) -> str:
-    """The claims that do not survive."""
+    """The claims that an attack refutes."""
     broken = [row for row in rows if row.claimed is not None and row.verdict is Verdict.CLAIM_BROKEN]
     cells = [
         [row.method, tables.setting(row), _up(row.claimed), _shown(row), _up(row.certified)] for row in broken
@@ -94,7 +94,7 @@ def truth(rows: tuple[AuditRow, ...]) -> str:
 
 
 def speed(held: dict[str, Any]) -> str:
-    """How many times as long as a plain step a private one takes, by model; beside the peers where they were timed."""
+    """The time of a private step over that of a plain one, by model, beside other libraries that were timed."""
     timed = {name: own["rows"] for name, own in held["models"].items() if own.get("rows")}
     columns = list(dict.fromkeys(row for rows in timed.values() for row in rows if row not in _NOT_PRIVATE))
     rows = [
@@ -105,7 +105,7 @@ def speed(held: dict[str, Any]) -> str:
         [
             "A private step takes this many times as long as a step of plain SGD on the same batch:",
             _table(["model", *columns], rows),
-            # Rows may come from several calls; this one measures them all.
+            # Rows may come from several commands; this one measures them all.
             f"    discreet bench --threads {held['threads']} --out results/step-time.json",
         ]
     )

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Elements are built as a tree, so every string in them is escaped by construction."""
+"""Charts as inline SVG, built as an element tree, so that every string is escaped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _text(root: Tree.Element) -> str:
 
 
 class Plane:
-    """From data to the coordinates of a chart."""
+    """Maps data to the coordinates of a drawing."""
 
     def __init__(self, chart: Chart) -> None:
         self._x = _scale(chart.x_range, chart.log_x)
@@ -50,7 +50,7 @@ class Plane:
 
 
 def _scale(ends: tuple[float, float], log: bool) -> Callable[[float], float]:
-    """From [low, high] to [0, 1]; what is not positive lies at the foot of a log axis."""
+    """Maps [low, high] to [0, 1]; values below `low` are at the bottom of a log axis."""
     low, high = ends
     if log:
         return lambda value: math.log(max(value, low) / low) / math.log(high / low)
@@ -58,7 +58,7 @@ def _scale(ends: tuple[float, float], log: bool) -> Callable[[float], float]:
 
 
 def chart(chart: Chart) -> str:
-    """One chart; lines carry the class `s<number>`, which the style sheet colours for both themes."""
+    """One chart; lines have the class `s<number>`, which the style sheet colours for both themes."""
     plane = Plane(chart)
     names = ", ".join(line.name for line in chart.series)
     root = _root(WIDTH, HEIGHT, f"{chart.title}: {names}", "chart-svg")
@@ -113,7 +113,7 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
     _add(group, "path", class_="band", d=f"M{'L'.join(upper + lower)}z")
     middle = [f"{plane.x(x):.1f},{plane.y(mean):.1f}" for x, mean, _, _ in line.points]
     _add(group, "path", class_="mean", d=f"M{'L'.join(middle)}")
-    # Markers of different lines are staggered, so that lines on top of each other still show both.
+    # Markers of different lines are staggered, so that both show where lines coincide.
     every = max(1, len(line.points) // 7)
     for index in range(line.style % every, len(line.points), every):
         x, mean, _, _ = line.points[index]
@@ -122,7 +122,7 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
 
 
 def marker(style: int) -> str:
-    """The marker alone, for legends and table rows."""
+    """A marker for legends and table rows."""
     root = Tree.Element(
         "svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"}
     )
@@ -131,7 +131,7 @@ def marker(style: int) -> str:
 
 
 def strip(accuracy: Estimate, runs: tuple[float, ...], style: int, low: float, high: float) -> str:
-    """A small plot on the scale that all rows share: the interval, the mean, and single runs as dots."""
+    """A small plot on the scale of all rows: the interval, the mean, and single runs as dots."""
     span = max(high - low, 1e-9)
 
     def x(value: float) -> float:
@@ -151,5 +151,5 @@ def strip(accuracy: Estimate, runs: tuple[float, ...], style: int, low: float, h
 
 
 def style_class(style: int) -> str:
-    """The class of a line's colour; past the last colour they repeat, dashed."""
+    """The class of a line's colour; after the last colour they repeat with dashes."""
     return f"s{style % len(LIGHT)}" + (" dashed" if style >= len(LIGHT) else "")

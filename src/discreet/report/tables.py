@@ -1,4 +1,4 @@
-"""The smaller tables of a page: shown text beside the value to sort by."""
+"""The smaller tables of a page: each cell has its text and its sort value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from discreet.report import figures, svg, wording
 from discreet.runs.audit_rows import AuditRow, Verdict
 from discreet.runs.comparison.values import Comparison, Entry
 
-_ABSENT, _WITHOUT_END = -1.0, 1e300  # where nothing, and infinity, are sorted
+_ABSENT, _WITHOUT_END = -1.0, 1e300  # sort values of missing and of infinite numbers
 _GOOD = (Verdict.HOLDS, Verdict.NOT_TESTED)
 
 
@@ -41,7 +41,7 @@ def _accuracy(entry: Entry | None) -> dict[str, Any]:
 
 
 def truth(comparison: Comparison) -> list[dict[str, Any]]:
-    """The rows of the audit, broken ones marked."""
+    """The rows of the audit, with bad verdicts marked."""
     return [
         {
             "method": row.method,
@@ -60,7 +60,7 @@ def truth(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _down(value: float) -> str:
-    """A lower bound is rounded down: an attack has shown no more than this."""
+    """A lower bound, rounded down."""
     return "infinite" if math.isinf(value) else f"{math.floor(value * 100) / 100:.2f}"
 
 
@@ -71,7 +71,7 @@ def _epsilon(value: float | None, text: Any) -> dict[str, Any]:
 
 
 def setting(row: AuditRow) -> str:
-    """The numbers of an audit's row, in words."""
+    """The settings of a row of an audit, as text."""
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
         for name, value in row.parameters.items()

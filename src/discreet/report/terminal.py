@@ -34,7 +34,7 @@ def show(*parts: RenderableType) -> None:
     """Print to standard output."""
     console = Console(highlight=False, markup=False, emoji=False)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))  # a path stays in one piece
+        console.print(part, soft_wrap=isinstance(part, str))  # do not wrap paths
 
 
 def account_table(
@@ -56,7 +56,7 @@ def account_table(
 
 
 def solution(value: float) -> str:
-    """A solved setting; a number that is not whole is rounded up, which for noise is the safe side.
+    """A solved setting; fractions are rounded up, which is the safe side for noise.
 
     >>> solution(1.00000049), solution(2360)
     ('1.000001', '2360')
@@ -65,7 +65,7 @@ def solution(value: float) -> str:
 
 
 def methods_table(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """One method a row, with its guarantee in words and its flags."""
+    """One method a row, with its guarantee and its flags."""
     table = _table("methods", ("", "guarantee, what it does, its flags"))
     for row in rows:
         flags = [f"{parameter['flag']} ({parameter['about']})" for parameter in row["parameters"]]
@@ -75,7 +75,7 @@ def methods_table(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int = 10) -> Text:
-    """epsilon over steps as columns of eighths, from (0, 0) to the last point.
+    """Epsilon over steps as a bar chart of characters, from (0, 0) to the last point.
 
     >>> print(curve([(1, 1.0), (2, 2.0)], width=8, height=2))
      2.00 |    ▂▄▆█
@@ -177,7 +177,7 @@ def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
 
 @contextlib.contextmanager
 def audit_bar(rows: int, *, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error that follows an audit, row by row."""
+    """A progress bar on standard error for an audit."""
     with _bar(visible) as follow:
         seen: list[str] = []
 
@@ -198,7 +198,7 @@ def pricing_bar(*, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def training_bar(*, visible: bool) -> Iterator[Callable[[RunProgress], None]]:
-    """A bar on standard error that follows a run: step, epsilon spent, accuracy on the public test data."""
+    """A progress bar on standard error for a run: step, epsilon spent, accuracy on the test data."""
     with _bar(visible) as follow:
         yield lambda news: follow(
             "step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded)
@@ -207,7 +207,7 @@ def training_bar(*, visible: bool) -> Iterator[Callable[[RunProgress], None]]:
 
 @contextlib.contextmanager
 def comparison_bar(*, visible: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
-    """The same for a comparison, which also says which run it is at."""
+    """A progress bar for a comparison, which also shows the current run."""
     with _bar(visible) as follow:
 
         def listen(news: ComparisonProgress) -> None:
@@ -250,7 +250,7 @@ def is_live() -> bool:
 
 
 def _between(points: Sequence[tuple[int, float]], step: float) -> float:
-    """The straight line between the neighbouring points."""
+    """Linear interpolation."""
     left = (0, 0.0)
     for right in points:
         if step <= right[0]:

@@ -23,7 +23,7 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference of two percentages."""
+    """A difference of percentages."""
     return f"{value * 100:.1f}"
 
 
@@ -41,7 +41,7 @@ def error(accuracy: Estimate | None) -> str:
 
 
 def epsilon(value: float | None, missing: str = "–") -> str:
-    """Rounded up, so that the page never shows less than was proven."""
+    """Rounded up, so that the page never shows less than is certified."""
     return missing if value is None else spending.format_epsilon(value)
 
 

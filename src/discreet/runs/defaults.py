@@ -1,4 +1,4 @@
-"""Hyper-parameters that work, for each dataset; chosen on public benchmarks, so that they cost nothing."""
+"""Default hyper-parameters for each dataset, chosen on public benchmarks, so they cost no privacy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What to do where the user says nothing.
+    """Settings that are used where the user gives none.
 
-    reach  learning rate times the bound on a record: how far a step of agreeing records goes. SGD's learning
-           rate is reach / bound, so that methods with another bound move alike
+    reach  learning rate times the bound on a record's gradient. SGD's learning rate is reach / bound, so that
+           methods with different bounds take steps of the same size
     """
 
     model: str
@@ -77,12 +77,12 @@ def load_task(settings: RunConfig | CompareSettings) -> Task:
 
 
 def defaults_for(data: str) -> Defaults:
-    """The defaults of a dataset; a user's own file gets modest ones."""
+    """The defaults of a dataset, or modest ones for a user's own file."""
     return DEFAULTS.get(data, _ANY)
 
 
 def complete(config: RunConfig) -> RunConfig:
-    """The same run with every default written out, but for the learning rate, which needs the plan."""
+    """The run with every default filled in except the learning rate, which needs the plan."""
     usual = defaults_for(config.data)
     epochs, steps = config.epochs, config.steps
     if epochs is None and steps is None:
@@ -98,7 +98,7 @@ def complete(config: RunConfig) -> RunConfig:
     )
     if "clip" in taken and "clip" not in parameters:
         parameters["clip"] = usual.clip
-    # A certificate that depends on the optimizer's settings is about those that the run gives it.
+    # A certificate that depends on the optimizer's settings must use those of the run.
     stated = {"learning_rate": config.learning_rate, "weight_decay": config.weight_decay or None}
     for name, value in stated.items():
         if name in taken and name not in parameters and value is not None:
@@ -122,11 +122,11 @@ def complete(config: RunConfig) -> RunConfig:
 
 
 def settle(config: RunConfig, task: Task) -> tuple[RunConfig, Plan]:
-    """The same run with everything written out, and its plan; settled twice, it stays as it is."""
+    """The run with every setting filled in, and its plan; filling it in again changes nothing."""
     config = complete(config)
     plan = plan_of(config, task)
     told = complete(dataclasses.replace(config, learning_rate=learning_rate_of(config, plan)))
-    # A recipe that takes the learning rate has now been told: the plan is about that one.
+    # If the recipe takes the learning rate, the plan must use this one.
     return told, plan if told.parameters == config.parameters else plan_of(told, task)
 
 
@@ -169,7 +169,7 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
 
 
 def learning_rate_of(config: RunConfig, plan: Plan) -> float:
-    """The user's learning rate, or the one that the certificate states, or the data's reach over the plan's bound."""
+    """The user's learning rate, or the one that the certificate fixes, or the default for the data."""
     if config.learning_rate is not None:
         return config.learning_rate
     if isinstance(plan.analysis, LastIterate):

@@ -1,14 +1,13 @@
-"""A run directory: where each file lies, and writes that a crash cannot tear.
+"""The files of a run directory, and how they are written.
 
 plan.json              the plan, public
-run.json               config, versions, command, data, keys' fingerprints
+run.json               config, versions, command, data, fingerprints of the keys
 metrics.jsonl          public values over steps
 ledger.jsonl           every charge, written before its release
-checkpoint/state.pt    released iterates, to go on from
-checkpoint/lock        held by the process that trains; a lock without a living process holds nothing
+checkpoint/state.pt    released parameters, to resume from
 model.pt               the released weights, a state dict without code
 result.json            the outcome
-privacy-statement.md   what a user attaches to a release
+privacy-statement.md   the privacy statement of the release
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class RunFolder:
         self.result = self.directory / "result.json"
         self.statement = self.directory / "privacy-statement.md"
 
-    def check_new(self) -> None:
-        """Refuse a directory that holds a run."""
+    def create(self) -> None:
+        """Create the directory; refuse one that holds a run."""
         check.require(
             not self.run.exists() and not self.ledger.exists(),
             "a directory without a run",
@@ -55,13 +54,17 @@ class RunFolder:
             "resume that run, or choose another directory",
         )
 
-    def check_begun(self) -> None:
-        """Refuse a directory without a run."""
+    def begun(self) -> bool:
+        """Whether a run started here that may have been charged; a directory without a run is refused.
+
+        The first checkpoint is written before the first charge. Without it nothing was charged, and a ledger that
+        holds only its header is removed.
+        """
         check.require(
             self.run.is_file(),
             "a directory with a run to resume",
             f"no {self.run}",
-            "train without resume to begin one",
+            "train without resume to start one",
         )
 
     @contextlib.contextmanager
@@ -99,17 +102,16 @@ class RunFolder:
         """
         if self.checkpoint.is_file():
             return True
-        if self.ledger.exists():
-            with open(self.ledger, "rb+") as file:
-                lock(self.ledger, file.fileno())  # a writer that knows nothing of the run's own lock
-                charges = file.read().partition(b"\n")[2]
-                check.require(
-                    not charges,
-                    f"the checkpoint {self.checkpoint}",
-                    "a ledger with charges and no checkpoint",
-                    "restore the checkpoint; without it the charges are spent and the run cannot go on",
-                )
-                self.ledger.unlink()
+        content = self.ledger.read_bytes() if self.ledger.exists() else b""
+        head, _, charges = content.partition(b"\n")
+        check.require(
+            not charges,
+            f"the checkpoint {self.checkpoint}",
+            "a ledger with charges and no checkpoint",
+            "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent",
+        )
+        if head or content or self.ledger.exists():
+            self.ledger.unlink()
         return False
 
     def add_metrics(self, **values: Any) -> None:
@@ -118,28 +120,12 @@ class RunFolder:
             file.write(json.dumps(values) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every whole line; a last one that a crash cut short is left out, any other fault is refused."""
-        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
-        return [self._metrics_line(number, line) for number, line in enumerate(lines[:-1], 1)]
-
-    def _metrics_line(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            values: dict[str, Any] = json.loads(line)
-            point = (values["step"], values["test_accuracy"], values["test_accuracy_averaged"] or 0.0)
-            is_point = all(isinstance(value, (int, float)) for value in point)
-            is_point = is_point and float(values["epsilon"]) >= 0
-        except (ValueError, KeyError, TypeError):
-            is_point = False
-        if not is_point:
-            check.damaged(
-                f"line {number} of {self.metrics} to hold step, accuracies and epsilon",
-                f"{line[:60]!r}",
-                f"delete the line, or the file, which only draws the curve; then: {resume_line(self.directory)}",
-            )
-        return values
+        """All complete lines; a line that a crash cut short is skipped."""
+        lines = self.metrics.read_text(encoding="utf-8").split("\n") if self.metrics.exists() else []
+        return [json.loads(line) for line in lines[:-1] if line.startswith("{") and line.endswith("}")]
 
     def mend_metrics(self) -> None:
-        """Drop a last line that a crash cut short."""
+        """Remove a last line that a crash cut short."""
         whole = "".join(json.dumps(values) + "\n" for values in self.read_metrics())
         replace_file(self.metrics, lambda file: file.write(whole.encode()))
 

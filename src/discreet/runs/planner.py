@@ -61,7 +61,7 @@ class Question:
     def __post_init__(self) -> None:
         self.horizon(self.batch)
         check.positive("the budget of the whole run, e.g. 3", epsilon=self.epsilon)
-        check_delta(self.delta, self.records, accepted=self.accept_large_delta)
+        check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
         unknown = [name for name in self.methods if name not in METHODS]
         check.require(
             bool(self.methods) and not unknown,
@@ -140,7 +140,7 @@ class Answer:
 
     @property
     def sensible(self) -> BatchPrice:
-        """A rule of thumb: the smallest batch within a quarter of the least noise over the whole run."""
+        """A rule of thumb: the smallest batch whose noise over the whole run is within 25 % of the least."""
         least = min(at.path for at in self.batches)
         return next(at for at in self.batches if at.path <= NEARLY * least)
 
@@ -160,7 +160,14 @@ SAMPLERS: dict[str, Callable[[int], Sampling]] = {
 }
 """A sampling stage for a batch size, by name; the quickest to price first."""
 
-_LATE = "not priced: it takes long; ask `discreet calibrate` with --sampling"
+_LATE = "not computed: it takes long; run `discreet calibrate` with --sampling"
+
+
+def epsilon_curve(plan: Plan, points: int = 16) -> tuple[tuple[int, float], ...]:
+    """The certified epsilon after evenly spaced numbers of steps, up to the whole run."""
+    steps = plan.known_horizon.steps
+    stops = sorted({max(1, round(steps * k / points)) for k in range(1, points + 1)})
+    return tuple((stop, plan.certificate(stop).epsilon) for stop in stops)
 
 
 def answer(question: Question, listener: Listener | None = None) -> Answer:
@@ -173,7 +180,7 @@ def answer(question: Question, listener: Listener | None = None) -> Answer:
 
 @final
 class _Pricing:
-    """Prices plans and remembers what it priced, by their charge at noise 1."""
+    """Prices plans, and caches prices by the charge at noise 1."""
 
     def __init__(self, question: Question, listener: Listener) -> None:
         self._of, self._listener = question, listener
@@ -228,8 +235,8 @@ class _Pricing:
             return Price(why=_LATE)
         return self._price(drawn, batch)
 
-    def _price(self, recipe: Recipe, batch: int) -> Price:
-        """The least noise for the budget; a plan that cannot be priced says why."""
+    def _price(self, plan: Plan, batch: int) -> Price:
+        """The least noise for the budget, or why the plan cannot be priced."""
         try:
             unit = digest((plan.relation, self._unit_charge(plan, batch)))
             if unit not in self._known:
@@ -246,7 +253,7 @@ class _Pricing:
         return bound.charge().certified
 
     def _curve(self, recipe: Plan) -> Curve:
-        """(epsilon, noise) around the budget, as many points as there is patience for."""
+        """(epsilon, noise) around the budget, as many points as the time limit allows."""
         horizon, delta = self._of.horizon(self._of.batch), self._of.delta
         unit = digest(self._unit_charge(recipe, self._of.batch))
         if unit not in self._curves:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and what it leaves."""
+"""The progress and the result of a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ Point = tuple[int, float, float]
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """A step was taken. Accuracies (on unprotected data) and epsilon come with evaluations only.
-
-    seeded  the run is not private: `epsilon` is what it has with secret randomness
-    """
+    """Progress after a step. Accuracies (on unprotected data) and epsilon are set at evaluations only."""
 
     step: int
     steps: int
@@ -35,8 +32,8 @@ class RunProgress:
 class RunResult:
     """The outcome of a run; every value is public.
 
-    accuracy, averaged_accuracy  of the last iterate and of the average, on the unprotected test records
-    steps, lost                  steps charged; how many of them a crash kept from the model
+    accuracy, averaged_accuracy  of the last parameters and of their average, on the unprotected test records
+    steps, lost                  steps charged, and how many of them a crash lost
     curve                        (step, accuracy, epsilon) at each evaluation, of the average if there is one
     """
 

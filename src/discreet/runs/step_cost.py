@@ -1,4 +1,4 @@
-"""What a step costs on this machine: two steps on random data, measured."""
+"""The time and memory of a step on this machine, measured over two steps on random data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StepCost:
     """A model's size and speed.
 
     parameters          trainable numbers
-    seconds_per_record  of one private step on this machine, over two steps after a first one that is not counted
-    bytes_per_record    of the outputs of all layers, once forward and once backward: an estimate
+    seconds_per_record  of a private step on this machine, over two steps after a warm-up step
+    bytes_per_record    estimated: the outputs of all layers, once forward and once backward
     threads             that torch used
     """
 
@@ -31,7 +31,7 @@ class StepCost:
     threads: int
 
     def seconds(self, *, records: float, epochs: int) -> float:
-        """Of a whole run: each epoch sees about as many records as there are."""
+        """The time of a whole run; an epoch draws about as many records as there are."""
         return self.seconds_per_record * records * epochs
 
     def memory(self, *, micro_batch: int, adam: bool = False) -> int:
@@ -91,7 +91,7 @@ def measure(
 
 
 def _outputs(model: Any, record: Any) -> int:
-    """Numbers that the layers put out for one record."""
+    """The number of values that all layers output for one record."""
     import torch
 
     sizes: list[int] = [record.numel()]

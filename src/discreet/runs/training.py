@@ -1,4 +1,4 @@
-"""Training from a config to a run directory, and going on after a crash."""
+"""Train from a config into a run directory, and resume after a crash."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ _EVALUATED_AT_ONCE = 2048
 
 
 def train(config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
-    """Train as `config` says and leave a run directory; with `resume`, go on after every charged step.
+    """Train with these settings into a run directory; with `resume`, continue after the last charged step.
 
-    A run that finished already is read, not run again. Ctrl-C saves a checkpoint before it is passed on. A run
-    that ends early for any other reason, after it has spent, raises `RunStopped`.
+    A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates.
     """
     started = time.perf_counter()
     folder = RunFolder(config.out)
@@ -54,20 +53,20 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
         if folder.result.exists():
             return load_result(config.out)
     else:
-        folder.check_new()
-    with folder.held():  # before anything of the run is touched: another process may be training it
-        if resume and folder.result.exists():
-            return load_result(config.out)
-        charged = folder.charges()
-        try:
-            run = _Run(config, task, plan, folder, on_progress)
-            run.prepare(resume)
-            return run.complete(started)
-        except Exception as error:
-            spent = folder.charges()
-            if spent > charged:
-                raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
-            raise
+        folder.create()
+        write_json(folder.plan, {**plan.to_json(), "digest": plan.digest})
+        write_json(folder.run, _run_facts(config, task))
+    run = _Run(config, task, plan, folder, on_progress)
+    run.bind(going_on)
+    try:
+        run.loop()
+        return run.finish(time.perf_counter() - started)
+    except KeyboardInterrupt:
+        if run.private.settled:  # otherwise the last checkpoint is kept, and the ledger has what came after
+            run.private.save(folder.checkpoint)
+        raise
+    finally:
+        run.private.close()
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -85,7 +84,7 @@ def load_result(directory: str | Path) -> RunResult:
 
 @final
 class _Run:
-    """One stretch of a run, from its start or from a resume to its end or to the next crash."""
+    """One session of a run: from its start or a resume to its end or the next crash."""
 
     def __init__(
         self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None
@@ -121,7 +120,7 @@ class _Run:
             self.private.close()
 
     def bind(self, going_on: bool) -> None:
-        """Key the randomness, note its fingerprints on disk, and only then build what can release."""
+        """Create the random streams and store their fingerprints before anything is built that can release."""
         config, folder = self._config, self._folder
         streams = self._note_start()
         model = make_model(config, self._task, self._plan, streams)
@@ -156,7 +155,7 @@ class _Run:
         return streams
 
     def loop(self) -> None:
-        """All steps that are left."""
+        """Run the remaining steps."""
         private, model = self.private, self.private.model
         for x, y in private:
             scale_learning_rate(private, self._config)
@@ -165,15 +164,15 @@ class _Run:
         self._tick()
 
     def _tick(self) -> None:
-        """After each step: tell, evaluate and save where that is due."""
-        step, steps = self.private.progress.step, self._plan.horizon.steps
+        """After each step: report progress, and save and evaluate when due."""
+        step, steps = self.private.progress.step, self._plan.known_horizon.steps
         if step == self._seen or not self.private.settled:
             return
         due = step // self._eval_every > self._seen // self._eval_every and self._plan.analysis.visible
-        due = due or step == steps  # where iterates stay hidden, the last one alone is looked at
+        due = due or step == steps  # if iterates must stay hidden, only the last one is evaluated
         save = step // self._save_every > self._seen // self._save_every
         self._seen = step
-        if save or step == steps:  # before it is looked at: after a crash no older iterate is shown beside it
+        if save or step == steps:  # before it is evaluated: after a crash no older iterate is shown beside it
             self.private.save(self._folder.checkpoint)
         news = self._evaluate() if due else RunProgress(step=step, steps=steps)
         if self._listener is not None:
@@ -211,10 +210,10 @@ class _Run:
         return self._last
 
     def finish(self, seconds: float) -> RunResult:
-        """Publish the model, the statement and the result, in this order: a result says that all is there."""
+        """Write the model, the statement and the result, in this order: a result means that every file is there."""
         private, folder = self.private, self._folder
         private.save(folder.checkpoint)
-        # A resumed run with nothing left to do holds an older model than the last metrics are about.
+        # A run that is resumed with no steps left holds an older model than the last metrics describe.
         last = (
             self._last
             if self._last is not None and self._last.step == private.progress.step
@@ -249,7 +248,7 @@ class _Run:
 
 @torch.no_grad()
 def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
-    """The share of records whose largest score is their label's, and the mean cross-entropy."""
+    """The accuracy and the mean cross-entropy."""
     was_training, right, total = model.training, 0, 0.0
     model.eval()
     x, y = data.tensors
@@ -262,12 +261,12 @@ def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple
 
 
 def _finite(loss: float) -> float | None:
-    """A loss as JSON takes it: a model that diverged has none."""
+    """A finite loss; None where the model diverged, since JSON has no NaN."""
     return loss if math.isfinite(loss) else None
 
 
 def _curve(metrics: list[dict[str, Any]]) -> tuple[Point, ...]:
-    """One point a step; a later evaluation of the same step replaces an earlier one."""
+    """One point for each evaluated step; the latest evaluation of a step counts."""
     points = {}
     for values in metrics:
         averaged = values["test_accuracy_averaged"]
@@ -295,7 +294,7 @@ def scale_learning_rate(private: Private, config: RunConfig) -> None:
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that a config with a learning rate names."""
+    """The optimizer of a config whose learning rate is set."""
     assert config.learning_rate is not None
     assert config.momentum is not None
     if config.optimizer == "adam":
@@ -309,7 +308,7 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
 
 
 def _seed_of(seed: int, start: int) -> int:
-    """The seed of a start: a resumed run must not draw the noise of the part before."""
+    """The seed of each start: a resumed run must not draw the noise of an earlier part again."""
     if start == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"resume {start} of {seed}".encode()).digest()[:16], "big")

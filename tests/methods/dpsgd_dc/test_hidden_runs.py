@@ -49,7 +49,7 @@ def test_a_condition_is_in_the_first_sentence_of_the_statement(tmp_path: Path) -
     )
     result = train_run(word)
     assert (
-        "**If every loss is L-smooth with L = 2**, which nothing has checked, the released model"
+        "**If every loss is L-smooth with L = 2**, which has not been checked, the released model"
         in result.statement
     )
     assert "if every loss is L-smooth with L = 2" in str(result.spent)

@@ -1,4 +1,4 @@
-"""The runs of a comparison, one round for each seed, so that an interrupted comparison has every row."""
+"""The runs of a comparison: all rows with one seed, then with the next, so an interrupted comparison has every row."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
 class _Row:
     """A candidate with its completed settings and its plan, or why it has none.
 
-    reason  why its settings are no plan at all
-    unfit   why its plan, which is sound in itself, cannot be run on this task
+    reason  why its settings do not make a plan
+    unfit   why its plan, which is valid in itself, cannot be run on this task
     """
 
     candidate: Candidate
@@ -81,16 +81,16 @@ class _Job:
 
 @final
 class ComparisonRunner:
-    """Calibrates every row once, then trains them all seed by seed.
+    """Calibrates every row once, then trains all rows, seed by seed.
 
-    root                   where the page will be
-    task, horizon, shared  the data, the public numbers and the settings that all rows have in common
+    root                   the directory of the page
+    task, horizon, shared  the data, the public numbers and the settings that all rows share
     """
 
     def __init__(self, settings: CompareSettings, listener: Listener, *, root: Path) -> None:
         self._settings, self._listener, self._root = settings, listener, root
         self.task = load_task(settings)
-        # Shared settings that do not fit are refused here, before anything is trained.
+        # Invalid shared settings are refused here, before anything is trained.
         shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
         self.shared = shared
         self.horizon = Horizon.of(
@@ -108,7 +108,7 @@ class ComparisonRunner:
         self._notes: dict[int, str] = {}
 
     def comparison(self) -> Comparison:
-        """Run everything and gather it."""
+        """Run everything and collect the results."""
         rows = [self._calibrated(place, row) for place, row in enumerate(self._settings.chosen)]
         pairs = itertools.product(self._settings.keys, [row for row in rows if not row.unfit])
         self._jobs = [
@@ -156,7 +156,7 @@ class ComparisonRunner:
         )
 
     def _order(self, job: _Job) -> dict[str, Any] | None:
-        """What is left to train, if anything; a finished run is read, another run is moved out of the way."""
+        """What is left to train, if anything. A finished run is read; a run with other settings is moved away."""
         plan, folder = job.row.plan, runs.RunFolder(job.directory)
         if plan is None:
             self._fail(job, job.row.reason)
@@ -165,7 +165,7 @@ class ComparisonRunner:
         begun = folder.run.exists() or folder.ledger.exists()
         if begun and not _same(config, plan, folder):
             self._notes[job.index] = (
-                f"another run was here; it is in {_set_aside(job.directory, self._settings.out)}"
+                f"an earlier run with other settings was moved to {_set_aside(job.directory, self._settings.out)}"
             )
             begun = False
         if begun and folder.result.exists():
@@ -218,7 +218,7 @@ class ComparisonRunner:
             proven.epsilon <= self._settings.epsilon and proven.delta == self._settings.delta,
             f"a run within epsilon={self._settings.epsilon:g} at delta={self._settings.delta:g}",
             f"epsilon={proven.epsilon:g} at delta={proven.delta:g}",
-            f"it spent more than planned, so it is not ranked; {folder.directory} has its ledger",
+            f"it spent more than the budget, so it is not ranked; {folder.directory} has its ledger",
         )
         return TrainedRun(
             seed=job.seed,
@@ -244,7 +244,7 @@ class ComparisonRunner:
         progress = ComparisonProgress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
         self._listener(dataclasses.replace(progress, **news))  # type: ignore[arg-type]
 
-    # -- the whole -------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------
 
     def _gathered(self, rows: list[_Row]) -> Comparison:
         of, task, shared, horizon = self._settings, self.task, self.shared, self.horizon
@@ -298,7 +298,7 @@ class ComparisonRunner:
 
     @property
     def ledgers(self) -> list[Path]:
-        """Of all runs that began; of failed ones too: what they charged is spent."""
+        """The ledgers of all runs that started, failed ones included: their charges are spent."""
         every = (runs.RunFolder(job.directory).ledger for job in self._jobs)
         return [ledger for ledger in every if ledger.exists()]
 
@@ -310,14 +310,14 @@ def train_order(order: dict[str, Any], tell: Callable[[Any], None]) -> None:
 
 
 def together(ledgers: list[Path], delta: float, relation: str) -> float | None:
-    """What all runs cost who would show them all; None where a ledger cannot be read."""
+    """The epsilon of publishing all runs; None where a ledger cannot be read."""
     with contextlib.suppress(check.Refused):
         return certify(merge(ledgers), delta=delta, relation=Neighbouring(relation)).epsilon
     return None
 
 
 def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
-    """Rows that do not fit the task, and every method without a certificate."""
+    """Rows that cannot be run on the task, and every method without a certificate."""
     unfit = [
         Excluded(
             method=row.candidate.name,
@@ -335,12 +335,12 @@ def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
 
 
 def _compared(config: runs.RunConfig) -> dict[str, object]:
-    """The settings that make a run what it is."""
+    """The settings that decide what a run computes."""
     return {name: value for name, value in config.to_json().items() if name not in FREE_TO_CHANGE}
 
 
 def _same(config: runs.RunConfig, plan: Plan, folder: runs.RunFolder) -> bool:
-    """Whether the run that is there has these settings and this plan."""
+    """Whether the run in this folder has these settings and this plan."""
     try:
         begun = runs.load_config(config.out)
         planned = read_json(folder.plan)["digest"]
@@ -350,7 +350,7 @@ def _same(config: runs.RunConfig, plan: Plan, folder: runs.RunFolder) -> bool:
 
 
 def _set_aside(directory: Path, out: Path) -> Path:
-    """Move a run out of the way; its ledger says what was spent, so it is never deleted."""
+    """Move a run away. It is never deleted, since its ledger records what was spent."""
     name = "-".join(directory.relative_to(out).parts)
     places = (out / SET_ASIDE / f"{name}-{number}" for number in itertools.count(1))
     place = next(place for place in places if not place.exists())

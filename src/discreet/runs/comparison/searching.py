@@ -1,7 +1,7 @@
-"""The search for learning rate and clip before a comparison: on public stand-in data, never on the private records.
+"""The search for learning rate and clipping norm before a comparison, on public stand-in data.
 
-The trials are a comparison of their own, on four fifths of the stand-in's training records and scored on the rest:
-test records take no part. So trials resume, run side by side, and fail as rows.
+The trials are a comparison of their own: they train on four fifths of the stand-in's training records and are scored on
+the rest. Test records are not used. So trials can be resumed, run in parallel, and fail one by one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
 
 FOLDER = "tuning"
 LONGEST = 300
-"""Steps of a trial at most."""
+"""The most steps of a trial."""
 SEED = 20_000
-"""Of all trials: public data, and a seed that comparisons do not use by default."""
+"""The seed of all trials, which use public data; comparisons do not use it by default."""
 
 
 @final
@@ -42,9 +42,9 @@ class Grid:
 def search(
     settings: CompareSettings, listener: Listener, grid: Grid | None = None
 ) -> tuple[CompareSettings, TuningSummary]:
-    """The settings with the rows that scored best, and what was tried.
+    """The settings with the best rows, and a summary of the trials.
 
-    Guarantee: no trial sees a record of `settings.data` unless these are public, so nothing is to be charged.
+    Guarantee: no trial uses a record of `settings.data` unless these are public, so nothing is charged.
     """
     check_stand_in(settings)
     target = ComparisonRunner(settings.at(settings.epsilon), listener, root=settings.out)
@@ -93,7 +93,7 @@ def search(
 
 
 def check_stand_in(settings: CompareSettings) -> None:
-    """Refuse to tune on the private records themselves: each trial would be a release that nobody pays for."""
+    """Refuse to tune on the private records: each trial would be a release that is not charged."""
     assert settings.tune_on is not None
     same = settings.tune_on == settings.data or (
         settings.data.endswith(".npz")

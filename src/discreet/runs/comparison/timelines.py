@@ -1,4 +1,4 @@
-"""What a plan does over its steps, from public settings alone."""
+"""Noise, mask density and domain of a plan over its steps, from public settings only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from discreet.runs.comparison.values import PlanTimeline
 from discreet.stages.plan import Plan
 
 MOST = 400
-"""Changes that are kept of a schedule that changes all the time."""
+"""The most changes that are kept of a schedule."""
 
 
 def timeline_of(plan: Plan) -> PlanTimeline:
@@ -34,8 +34,8 @@ def timeline_of(plan: Plan) -> PlanTimeline:
 
 
 def _densities(plan: Plan) -> Iterator[tuple[int, float]]:
-    """The share of each epoch: a selection tells the mean of a run, so that of longer and longer runs."""
-    horizon, before = plan.horizon, 0.0
+    """The density of each epoch. A selection gives the mean over a run, so this takes differences."""
+    horizon, before = plan.known_horizon, 0.0
     for start in range(0, horizon.steps, horizon.steps_per_epoch):
         stop = min(start + horizon.steps_per_epoch, horizon.steps)
         active = plan.selection.density(dataclasses.replace(horizon, steps=stop)) * stop

@@ -1,4 +1,4 @@
-"""What a comparison found: public values only, with a JSON form that rebuilds the page without any run."""
+"""The results of a comparison: public values, with a JSON form from which the page can be rendered again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Changes = tuple[tuple[int, float], ...]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The test accuracy after a step, and the epsilon that is proven for the steps so far."""
+    """The test accuracy after a step, and the certified epsilon of the steps so far."""
 
     step: int
     accuracy: float
@@ -32,7 +32,7 @@ class Point:
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
-    """One finished training; `seed` None: keyed by the operating system.
+    """One finished training; `seed` None: randomness of the operating system.
 
     directory       relative to the report
     ledger, config  digests: of the ledger's last line, of the settings
@@ -66,12 +66,12 @@ class Failure:
 @final
 @dataclass(frozen=True, kw_only=True)
 class PlanTimeline:
-    """What a plan does over its steps: (first step, value) wherever the value changes.
+    """Noise, mask density and domain of a plan over its steps.
 
     noise     the multiplier on the sum, in units of the clip
-    density   the share of coordinates that take part
-    diameter  of the domain that parameters are kept in; None: unbounded
-    visible   whether iterates may be seen before the end; if not, there is no accuracy on the way
+    density   the share of coordinates that are updated
+    diameter  of the domain onto which parameters are projected; None: unbounded
+    visible   whether parameters may be seen before the end; if not, there is no accuracy during training
     """
 
     noise: Changes = ()
@@ -149,9 +149,9 @@ class Entry:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Excluded:
-    """A method that is listed, not ranked: it has no certificate, or this task is not one that it can do.
+    """A method that is listed but not ranked: it has no certificate, or cannot be run on this task.
 
-    reason  why it cannot be run here; empty where the guarantee itself is the reason
+    reason  why it cannot be run here; empty if the missing certificate is the reason
     """
 
     method: str
@@ -162,7 +162,7 @@ class Excluded:
 @final
 @dataclass(frozen=True, kw_only=True)
 class BudgetResult:
-    """The same rows at another budget, for the frontier."""
+    """The same rows at one budget of the frontier."""
 
     epsilon: float
     repeats: int
@@ -177,7 +177,7 @@ class BudgetResult:
 @final
 @dataclass(frozen=True, kw_only=True)
 class TunedSetting:
-    """What a search on stand-in data chose for a row, and its score there."""
+    """The settings that a search on stand-in data chose for a row, and their score."""
 
     name: str
     settings: str
@@ -189,7 +189,7 @@ class TunedSetting:
 class TuningSummary:
     """A search for settings on public stand-in data.
 
-    records, held_out  how many records trained the trials, and how many others scored them
+    records, held_out  the numbers of records that trained and that scored the trials
     """
 
     data: str
@@ -218,10 +218,10 @@ class Comparison:
     """Methods on one dataset and model at one certified budget, best first.
 
     others    the same rows at further budgets
-    truth     the rows of an audit that is shown beside, with the name of its file
+    truth     the rows of an audit that the page shows, with the name of its file
     tuned     the search that chose the settings, if there was one
-    together  the epsilon of releasing all runs of the page, composed at `delta` each; None where unknown
-    public    whether the training records are public, so that repeating and choosing cost nothing
+    together  the epsilon of publishing all runs of the page, by composition; None if unknown
+    public    whether the training records are public, so that repeating and tuning cost nothing
     """
 
     data: str
@@ -267,9 +267,10 @@ class Comparison:
 
     @property
     def seeded(self) -> bool:
-        """Whether any number here was drawn from a seed, which gives no privacy."""
-        runs = (run for stage in self.stages for entry in stage.entries for run in entry.runs)
-        return self.seeds is not None or any("not private" in run.randomness for run in runs)
+        """Whether any run was seeded, which gives no privacy."""
+        return self.seeds is not None or any(
+            "not private" in run.randomness for e in self.entries for run in e.runs
+        )
 
     @property
     def budgets(self) -> tuple[BudgetResult, ...]:
@@ -279,7 +280,7 @@ class Comparison:
 
     @property
     def close_to_best(self) -> tuple[Entry, ...]:
-        """The entries whose intervals overlap the best one's."""
+        """The entries whose intervals overlap that of the best."""
         best = self.best
         if best is None or best.accuracy is None:
             return ()
