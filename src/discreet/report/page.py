@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet.core import check
-from discreet.report import figures, svg, tables, wording
+from discreet.report import figures, svg, wording
 from discreet.report.charts import DARK, LIGHT, Chart
-from discreet.runs.comparison.values import Comparison, Entry, settings_in_words
+from discreet.runs.comparison.values import Comparison, settings_in_words
 
 PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 
@@ -64,19 +64,22 @@ def replace(path: Path, text: str) -> None:
 
 def render(comparison: Comparison) -> str:
     """The page as a string."""
+    from markupsafe import Markup
+
     frontier, numbers = figures.frontier(comparison), figures.styles(comparison.entries)
     return filled(
         "page.html",
         title=f"Private training on {comparison.data}, at {wording.counted(len(comparison.budgets), 'budget')}",
         delta=wording.power(comparison.delta),
-        significance=wording.significance(comparison),
         text=wording,
-        rows=_rows(comparison, numbers),
+        settings=settings_in_words,
+        markers={name: Markup(svg.marker(style)) for name, style in numbers.items()},
+        strips=_strips(comparison, numbers),
         legend=_legend((entry.name, numbers[entry.name]) for entry in comparison.finished),
         charts=[drawn(chart) for chart in figures.charts(comparison)],
         courses=[drawn(chart) for chart in figures.courses(comparison)],
-        frontier=None if frontier is None else {"chart": drawn(frontier), **tables.frontier(comparison)},
-        truth=tables.truth(comparison),
+        frontier=None if frontier is None else drawn(frontier),
+        by_budget=[{entry.name: entry for entry in budget.entries} for budget in comparison.budgets],
         data={chart.key: coordinates(chart) for chart in figures.every_chart(comparison)},
         comparison=comparison,
     )
@@ -136,50 +139,20 @@ def _policy(style: str, script: str) -> str:
     return f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; img-src data:"
 
 
-def _rows(comparison: Comparison, numbers: dict[str, int]) -> list[dict[str, Any]]:
-    shown = [value for e in comparison.finished for value in _extent(e)]
-    low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
-    return [
-        _row(entry, rank + 1, numbers[entry.name], low, high) for rank, entry in enumerate(comparison.entries)
-    ]
-
-
-def _extent(entry: Entry) -> list[float]:
-    """The values that the strip shows: single runs, and the interval clipped to [0, 1]."""
-    assert entry.accuracy is not None  # finished entries only
-    ends = (max(entry.accuracy.low, 0.0), min(entry.accuracy.high, 1.0))
-    return [*ends, *(run.accuracy for run in entry.runs)]
-
-
-def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[str, Any]:
-    """A table row: each cell has its text and its sort value (-1 if there is none)."""
+def _strips(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
+    """For each finished row its runs, mean and interval on one scale."""
     from markupsafe import Markup
 
-    accuracy = entry.accuracy
-    runs = tuple(run.accuracy for run in entry.runs)
-    strip = "" if accuracy is None else svg.strip(accuracy, runs, style, low, high)
-
-    def cell(value: float | None, text: str, missing: str = "–") -> dict[str, Any]:
-        return {"value": -1 if value is None else value, "text": text if value is not None else missing}
-
-    epsilon, claimed, noise = entry.epsilon, entry.claimed, entry.noise
+    found = [(entry, entry.accuracy) for entry in comparison.finished if entry.accuracy is not None]
+    ends = [end for _, accuracy in found for end in (max(accuracy.low, 0.0), min(accuracy.high, 1.0))]
+    ends += [run.accuracy for entry, _ in found for run in entry.runs]
     return {
-        "rank": rank,
-        "finished": accuracy is not None,
-        "entry": entry,
-        "summary": entry.summary.replace("`", ""),
-        "settings": settings_in_words(entry),
-        "marker": Markup(svg.marker(style)),
-        "strip": Markup(strip),
-        "accuracy": cell(accuracy and accuracy.mean, wording.percent(accuracy.mean) if accuracy else ""),
-        "half": wording.half(accuracy),
-        "error": wording.error(accuracy),
-        "epsilon": cell(epsilon, wording.epsilon(epsilon)),
-        "claimed": cell(claimed, wording.epsilon(claimed), "none" if entry.runs else "–"),
-        "noise": cell(noise, wording.multiplier(noise) if noise is not None else ""),
-        "steps": cell(entry.steps, f"{entry.steps}"),
-        "seconds": cell(entry.seconds, f"{entry.seconds:.1f}" if entry.seconds is not None else ""),
-        "failures": wording.failures(entry),
+        entry.name: Markup(
+            svg.strip(
+                accuracy, [run.accuracy for run in entry.runs], numbers[entry.name], min(ends), max(ends)
+            )
+        )
+        for entry, accuracy in found
     }
 
 

@@ -122,6 +122,7 @@ def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: st
     ]
     return filled(
         "plan.html",
+        title=f"A plan for {answer.question.records:,} records",
         of=answer.question,
         answer=answer,
         first=(first := next(row for row in answer.methods if row.price.noise is not None)),

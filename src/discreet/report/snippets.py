@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core import check
-from discreet.report import page, tables, wording
+from discreet.report import page, wording
 from discreet.runs.audit_rows import AuditRow, Verdict, read_audit
 from discreet.runs.comparison.values import Comparison, Entry
 
@@ -80,8 +80,10 @@ def comparison(found: Comparison, place: str) -> str:
 def truth(rows: tuple[AuditRow, ...]) -> str:
     """The claims that an attack refutes."""
     broken = [row for row in rows if row.claimed is not None and row.verdict is Verdict.CLAIM_BROKEN]
+    shown = wording.epsilon
     cells = [
-        [row.method, tables.setting(row), _up(row.claimed), _shown(row), _up(row.certified)] for row in broken
+        [row.method, wording.audit_settings(row), shown(row.claimed), _shown(row), shown(row.certified)]
+        for row in broken
     ]
     heads = [
         "method",
@@ -123,13 +125,9 @@ def _accuracy(entry: Entry | None) -> str:
     return f"{accuracy.mean * 100:.1f}" + (f" {half}" if half else "") + " %"
 
 
-def _up(value: float | None) -> str:
-    return wording.epsilon(value)
-
-
 def _shown(row: AuditRow) -> str:
     """Lower bounds, rounded down."""
-    text = f"{math.floor(row.audited * 100) / 100:.2f}"
+    text = wording.rounded_down(row.audited)
     if row.analytic is None or row.analytic <= row.audited:
         return text
     return f"{text} (analytic: {math.floor(row.analytic * 100) / 100:g})"

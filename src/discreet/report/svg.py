@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree as Tree
 
@@ -130,7 +130,7 @@ def marker(style: int) -> str:
     return _text(root)
 
 
-def strip(accuracy: Estimate, runs: tuple[float, ...], style: int, low: float, high: float) -> str:
+def strip(accuracy: Estimate, runs: Sequence[float], style: int, low: float, high: float) -> str:
     """A small plot on the scale of all rows: the interval, the mean, and single runs as dots."""
     span = max(high - low, 1e-9)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from discreet.core.randomness import SEEDED
+from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
 from discreet.runs.comparison.values import Comparison, Entry
 from discreet.stages.delta import delta_warning
@@ -43,6 +43,26 @@ def error(accuracy: Estimate | None) -> str:
 def epsilon(value: float | None, missing: str = "–") -> str:
     """Rounded up, so that the page never shows less than is certified."""
     return missing if value is None else spending.format_epsilon(value)
+
+
+def rounded_down(value: float | None) -> str:
+    """A lower bound."""
+    if value is None:
+        return "–"
+    return "infinite" if math.isinf(value) else f"{math.floor(value * 100) / 100:.2f}"
+
+
+def sort_value(value: float | None) -> float:
+    """Where a number is sorted: missing ones first, infinite ones last."""
+    return -1.0 if value is None else min(value, 1e300)
+
+
+def audit_settings(row: AuditRow) -> str:
+    """The settings of a row of an audit."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
+        for name, value in row.parameters.items()
+    )
 
 
 def multiplier(noise: float) -> str:
