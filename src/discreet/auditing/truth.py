@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, final
 
 from discreet.auditing import broken
@@ -23,6 +21,7 @@ from discreet.auditing.rows import (
     statistic,
 )
 from discreet.core import check
+from discreet.core.command import package_versions
 from discreet.runs.audit_rows import AuditRow
 
 if TYPE_CHECKING:
@@ -101,10 +100,9 @@ def truth_table(
 
 def document(rows: Iterable[AuditRow], *, command: str) -> dict[str, Any]:
     """The table as a JSON value, with the command and the versions of packages."""
-    packages = ("discreet", "numpy", "scipy", "torch", "dp-accounting")
     return {
         "rows": [row.to_json() for row in rows],
         "confidence": CONFIDENCE,
         "command": command,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": package_versions("discreet", "numpy", "scipy", "torch", "dp-accounting"),
     }

@@ -10,7 +10,7 @@ from discreet.accounting import Certificate
 from discreet.core.plain import from_plain, plain
 from discreet.training.spending import Spent
 
-Point = tuple[int, float, float]
+CurvePoint = tuple[int, float, float]
 """(step, test accuracy, certified epsilon so far)"""
 
 
@@ -46,7 +46,7 @@ class RunResult:
     steps: int
     lost: int
     resumes: int
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
     statement: str
     directory: Path
 
@@ -84,7 +84,7 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
             steps=spent["steps"],
             statement=spent["randomness"],
         ),
-        curve=from_plain(tuple[Point, ...], body["curve"]),
+        curve=from_plain(tuple[CurvePoint, ...], body["curve"]),
         statement=statement,
         directory=directory,
     )

@@ -6,10 +6,8 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
@@ -18,16 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet.core.command import command_line
-from discreet.core.errors import RunStopped
-from discreet.core.randomness import SEEDED
+from discreet.core.command import command_line, package_versions
 from discreet.core.streams import Streams
 from discreet.data import Task, build
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
 from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
-from discreet.runs.results import Point, RunProgress, RunResult, result_from_json
+from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
@@ -265,7 +261,7 @@ def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def _curve(metrics: list[dict[str, Any]]) -> tuple[Point, ...]:
+def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
     """One point for each evaluated step; the latest evaluation of a step counts."""
     points = {}
     for values in metrics:
@@ -319,10 +315,7 @@ def _run_facts(config: RunConfig, task: Task) -> dict[str, Any]:
         "config": config.to_json(),
         "command": command_line(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("discreet", "torch", "numpy", "dp-accounting")},
-        },
+        "versions": package_versions("discreet", "torch", "numpy", "dp-accounting"),
         "data": {
             "name": task.name,
             "checksum": task.checksum,

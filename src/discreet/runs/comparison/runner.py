@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
 from discreet import runs
 from discreet.accounting import certify, merge, read
 from discreet.core import check
+from discreet.core.command import package_versions
 from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
 from discreet.core.workers import failure_of, run_jobs
@@ -269,10 +268,7 @@ class ComparisonRunner:
             provenance=Provenance(
                 command=of.command,
                 created=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-                versions=(
-                    ("python", platform.python_version()),
-                    *((name, version(name)) for name in _PACKAGES),
-                ),
+                versions=tuple(package_versions(*_PACKAGES).items()),
                 checksum=task.checksum,
                 constants=task.constants,
             ),
