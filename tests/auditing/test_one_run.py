@@ -18,7 +18,7 @@ DELTA = 1e-7
 
 def one_run(attacked: Attacked) -> Guesses:
     """One run of the plan's real steps with as many canaries as it has records, and guesses at their coins."""
-    count = attacked.plan.known_horizon.known_records
+    count = attacked.plan.horizon.size.records
     there = np.random.default_rng().random(count) < 0.5
     with linear(count) as (net, engine):
         releases = attacked.run(net, engine, canaries(attacked.plan, there))

@@ -31,7 +31,7 @@ FREE = [name for name, method in METHODS.items() if couples_nothing(method.recip
 COUPLED = [name for name in METHODS if name not in FREE]
 
 
-def _game(recipe: Plan, record: TargetRecord, steps: int = 4, rate: float = 0.25) -> WholeRun:
+def _game(recipe: Recipe, record: TargetRecord, steps: int = 4, rate: float = 0.25) -> WholeRun:
     return WholeRun(recipe, record, rate=rate, steps=steps, noise=1.0, delta=DELTA)
 
 
@@ -118,7 +118,7 @@ def test_the_last_iterate_tells_the_worlds_apart_without_noise(monkeypatch: pyte
 
 
 def test_replace_one_trains_on_exactly_the_stated_records() -> None:
-    recipe = dataclasses.replace(methods.dp_sgd(), sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
+    recipe = methods.dp_sgd().using(sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
     game = WholeRun(recipe, MislabelledRecord(), rate=0.5, steps=2, noise=2.0, delta=DELTA)
     absent, present = game.draw(3, np.random.default_rng(1))
     assert np.isfinite(absent).all()

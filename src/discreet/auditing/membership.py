@@ -128,14 +128,14 @@ def membership_course(
     check.require(len(seeds) > 0, "at least one target model", "none", "give seeds, e.g. (0, 1, 2)")
     split = RecordSplit.of(load_whole(config), size)
     setup = setup_on(dataclasses.replace(config, records=None), split)
-    steps = tuple(sorted(at)) or (setup.plan.known_horizon.steps,)
+    steps = tuple(sorted(at)) or (setup.plan.horizon.steps,)
     check.require(
-        steps[0] >= 1 and steps[-1] <= setup.plan.known_horizon.steps,
-        f"steps between 1 and {setup.plan.known_horizon.steps}",
+        steps[0] >= 1 and steps[-1] <= setup.plan.horizon.steps,
+        f"steps between 1 and {setup.plan.horizon.steps}",
         steps,
         "name steps of the run",
     )
-    each = setup.plan.known_horizon.steps
+    each = setup.plan.horizon.steps
     total = (shadows + len(seeds)) * each
 
     def after(trained: int) -> OnStep | None:

@@ -128,7 +128,7 @@ def audit_training(
     planted = (_GradientCanaries if chosen is CanaryKind.GRADIENT else _DataCanaries)(setup, canaries, rng)
     scores = planted.train(on_step)
     plan, there = setup.plan, planted.there
-    guesses, delta = guess(scores, there), plan.known_delta
+    guesses, delta = guess(scores, there), plan.delta
     # Decided by public numbers: taking the larger of two bounds would be multiple testing.
     independent = chosen is CanaryKind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
     shown = (

@@ -63,7 +63,7 @@ class Attacked:
     start: int
 
     @staticmethod
-    def of(recipe: Plan, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
+    def of(recipe: Recipe, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
         """The recipe at a sampling rate of 1, where sampling hides nothing."""
         own, longer = (
             recipe.bind(
@@ -114,7 +114,9 @@ def canaries(plan: Plan, there: Flags) -> Tensor:
     return records[torch.from_numpy(there)]
 
 
-def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = None) -> Canaries | ReleaseGame:
+def game_for(
+    recipe: Recipe, *, noise: float, delta: float, steps: int | None = None
+) -> Canaries | ReleaseGame:
     """The fastest game that is valid for the plan's mechanism: one step, or several if it may keep state.
 
     Several steps get more noise each, noise * sqrt(steps), so that together they cost as much as one.
@@ -128,12 +130,12 @@ def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = No
     return ReleaseGame(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
 
 
-def _independent(plan: Plan) -> bool:
+def _independent(plan: Pipeline) -> bool:
     """Whether each coordinate has independent noise and depends only on the records that touch it."""
     return isinstance(plan.mechanism, GaussianNoise) and isinstance(plan.combination, TakeFirst)
 
 
-def _forgets(plan: Plan) -> bool:
+def _forgets(plan: Pipeline) -> bool:
     """Whether a step is known to keep no state for the next one."""
     return isinstance(plan.combination, TakeFirst) and isinstance(
         plan.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from discreet.auditing.whole_run import TargetRecord
     from discreet.methods import Method
     from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+    from discreet.stages.recipe import Recipe
 
 OnProgress = Callable[[str, int, int], None]
 """Receives the label of the current row, its trials so far, and their total."""
@@ -86,13 +86,13 @@ class PreparedGame:
     @staticmethod
     def against(plan: Plan, game: Game, words: str, trials: int) -> PreparedGame:
         """A game against the real releases of a plan."""
-        claim, horizon = plan.charge().claimed, plan.known_horizon
+        claim, horizon = plan.charge().claimed, plan.horizon
         return PreparedGame(
             game=game,
             method=plan.method,
             parameters={
                 "game": words,
-                "noise": plan.known_noise,
+                "noise": plan.noise,
                 "rate": horizon.rate,
                 "steps": horizon.steps,
             },
@@ -164,7 +164,7 @@ def _one_step(method: Method, effort: Effort) -> PreparedGame:
     return PreparedGame.against(game.attacked.plan, game, f"{steps}, crafted gradient", trials)
 
 
-def _whole_run(recipe: Plan, record: TargetRecord, words: str, steps: int, trials: int) -> PreparedGame:
+def _whole_run(recipe: Recipe, record: TargetRecord, words: str, steps: int, trials: int) -> PreparedGame:
     """A small model, trained to the end through `Private`."""
     from discreet.auditing.whole_run import WholeRun, couples_nothing
 

@@ -43,30 +43,13 @@ if TYPE_CHECKING:
 
 COPIES = 1000
 _LOUD = 1e3  # the norm of a crafted gradient: beyond every clip
-_ONE_RECORD = (
-    FlatClip,
-    AutoS,
-    AutoV,
-    Psac,
-    PerLayer,
-    UnitDirection,
-)  # weights follow a record's own norm
+# The weight of a record depends on its own norm only.
+_ONE_RECORD = (FlatClip, AutoS, AutoV, Psac, PerLayer, UnitDirection)
 
 
-def couples_nothing(plan: Plan) -> bool:
+def couples_nothing(stages: Pipeline) -> bool:
     """Whether copies of a model in one run are independent; a stage that is not known to be safe counts as coupling."""
-    usual = Plan(
-        method=plan.method,
-        bounder=plan.bounder,
-        selection=plan.selection,
-        schedule=plan.schedule,
-        sampling=plan.sampling,
-        relation=plan.relation,
-        noise=plan.noise,
-        horizon=plan.horizon,
-        delta=plan.delta,
-        claims=plan.claims,
-    )
+    left_alone = Recipe(method=stages.method, bounder=stages.bounder)
     return (
         # Gaussian noise, one query, no domain, no test, composition
         stages.mechanism == left_alone.mechanism
@@ -157,7 +140,7 @@ class WholeRun:
 
     def __init__(
         self,
-        recipe: Plan,
+        recipe: Recipe,
         record: TargetRecord,
         *,
         rate: float,

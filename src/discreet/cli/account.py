@@ -247,5 +247,5 @@ def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
     from discreet.runs.planner import epsilon_curve
 
     points = epsilon_curve(plan)
-    curves.save(path, points, title=f"{plan.method}, delta {plan.known_delta:g}, {plan.relation}")
+    curves.save(path, points, title=f"{plan.method}, delta {plan.delta:g}, {plan.relation}")
     return points

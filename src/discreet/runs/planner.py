@@ -165,7 +165,7 @@ _LATE = "not computed: it takes long; run `discreet calibrate` with --sampling"
 
 def epsilon_curve(plan: Plan, points: int = 16) -> tuple[tuple[int, float], ...]:
     """The certified epsilon after evenly spaced numbers of steps, up to the whole run."""
-    steps = plan.known_horizon.steps
+    steps = plan.horizon.steps
     stops = sorted({max(1, round(steps * k / points)) for k in range(1, points + 1)})
     return tuple((stop, plan.certificate(stop).epsilon) for stop in stops)
 
@@ -227,32 +227,32 @@ class _Pricing:
         batch = self._of.records if name == "full-batch" else self._of.batch
         sampling = SAMPLERS[name](batch)
         try:
-            plan = dataclasses.replace(recipe, sampling=sampling, relation=sampling.relations[0])
-            pieces = len(self._unit_charge(plan, batch))
+            drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
+            pieces = len(self._unit_charge(drawn, batch))
         except check.Refused as error:
             return Price(why=str(error))
         if name == "fixed-size" and pieces > FEW:  # each piece is a mixture of its own, at seconds apiece
             return Price(why=_LATE)
         return self._price(drawn, batch)
 
-    def _price(self, plan: Plan, batch: int) -> Price:
+    def _price(self, recipe: Recipe, batch: int) -> Price:
         """The least noise for the budget, or why the plan cannot be priced."""
         try:
-            unit = digest((plan.relation, self._unit_charge(plan, batch)))
+            unit = digest((recipe.relation, self._unit_charge(recipe, batch)))
             if unit not in self._known:
                 horizon = self._of.horizon(batch)
-                bound = plan.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
+                bound = recipe.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
                 self._known[unit] = _priced(bound)
         except check.Refused as error:
             return Price(why=str(error))
         return self._known[unit]
 
-    def _unit_charge(self, plan: Plan, batch: int) -> Counted:
+    def _unit_charge(self, recipe: Recipe, batch: int) -> Counted:
         """What the run costs at noise 1: plans of equal cost are priced once."""
-        bound = plan.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta)
+        bound = recipe.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta)
         return bound.charge().certified
 
-    def _curve(self, recipe: Plan) -> Curve:
+    def _curve(self, recipe: Recipe) -> Curve:
         """(epsilon, noise) around the budget, as many points as the time limit allows."""
         horizon, delta = self._of.horizon(self._of.batch), self._of.delta
         unit = digest(self._unit_charge(recipe, self._of.batch))

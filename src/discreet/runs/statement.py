@@ -146,9 +146,7 @@ def _covers(plan: Plan) -> str:
 def _noise(plan: Plan) -> str:
     steady = isinstance(plan.schedule, Constant)
     changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
-    return (
-        f"Gaussian, {plan.known_noise:.6g} times the bound on one record's contribution to the sum{changes}"
-    )
+    return f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
 
 
 _LIMITS = (

@@ -161,7 +161,7 @@ class _Run:
 
     def _tick(self) -> None:
         """After each step: report progress, and save and evaluate when due."""
-        step, steps = self.private.progress.step, self._plan.known_horizon.steps
+        step, steps = self.private.progress.step, self._plan.horizon.steps
         if step == self._seen or not self.private.settled:
             return
         due = step // self._eval_every > self._seen // self._eval_every and self._plan.analysis.visible

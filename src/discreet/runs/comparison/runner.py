@@ -251,7 +251,7 @@ class ComparisonRunner:
             data=of.data if of.data in DATASETS else task.name,
             model=str(shared.model),
             parameters=parameters(self._model),
-            records=horizon.known_records,
+            records=horizon.size.records,
             test_records=len(task.test),
             batch=horizon.size.batch,
             steps=horizon.steps,

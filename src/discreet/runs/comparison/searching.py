@@ -66,7 +66,7 @@ def search(
         records=records,
         public_data=True,
         model=target.shared.model if fits else defaults_for(str(settings.tune_on)).model,
-        batch=int(min(target.horizon.known_batch, records // 4)),
+        batch=int(min(target.horizon.size.batch, records // 4)),
         epochs=None,
         steps=min(target.horizon.steps, LONGEST),
         rows=tuple(trial for row in trials.values() for trial in row),

@@ -35,7 +35,7 @@ def timeline_of(plan: Plan) -> PlanTimeline:
 
 def _densities(plan: Plan) -> Iterator[tuple[int, float]]:
     """The density of each epoch. A selection gives the mean over a run, so this takes differences."""
-    horizon, before = plan.known_horizon, 0.0
+    horizon, before = plan.horizon, 0.0
     for start in range(0, horizon.steps, horizon.steps_per_epoch):
         stop = min(start + horizon.steps_per_epoch, horizon.steps)
         active = plan.selection.density(dataclasses.replace(horizon, steps=stop)) * stop
