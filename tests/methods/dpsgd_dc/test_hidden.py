@@ -209,4 +209,4 @@ def test_a_statement_waits_for_the_last_iterate_and_names_the_start() -> None:
     train(run)
     page = statement(run, data="the visits of 2024")
     assert "the visits of 2024" in page
-    assert "the ledgers of both count" in page
+    assert "takes both ledgers" in page

@@ -37,7 +37,7 @@ def test_a_hidden_run_is_evaluated_at_its_end_alone(tmp_path: Path) -> None:
     result = train_run(config(tmp_path))
     assert [point[0] for point in result.curve] == [12]
     assert [line["step"] for line in RunFolder(result.directory).read_metrics()] == [12]
-    assert "the last iterate alone" in result.statement
+    assert "the final parameters only" in result.statement
     assert "learning_rate=1.5" in result.statement
     assert "weight_decay=0.001" in result.statement
     assert torch.load(RunFolder(result.directory).checkpoint, weights_only=True)["hidden"] is False
