@@ -78,7 +78,6 @@ def test_the_estimator_on_an_exact_gaussian_pair(mu: float) -> None:
     found = audit(*_exact(values, values + mu), delta=1e-2, confidence=0.999)
     exact = gdp.epsilon(mu, 1e-2)
     assert 0.85 * exact < found.epsilon < exact
-    assert 0.9 * exact < found.fit < exact
 
 
 def test_the_other_direction_is_tried_too() -> None:
@@ -108,8 +107,8 @@ def test_a_choice_on_the_judging_trials_would_cheat() -> None:
             tally.add(absent=rng.standard_normal(4000), present=rng.standard_normal(4000))
         first, second = tallies
         at = {"delta": 0.0, "confidence": 0.5}
-        honest += judge(second, choose(first, **at), **at).epsilon > 0
-        cheating += judge(second, choose(second, **at), **at).epsilon > 0
+        honest += judge(second, choose(first, **at)[1], **at).epsilon > 0
+        cheating += judge(second, choose(second, **at)[1], **at).epsilon > 0
     assert honest <= 50
     assert cheating > 75
 

@@ -49,7 +49,6 @@ def test_a_million_trials_come_within_a_tenth_at_a_large_delta() -> None:
     exact = gdp.epsilon(1.0, 1e-2)
     assert 0.9 * exact <= found.epsilon <= exact
     assert found.epsilon == pytest.approx(_expected(1.0, 10**6, delta=1e-2, risk=1e-3), rel=0.02)
-    assert found.fit == pytest.approx(exact, rel=0.03)
 
 
 @pytest.mark.slow

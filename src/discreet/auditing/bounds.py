@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from discreet.accounting import gdp
 from discreet.core import check
 
 Floats = npt.NDArray[np.float64]
@@ -95,14 +94,12 @@ class Test:
 class Audit:
     """A lower bound on epsilon at `delta`, wrong with probability at most 1 - `confidence`.
 
-    fit  an ESTIMATE that assumes an exactly Gaussian mechanism: never compare it with a certificate
     hits, trials  of the tested event, in the world where it is likely and in the other one
     """
 
     epsilon: float
     delta: float
     confidence: float
-    fit: float
     hits: tuple[int, int]
     trials: tuple[int, int]
 
@@ -146,12 +143,8 @@ def epsilon_of(
     return np.maximum(np.where(p > delta, shown, 0.0), 0.0)
 
 
-def choose(tally: Tally, *, delta: float, confidence: float) -> Test:
-    """The event with the largest bound, on trials that will not test it."""
-    return _best(tally, delta, confidence)[1]
-
-
-def _best(tally: Tally, delta: float, confidence: float) -> tuple[float, Test]:
+def choose(tally: Tally, *, delta: float, confidence: float) -> tuple[float, Test]:
+    """The event with the largest bound, and that bound, on trials that will not test it."""
     risk = _risk(delta, confidence)
     tests = []
     for is_upper in (True, False):
@@ -163,17 +156,17 @@ def _best(tally: Tally, delta: float, confidence: float) -> tuple[float, Test]:
     return max(tests, key=lambda scored: scored[0])
 
 
-def judge(tally: Tally, test: Test, *, delta: float, confidence: float, fit: float = math.nan) -> Audit:
+def judge(tally: Tally, test: Test, *, delta: float, confidence: float) -> Audit:
     """The bound from one event that was chosen on other trials."""
     risk = _risk(delta, confidence)
     likely, unlikely, trials = _hits(tally, test.upper)
     hits = int(likely[test.cut]), int(unlikely[test.cut])
     epsilon = float(epsilon_of(hits[0], hits[1], trials, delta, risk))
-    return Audit(epsilon=epsilon, delta=delta, confidence=confidence, fit=fit, hits=hits, trials=trials)
+    return Audit(epsilon=epsilon, delta=delta, confidence=confidence, hits=hits, trials=trials)
 
 
 def audit(first: Tally, second: Tally, *, delta: float, confidence: float) -> Audit:
-    """Choose an event on the first tally and test it on the second; with the Gaussian fit."""
+    """Choose an event on the first tally and test it on the second."""
     return best_audit([(first, second)], delta=delta, confidence=confidence)
 
 
@@ -186,28 +179,9 @@ def best_audit(pairs: Sequence[tuple[Tally, Tally]], *, delta: float, confidence
             "others",
             "create both from the same pilot trials",
         )
-    found = [_best(first, delta, confidence) for first, _ in pairs]
+    found = [choose(first, delta=delta, confidence=confidence) for first, _ in pairs]
     place = max(range(len(pairs)), key=lambda index: found[index][0])
-    fit = gaussian_fit(*pairs[place], delta=delta, confidence=confidence)
-    return judge(pairs[place][1], found[place][1], delta=delta, confidence=confidence, fit=fit)
-
-
-def gaussian_fit(first: Tally, second: Tally, *, delta: float, confidence: float) -> float:
-    """ESTIMATE of epsilon: the lower bound on mu from one threshold, read as mu-Gaussian privacy at `delta`.
-
-    mu >= quantile(P(E)) - quantile(Q(E)) is proven. That the mechanism costs at least as much as a Gaussian with this
-    mu at every delta is not.
-    """
-    risk = _risk(delta, confidence)
-
-    def distances(tally: Tally, cuts: slice) -> Floats:
-        likely, unlikely, trials = _hits(tally, True)
-        p, q = lower(likely[cuts], trials[0], risk / 2), upper(unlikely[cuts], trials[1], risk / 2)
-        return np.asarray(special.ndtri(p) - special.ndtri(q))
-
-    chosen = int(np.nanargmax(np.nan_to_num(distances(first, slice(None)), nan=-math.inf)))
-    mu = float(distances(second, slice(chosen, chosen + 1))[0])
-    return gdp.epsilon(mu, delta) if mu > 0 else 0.0
+    return judge(pairs[place][1], found[place][1], delta=delta, confidence=confidence)
 
 
 def _hits(tally: Tally, is_upper: bool) -> tuple[Counts, Counts, tuple[int, int]]:

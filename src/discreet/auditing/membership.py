@@ -84,9 +84,9 @@ class Membership:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without the scores."""
         left_out = ("scores", "lira_scores", "members")
-        names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
-        told: dict[str, Any] = plain({name: getattr(self, name) for name in names})
-        return told
+        return {
+            f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in left_out
+        }
 
 
 def membership(

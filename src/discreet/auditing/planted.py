@@ -85,23 +85,15 @@ class RunAudit:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        told: dict[str, Any] = plain(
-            {
-                "method": self.method,
-                "canary": self.kind,
-                "canaries": self.canaries,
-                "steps": self.steps,
-                "certified": self.certified,
-                "claimed": self.claimed,
-                "audited": self.audited,
-                "tightness": self.tightness,
-                "delta": self.delta,
-                "confidence": self.confidence,
-                "bound": "independent trials" if self.independent else "guesses of one run",
-                "guesses": {"made": self.guesses.made, "correct": self.guesses.correct},
-            }
-        )
-        return told
+        held = plain(self)
+        del held["is"], held["kind"], held["independent"]
+        return {
+            **held,
+            "canary": self.kind.value,
+            "tightness": self.tightness,
+            "bound": "independent trials" if self.independent else "guesses of one run",
+            "guesses": {"made": self.guesses.made, "correct": self.guesses.correct},
+        }
 
 
 def audit_training(
@@ -120,20 +112,14 @@ def audit_training(
     check.count("the number of canaries", least=16, canaries=canaries)
     setup = TrainingSetup.of(config)
     rng = generator if generator is not None else np.random.default_rng()
-    chosen = (
-        kind
-        if kind is not None
-        else (CanaryKind.GRADIENT if setup.plan.analysis.visible else CanaryKind.DATA)
-    )
+    chosen = kind or (CanaryKind.GRADIENT if setup.plan.analysis.visible else CanaryKind.DATA)
     planted = (_GradientCanaries if chosen is CanaryKind.GRADIENT else _DataCanaries)(setup, canaries, rng)
     scores = planted.train(on_step)
     plan, there = setup.plan, planted.there
     guesses, delta = guess(scores, there), plan.delta
     # Decided by public numbers: taking the larger of two bounds would be multiple testing.
     independent = chosen is CanaryKind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
-    shown = (
-        _as_trials(scores, there, delta, confidence) if independent else guesses.epsilon(delta, confidence)
-    )
+    bound = _as_trials(scores, there, delta, confidence) if independent else None
     claim = plan.charge().claimed
     return RunAudit(
         method=setup.config.method,
@@ -142,7 +128,7 @@ def audit_training(
         steps=plan.horizon.steps,
         certified=plan.certificate().epsilon,
         claimed=None if claim is None else claim.epsilon(delta),
-        audited=shown,
+        audited=guesses.epsilon(delta, confidence) if bound is None else bound,
         delta=delta,
         confidence=confidence,
         independent=independent,

@@ -141,6 +141,11 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
 # -- files --------------------------------------------------------------------------------------------------
 
 
+def files(folder: Path, key: str) -> tuple[Path, Path]:
+    """The SVG and the PNG file of a figure."""
+    return folder / f"{key}.svg", folder / f"{key}.png"
+
+
 def save(chart: Chart, *paths: Path, titled: bool = False) -> tuple[Path, ...]:
     """The chart on a light background, a file for each path; each name ends in .svg or .png."""
     return save_drawing(partial(_draw, chart, titled), *paths)

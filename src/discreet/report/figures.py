@@ -17,6 +17,7 @@ from discreet.report.charts import (
     Series,
     above_zero,
     as_percent,
+    files,
     from_zero,
     light_grid,
     means,
@@ -153,12 +154,11 @@ def _course(key: str, title: str, label: str, percent: bool, series: tuple[Serie
 
 def save_all(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
     """Each chart and the ranking as SVG and PNG files, for papers and slides."""
-
-    def files(key: str) -> tuple[Path, ...]:
-        return tuple(directory / f"{key}.{suffix}" for suffix in ("svg", "png"))
-
-    written = [path for chart in every_chart(comparison) for path in save(chart, *files(chart.key))]
-    return (*written, *save_drawing(partial(_draw_ranking, comparison), *files("ranking")))
+    written = [
+        path for chart in every_chart(comparison) for path in save(chart, *files(directory, chart.key))
+    ]
+    ranking = partial(_draw_ranking, comparison)
+    return (*written, *save_drawing(ranking, *files(directory, "ranking")))
 
 
 def _draw_ranking(comparison: Comparison, axes: Axes) -> None:

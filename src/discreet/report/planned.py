@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from discreet.report import charts as chart_files
 from discreet.report import wording
-from discreet.report.charts import Chart, Series, above_zero
+from discreet.report.charts import Chart, Series, above_zero, files, save
 from discreet.report.page import coordinates, drawn, filled, replace
 from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
@@ -24,14 +22,14 @@ UNKNOWN = (
 def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
     """Noise by method and sampler, batches, time and memory."""
     of = answer.question
-    names = [name for name, _ in _samplers(answer)]
+    names = _samplers(answer)
     title = (
         f"noise for epsilon {of.epsilon:g} at delta {of.delta:g}: {of.records:,} records, batch {of.batch}, "
         f"{wording.counted(of.epochs, 'epoch')}"
     )
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in answer.methods:
-        alike.setdefault(tuple(noise(price) for _, price in _all(row, names)), []).append(row.name)
+        alike.setdefault(tuple(map(noise, _prices(row, names))), []).append(row.name)
     rows = [("\n".join(methods), *prices) for prices, methods in alike.items()]
     batches = [
         (str(at.batch), str(at.steps), f"{at.noise + 5e-4:.3f}", f"{at.effective:.2e}", f"{at.path:.2e}")
@@ -115,21 +113,17 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
 def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: str) -> str:
     """The page as one string."""
     shown = charts(answer)
-    names = [name for name, _ in _samplers(answer)]
-    rows = [
-        {"name": row.name, "why": row.price.why, "cells": [_cell(price) for _, price in _all(row, names)]}
-        for row in answer.methods
-    ]
+    names = _samplers(answer)
     return filled(
         "plan.html",
         title=f"A plan for {answer.question.records:,} records",
         of=answer.question,
         answer=answer,
-        first=(first := next(row for row in answer.methods if row.price.noise is not None)),
-        headline=noise(first.price),
+        first=next(row for row in answer.methods if row.price.noise is not None),
         delta=wording.power(answer.question.delta),
         names=names,
-        rows=rows,
+        rows=[(row, _prices(row, names)) for row in answer.methods],
+        noise=noise,
         advice=advice(answer),
         costs=costs(answer, trial, micro_batch),
         charts=[drawn(chart, named=True) for chart in shown],
@@ -145,12 +139,7 @@ def write(
     page.parent.mkdir(parents=True, exist_ok=True)
     replace(page, render(answer, trial, micro_batch, command))
     folder = page.parent / f"{page.stem}-figures"
-    files = (
-        path
-        for chart in charts(answer)
-        for path in chart_files.save(chart, folder / f"{chart.key}.svg", folder / f"{chart.key}.png")
-    )
-    return (page, *files)
+    return (page, *(path for chart in charts(answer) for path in save(chart, *files(folder, chart.key))))
 
 
 def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Series, ...]) -> Chart:
@@ -167,17 +156,13 @@ def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Serie
     )
 
 
-def _samplers(answer: Answer) -> tuple[tuple[str, Price], ...]:
-    return next((row.samplers for row in answer.methods if row.samplers), ())
+def _samplers(answer: Answer) -> list[str]:
+    return [name for name, _ in next((row.samplers for row in answer.methods if row.samplers), ())]
 
 
-def _all(row: MethodPrice, names: list[str]) -> list[tuple[str, Price]]:
-    return list(row.samplers) or [(name, row.price) for name in names]
-
-
-def _cell(price: Price) -> dict[str, Any]:
-    value = -1.0 if price.noise is None else price.noise
-    return {"value": value, "text": noise(price), "why": price.why}
+def _prices(row: MethodPrice, names: list[str]) -> list[Price]:
+    """The price under each sampler; a method that has none is shown with its own."""
+    return [price for _, price in row.samplers] or [row.price] * len(names)
 
 
 def _together(names: list[str]) -> str:

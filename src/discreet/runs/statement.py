@@ -150,8 +150,8 @@ def _noise(plan: Plan) -> str:
 
 
 _LIMITS = (
-    "The Gaussian noise is made of floating-point numbers (from 64-bit words of AES-256 in counter mode), not of "
-    "real numbers: the proof does not cover attacks on the last bits",
+    "The noise is Gaussian up to floating point: float64 values from 64-bit words of AES-256 in counter mode. Attacks "
+    "on the last bits of the released numbers are outside the proof",
     "The numbers of records, batch and steps that the plan used are public",
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
 )

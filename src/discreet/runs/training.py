@@ -135,9 +135,7 @@ class _Run:
         self._seen = self.private.progress.step
         if going_on:
             folder.mend_metrics()
-        self.private.save(
-            folder.checkpoint
-        )  # before the first charge: no ledger with charges lacks a checkpoint
+        self.private.save(folder.checkpoint)  # before the first charge: a charged run has a checkpoint
 
     def _note_start(self) -> Streams:
         facts = read_json(self._folder.run)
@@ -210,16 +208,13 @@ class _Run:
         private, folder = self.private, self._folder
         private.save(folder.checkpoint)
         # A run that is resumed with no steps left holds an older model than the last metrics describe.
-        last = (
-            self._last
-            if self._last is not None and self._last.step == private.progress.step
-            else self._evaluate()
-        )
+        last = self._last
+        if last is None or last.step != private.progress.step:
+            last = self._evaluate()
         assert last.accuracy is not None
         with private.averaged() if private.average is not None else contextlib.nullcontext():
-            weights = {
-                name: value.detach().cpu().clone() for name, value in private.model.state_dict().items()
-            }
+            held = private.model.state_dict().items()
+            weights = {name: value.detach().cpu().clone() for name, value in held}
         write_weights(folder.model, weights)
         spent = private.spent()
         text = run_statement(self._config, self._plan, self._task, spent, self._resumes)
@@ -293,14 +288,10 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     """The optimizer of a config whose learning rate is set."""
     assert config.learning_rate is not None
     assert config.momentum is not None
+    rate, decay = config.learning_rate, config.weight_decay
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
+        return torch.optim.Adam(model.parameters(), lr=rate, weight_decay=decay)
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum, weight_decay=decay)
 
 
 def _seed_of(seed: int, start: int) -> int:
