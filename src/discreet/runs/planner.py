@@ -36,7 +36,7 @@ Listener = Callable[[str, int, int], None]
 CURVE = (0.6, 0.75, 1.5, 2.0, 3.0, 4.0)
 """Multiples of the calibrated noise at which the curve is priced."""
 PATIENCE = 5.0
-"""Seconds for the samplers of one method, and for its curve; what takes longer is left out with a reason."""
+"""Processor seconds for the samplers of one method, and for its curve; what takes longer is left out with a reason."""
 FEW = 3
 """Different steps of a run that are priced quickly under every sampler."""
 WIDE_CAP = 6.0
@@ -217,9 +217,9 @@ class _Pricing:
 
     def _samplers(self, recipe: Recipe) -> tuple[tuple[str, Price], ...]:
         """Each sampler, until patience ends."""
-        started, found = time.perf_counter(), []
+        started, found = time.process_time(), []
         for name in SAMPLERS:
-            late = time.perf_counter() - started > PATIENCE
+            late = time.process_time() - started > PATIENCE
             found.append((name, Price(why=_LATE) if late else self._sampled(recipe, name)))
         return tuple(found)
 
@@ -259,11 +259,11 @@ class _Pricing:
         if unit not in self._curves:
             noise = self._price(recipe, self._of.batch).noise
             assert noise is not None
-            started, points = time.perf_counter(), [(self._of.epsilon, noise)]
+            started, points = time.process_time(), [(self._of.epsilon, noise)]
             for factor in CURVE:
                 bound = self._of.bind(recipe, noise=noise * factor, horizon=horizon)
                 points.append((bound.certificate().epsilon, noise * factor))
-                if time.perf_counter() - started > PATIENCE:
+                if time.process_time() - started > PATIENCE:
                     break
             self._curves[unit] = tuple(sorted(point for point in points if math.isfinite(point[0])))
         return self._curves[unit]
