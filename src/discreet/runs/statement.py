@@ -109,7 +109,7 @@ def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, s
         ),
         (
             "epsilon, claimed by the method's paper",
-            "the paper claims nothing" if spent.claimed is None else format_epsilon(spent.claimed),
+            "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed),
         ),
         ("delta", f"{proven.delta:g}"),
         ("method", method),
