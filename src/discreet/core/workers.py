@@ -21,6 +21,7 @@ from multiprocessing.connection import wait
 from typing import IO, Any, Protocol, final
 
 from discreet.core import check
+from discreet.core.errors import RunStopped
 
 MOST_WORKERS = 4
 _LONGEST_REASON = 300
@@ -57,6 +58,8 @@ def worker_count(jobs: int, workers: int | None = None) -> int:
 
 def failure_of(error: Exception) -> str:
     """Why a job failed, in one line; messages of validators stay as they are."""
+    if isinstance(error, RunStopped) and isinstance(error.__cause__, Exception):
+        return f"{failure_of(error.__cause__)} ({error.outcome})"
     first = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
     return first if isinstance(error, check.Refused) else f"{type(error).__name__}: {first}"
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.core import check
+from discreet.core.files import check_file
 from discreet.report import charts
 
 SUFFIXES = (".svg", ".png")

@@ -48,9 +48,10 @@ def account_table(
         ("delta", f"{certificate.delta:g}", delta),
         ("by", certificate.accountant, str(paper["theorem"])),
         ("relation", str(certificate.relation), ""),
+        *([("randomness", _bold(SEEDED), "")] if certificate.seeded else []),
         *((key, solution(value), "") for key, value in solved.items()),
     ]
-    assumed = "\n".join(f"- {assumption}" for assumption in certificate.assumptions)
+    assumed = "\n".join(f"- {assumption}" for assumption in certificate.assumptions if assumption != SEEDED)
     notes = [Text(f"The certificate assumes:\n{assumed}")] if assumed else []
     return Group(_table(name, ("", "certified", "claimed"), rows), *notes)
 
@@ -100,9 +101,10 @@ def run_table(result: RunResult) -> RenderableType:
     """A finished run: its accuracy and its privacy cost."""
     proven = result.spent.certified
     claimed = "nothing claimed" if result.spent.claimed is None else format_epsilon(result.spent.claimed)
+    seeded = f", {SEEDED}" if result.spent.seeded else ""
     rows: list[tuple[RenderableType, ...]] = [
         ("test accuracy", _bold(f"{result.test_accuracy:.2%}")),
-        ("epsilon, certified", _bold(format_epsilon(proven.epsilon))),
+        ("epsilon, certified", _bold(f"{format_epsilon(proven.epsilon)}{seeded}")),
         ("epsilon, claimed", claimed),
         ("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})"),
         ("randomness", result.spent.statement),
@@ -136,7 +138,9 @@ def comparison_table(found: Comparison) -> RenderableType:
         notes.append(f"not separated from the best by {wording.counted(found.repeats, 'run')}: {names}")
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
-    notes += [wording.together(found), wording.tuning(found)]
+    notes += [
+        line for line in (wording.together(found), wording.tuning(found), wording.warning(found)) if line
+    ]
     further = [_frontier_table(found)] if found.others else []
     return Group(_table(title, columns, rows), *further, *(Text(note) for note in notes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from discreet.core.randomness import SEEDED
 from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
 from discreet.runs.comparison.values import Comparison, Entry
@@ -167,7 +168,10 @@ def together(of: Comparison) -> str:
     each = f"Each run on its own has the certified ε of its row {at}."
     if of.together is None or count < 2:
         return each
-    composed = f"All {count} runs together cost ε\u00a0=\u00a0{epsilon(of.together)} {at}, by composition."
+    seeded = f" ({SEEDED})" if of.seeded else ""
+    composed = (
+        f"All {count} runs together cost ε\u00a0=\u00a0{epsilon(of.together)} {at}, by composition{seeded}."
+    )
     if of.public:
         rest = (
             f"The records of {of.data} are published, so this exposes nobody; on private data it would be the cost "
@@ -176,6 +180,12 @@ def together(of: Comparison) -> str:
     else:
         rest = "That is the cost of publishing this page. To release one model, train one."
     return f"{each} {composed} {rest}"
+
+
+def warning(of: Comparison) -> str:
+    """Beside every epsilon if delta is large for the number of records."""
+    text = delta_warning(of.delta, of.records)
+    return f"Warning: {text}." if text else ""
 
 
 def tuning(of: Comparison) -> str:

@@ -55,6 +55,7 @@ class RunConfig:
     average                    decay of the average of the released parameters; 0 turns it off
     micro_batch                the most records in memory at once; None: estimated from the memory
     seed                       None: randomness of the operating system. A seeded run is not private
+    accept_large_delta         delta may be 1/records or more, which protects no single record
     public_data                the training records are public, so their accuracy may be shown
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet

@@ -5,6 +5,7 @@ run.json               config, versions, command, data, fingerprints of the keys
 metrics.jsonl          public values over steps
 ledger.jsonl           every charge, written before its release
 checkpoint/state.pt    released parameters, to resume from
+checkpoint/lock        held by the training process; it is free once that process has ended
 model.pt               the released weights, a state dict without code
 result.json            the outcome
 privacy-statement.md   the privacy statement of the release
@@ -45,8 +46,8 @@ class RunFolder:
         self.result = self.directory / "result.json"
         self.statement = self.directory / "privacy-statement.md"
 
-    def create(self) -> None:
-        """Create the directory; refuse one that holds a run."""
+    def check_new(self) -> None:
+        """Refuse a directory that holds a run."""
         check.require(
             not self.run.exists() and not self.ledger.exists(),
             "a directory without a run",
@@ -54,12 +55,8 @@ class RunFolder:
             "resume that run, or choose another directory",
         )
 
-    def begun(self) -> bool:
-        """Whether a run started here that may have been charged; a directory without a run is refused.
-
-        The first checkpoint is written before the first charge. Without it nothing was charged, and a ledger that
-        holds only its header is removed.
-        """
+    def check_begun(self) -> None:
+        """Refuse a directory without a run."""
         check.require(
             self.run.is_file(),
             "a directory with a run to resume",
@@ -69,7 +66,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """The run for this process alone, until the block or the process ends; makes the directory."""
+        """Lock the run for this process until the block or the process ends; creates the directory."""
         self.lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -90,28 +87,29 @@ class RunFolder:
             os.close(descriptor)
 
     def charges(self) -> int:
-        """The charges in the ledger, a torn last line included; read under the lock alone."""
+        """The number of charges in the ledger, including a torn last line; call it under the lock."""
         content = self.ledger.read_bytes() if self.ledger.exists() else b""
         return max(0, content.count(b"\n") + (not content.endswith(b"\n")) - 1)
 
     def begun(self) -> bool:
-        """Whether a run began here that may have been charged; call it under the lock.
+        """Whether a run started here that may have been charged; call it under the lock.
 
-        The first checkpoint is on disk before the first charge. Without it nothing was charged, and the
-        header of a ledger that may be there is taken away.
+        The first checkpoint is written before the first charge. Without it nothing was charged, and a ledger that
+        holds only its header is removed.
         """
         if self.checkpoint.is_file():
             return True
-        content = self.ledger.read_bytes() if self.ledger.exists() else b""
-        head, _, charges = content.partition(b"\n")
-        check.require(
-            not charges,
-            f"the checkpoint {self.checkpoint}",
-            "a ledger with charges and no checkpoint",
-            "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent",
-        )
-        if head or content or self.ledger.exists():
-            self.ledger.unlink()
+        if self.ledger.exists():
+            with open(self.ledger, "rb+") as file:
+                lock(self.ledger, file.fileno())  # a writer that knows nothing of the run's own lock
+                charges = file.read().partition(b"\n")[2]
+                check.require(
+                    not charges,
+                    f"the checkpoint {self.checkpoint}",
+                    "a ledger with charges and no checkpoint",
+                    "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent",
+                )
+                self.ledger.unlink()
         return False
 
     def add_metrics(self, **values: Any) -> None:
@@ -120,9 +118,25 @@ class RunFolder:
             file.write(json.dumps(values) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines; a line that a crash cut short is skipped."""
-        lines = self.metrics.read_text(encoding="utf-8").split("\n") if self.metrics.exists() else []
-        return [json.loads(line) for line in lines[:-1] if line.startswith("{") and line.endswith("}")]
+        """All complete lines; a last line that a crash cut short is skipped, any other fault is refused."""
+        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
+        return [self._metrics_line(number, line) for number, line in enumerate(lines[:-1], 1)]
+
+    def _metrics_line(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            values: dict[str, Any] = json.loads(line)
+            point = (values["step"], values["test_accuracy"], values["test_accuracy_averaged"] or 0.0)
+            is_point = all(isinstance(value, (int, float)) for value in point)
+            is_point = is_point and float(values["epsilon"]) >= 0
+        except (ValueError, KeyError, TypeError):
+            is_point = False
+        if not is_point:
+            check.damaged(
+                f"line {number} of {self.metrics} to hold step, accuracies and epsilon",
+                f"{line[:60]!r}",
+                f"delete the line, or the file, which only draws the curve; then: {resume_line(self.directory)}",
+            )
+        return values
 
     def mend_metrics(self) -> None:
         """Remove a last line that a crash cut short."""
@@ -131,7 +145,7 @@ class RunFolder:
 
 
 def resume_line(directory: Path) -> str:
-    """The command that goes on with a run."""
+    """The command that resumes a run."""
     return f"discreet resume {shlex.quote(str(directory))}"
 
 

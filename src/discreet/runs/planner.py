@@ -61,7 +61,7 @@ class Question:
     def __post_init__(self) -> None:
         self.horizon(self.batch)
         check.positive("the budget of the whole run, e.g. 3", epsilon=self.epsilon)
-        check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
+        check_delta(self.delta, self.records, accepted=self.accept_large_delta)
         unknown = [name for name in self.methods if name not in METHODS]
         check.require(
             bool(self.methods) and not unknown,
@@ -241,7 +241,12 @@ class _Pricing:
             unit = digest((recipe.relation, self._unit_charge(recipe, batch)))
             if unit not in self._known:
                 horizon = self._of.horizon(batch)
-                bound = recipe.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
+                bound = recipe.for_horizon(
+                    epsilon=self._of.epsilon,
+                    delta=self._of.delta,
+                    horizon=horizon,
+                    accept_large_delta=self._of.accept_large_delta,
+                )
                 self._known[unit] = _priced(bound)
         except check.Refused as error:
             return Price(why=str(error))
@@ -249,12 +254,11 @@ class _Pricing:
 
     def _unit_charge(self, recipe: Recipe, batch: int) -> Counted:
         """What the run costs at noise 1: plans of equal cost are priced once."""
-        bound = recipe.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta)
-        return bound.charge().certified
+        return self._of.bind(recipe, noise=1.0, horizon=self._of.horizon(batch)).charge().certified
 
     def _curve(self, recipe: Recipe) -> Curve:
         """(epsilon, noise) around the budget, as many points as the time limit allows."""
-        horizon, delta = self._of.horizon(self._of.batch), self._of.delta
+        horizon = self._of.horizon(self._of.batch)
         unit = digest(self._unit_charge(recipe, self._of.batch))
         if unit not in self._curves:
             noise = self._price(recipe, self._of.batch).noise

@@ -17,7 +17,10 @@ CurvePoint = tuple[int, float, float]
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """Progress after a step. Accuracies (on unprotected data) and epsilon are set at evaluations only."""
+    """Progress after a step. Accuracies (on unprotected data) and epsilon are set at evaluations only.
+
+    seeded  the run is not private: `epsilon` is what it would have with secret randomness
+    """
 
     step: int
     steps: int
@@ -83,6 +86,7 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
             claimed=from_plain(float | None, spent["claimed"]),
             steps=spent["steps"],
             statement=spent["randomness"],
+            warnings=tuple(spent.get("warnings", ())),
         ),
         curve=from_plain(tuple[CurvePoint, ...], body["curve"]),
         statement=statement,

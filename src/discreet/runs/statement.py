@@ -74,9 +74,9 @@ def _headline(spent: Spent, records: int | None) -> str:
     proven = spent.certified
     if spent.seeded:
         return (
-            "**This run is NOT private.** Its randomness came from a seed, and anyone who knows or guesses the "
-            "seed can remove the noise. With secret randomness the same run would have epsilon "
-            f"{format_epsilon(proven.epsilon)} at delta {proven.delta:g}."
+            "**This run is NOT private.** Its randomness came from a seed, in all of its steps or in some, and "
+            "anyone who knows or guesses the seed can remove the noise. With secret randomness the same run "
+            f"would have epsilon {format_epsilon(proven.epsilon)} at delta {proven.delta:g}."
         )
     if not math.isfinite(proven.epsilon):
         return "**This run is NOT private:** no bound on epsilon is proven for it."
@@ -150,8 +150,8 @@ def _noise(plan: Plan) -> str:
 
 
 _LIMITS = (
-    "The noise is Gaussian up to floating point: float64 values from 64-bit words of AES-256 in counter mode. Attacks "
-    "on the last bits of the released numbers are outside the proof",
+    "The Gaussian noise is made of floating-point numbers (from 64-bit words of AES-256 in counter mode), not of "
+    "real numbers: the proof does not cover attacks on the last bits",
     "The numbers of records, batch and steps that the plan used are public",
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
 )

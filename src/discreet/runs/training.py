@@ -17,12 +17,21 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from discreet.core.command import command_line, package_versions
+from discreet.core.errors import RunStopped
+from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.data import Task, build
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
-from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
+from discreet.runs.folder import (
+    RunFolder,
+    read_json,
+    resume_line,
+    write_json,
+    write_text,
+    write_weights,
+)
 from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
@@ -36,7 +45,8 @@ _EVALUATED_AT_ONCE = 2048
 def train(config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
     """Train with these settings into a run directory; with `resume`, continue after the last charged step.
 
-    A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates.
+    A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates. A run
+    that ends early for any other reason, after it has spent, raises `RunStopped`.
     """
     started = time.perf_counter()
     folder = RunFolder(config.out)
@@ -49,20 +59,20 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
         if folder.result.exists():
             return load_result(config.out)
     else:
-        folder.create()
-        write_json(folder.plan, {**plan.to_json(), "digest": plan.digest})
-        write_json(folder.run, _run_facts(config, task))
-    run = _Run(config, task, plan, folder, on_progress)
-    run.bind(going_on)
-    try:
-        run.loop()
-        return run.finish(time.perf_counter() - started)
-    except KeyboardInterrupt:
-        if run.private.settled:  # otherwise the last checkpoint is kept, and the ledger has what came after
-            run.private.save(folder.checkpoint)
-        raise
-    finally:
-        run.private.close()
+        folder.check_new()
+    with folder.held():  # before anything of the run is touched: another process may be training it
+        if resume and folder.result.exists():
+            return load_result(config.out)
+        charged = folder.charges()
+        try:
+            run = _Run(config, task, plan, folder, on_progress)
+            run.prepare(resume)
+            return run.complete(started)
+        except Exception as error:
+            spent = folder.charges()
+            if spent > charged:
+                raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
+            raise
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -109,7 +119,9 @@ class _Run:
             self.loop()
             return self.finish(time.perf_counter() - started)
         except KeyboardInterrupt:
-            if self.private.settled:  # else the last checkpoint stands, and the ledger knows what came after
+            if (
+                self.private.settled
+            ):  # otherwise the last checkpoint is kept, and the ledger has what came after
                 self.private.save(self._folder.checkpoint)
             raise
         finally:

@@ -36,12 +36,13 @@ from discreet.runs.comparison.values import (
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import load_task, records_of, settle
 from discreet.runs.folder import read_json
+from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
 _SHARED = (
     *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
-    *("batch", "epochs", "steps", "micro_batch", "eval_every"),
+    *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta"),
 )
 """Settings of a comparison that each of its runs has."""
 _PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
@@ -98,6 +99,7 @@ class ComparisonRunner:
             epochs=shared.epochs,
             steps=shared.steps,
         )
+        check_delta(settings.delta, self.horizon.records, accepted=settings.accept_large_delta)
         self._model = build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
         self._count = len(settings.chosen) * len(settings.keys)
         self._jobs: list[_Job] = []

@@ -71,7 +71,7 @@ def search(
         steps=min(target.horizon.steps, LONGEST),
         rows=tuple(trial for row in trials.values() for trial in row),
         seeds=(SEED,),
-        accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / held.records,  # it is public
+        accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / records,  # they are public
     )
     found = ComparisonRunner(trial_settings, listener, root=place).comparison()
     scores = {entry.name: entry for entry in found.entries}

@@ -268,9 +268,8 @@ class Comparison:
     @property
     def seeded(self) -> bool:
         """Whether any run was seeded, which gives no privacy."""
-        return self.seeds is not None or any(
-            "not private" in run.randomness for e in self.entries for run in e.runs
-        )
+        runs = (run for budget in self.budgets for entry in budget.entries for run in entry.runs)
+        return self.seeds is not None or any("not private" in run.randomness for run in runs)
 
     @property
     def budgets(self) -> tuple[BudgetResult, ...]:
