@@ -86,7 +86,7 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
 def gain(plan: Plan, net: nn.Module) -> float:
     """What lifting multiplies by after the noise: n/p for p orthonormal rows of length n, else 1.
 
-    The mechanism's price is for the vector before it is lifted; tests/stages/test_projected_gaussian.py looks there.
+    The mechanism's price is for the vector before it is lifted; tests/methods/d2p2/test_projected_gaussian.py looks there.
     """
     mechanism = plan.mechanism
     if not isinstance(mechanism, ProjectedNoise) or mechanism.reduction == 0:

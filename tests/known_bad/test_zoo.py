@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from freezing import coverage_contract, frozen_contract
 
 import loop
 from contracts import (
@@ -41,6 +40,7 @@ from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 from discreet.training import step
 from discreet.training.private import Private
+from freezing import coverage_contract, frozen_contract
 
 Patch = pytest.MonkeyPatch
 
