@@ -137,9 +137,9 @@ def step_contract(recipe: Recipe) -> None:
 def noise_contract(recipe: Recipe, *, times: float = 1.0) -> None:
     """An empty batch is noise of the stated size on every coordinate, another one at every step."""
     plan = first_sum(loop.plan(recipe, noise=1.5))
-    net = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 2))
+    net = nn.Sequential(nn.Linear(100, 200), nn.Linear(200, 2))
     net.register_parameter("unused", nn.Parameter(torch.zeros(500)))
-    x, y = torch.zeros(0, 40), torch.zeros(0, dtype=torch.long)
+    x, y = torch.zeros(0, 100), torch.zeros(0, dtype=torch.long)
     found = release(plan, net, x, y, seed=1).double().numpy()
     # n/p times the noise of p of n orthonormal directions: variance n/p on each coordinate
     std = math.hypot(*(weight * query.std(1.5) for query, weight in combined(plan)))
@@ -147,9 +147,17 @@ def noise_contract(recipe: Recipe, *, times: float = 1.0) -> None:
     unused = found[-500:]
     assert bool(unused.all()), "a parameter without noise"
     assert stats.kstest(found / std, "norm").pvalue > ALPHA, "noise of another size or shape"
+    # The size to about 2.4 %: 4.9 deviations of the variance of so many independent values. Projected noise has
+    # fewer independent values than coordinates, by the factor `gain`.
+    independent = len(found) / gain(plan, net)
+    spread = float((found / std) @ (found / std)) / gain(plan, net)
+    tails = stats.chi2.cdf(spread, independent), stats.chi2.sf(spread, independent)
+    assert 2 * min(tails) > ALPHA, "noise of another size"
     assert stats.kstest(unused / std, "norm").pvalue > ALPHA, "a parameter with other noise"
-    assert len(set(found.tolist())) == len(found), "noise that repeats"
-    assert not np.isin(release(plan, net, x, y, seed=2).double().numpy(), found).any(), "noise that repeats"
+    # Two of so many float32 values agree now and then; blocks of them do not.
+    assert len(set(found.tolist())) > 0.99 * len(found), "noise that repeats"
+    other = release(plan, net, x, y, seed=2).double().numpy()
+    assert np.isin(other, found).mean() < 0.01, "noise that repeats"
 
 
 def billing_contract(recipe: Recipe, **options: Any) -> None:

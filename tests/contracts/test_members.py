@@ -84,7 +84,7 @@ def test_methods_draw_the_noise_they_state(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
-@pytest.mark.parametrize("wrong", [2 / 3, 3 / 2])
+@pytest.mark.parametrize("wrong", [2 / 3, 0.95, 1.05, 3 / 2])
 def test_the_noise_contract_sees_another_size(name: str, wrong: float) -> None:
     with pytest.raises(AssertionError, match="another size"):
         noise_contract(METHODS[name].recipe(), times=wrong)
