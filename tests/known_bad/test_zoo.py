@@ -76,7 +76,7 @@ def _in_turn(size: int, horizon: sampling.Horizon) -> list[Any]:
 
 def _of_one_size(size: int, horizon: sampling.Horizon) -> list[Any]:
     chance = np.random.default_rng(0)
-    return [chance.choice(size, int(horizon.known_batch), replace=False) for _ in range(horizon.steps)]
+    return [chance.choice(size, int(horizon.size.batch), replace=False) for _ in range(horizon.steps)]
 
 
 def _favourites(size: int, horizon: sampling.Horizon) -> list[Any]:
@@ -94,7 +94,7 @@ def _twice(size: int, horizon: sampling.Horizon) -> list[Any]:
 
 def _with_replacement(size: int, horizon: sampling.Horizon) -> list[Any]:
     chance = np.random.default_rng(0)
-    return [chance.integers(size, size=int(horizon.known_batch)) for _ in range(horizon.steps)]
+    return [chance.integers(size, size=int(horizon.size.batch)) for _ in range(horizon.steps)]
 
 
 def _bins_as_poisson(patch: Patch) -> None:
