@@ -74,6 +74,9 @@ def test_the_key_is_what_the_cipher_takes() -> None:
         normals.cipher(bytes(streams._KEY_BYTES - 1), normals.WORDS)
 
 
+# One page invents a method, with its file and flags; one quotes the commands that wrote its results at the time.
+TRUE_PAGES = [page for page in written.PAGES if page.name not in ("add-a-method.md", "reproductions.md")]
+
 # -- names ------------------------------------------------------------------------------------------------------
 
 
@@ -81,7 +84,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(written.ROOT))
 
 
-@pytest.mark.parametrize("page", written.PAGES, ids=name)
+@pytest.mark.parametrize("page", TRUE_PAGES, ids=name)
 def test_names_on_pages_can_be_imported(page: Path) -> None:
     missing = {one for one in written.dotted_names(written.code_of(page)) if not written.exists(one)}
     assert not missing
@@ -121,8 +124,6 @@ def test_the_search_for_names_can_fail() -> None:
 
 # -- commands ---------------------------------------------------------------------------------------------------
 
-# One page invents a method, with its file and flags; one quotes the commands that wrote its results at the time.
-TRUE_PAGES = [page for page in written.PAGES if page.name not in ("add-a-method.md", "reproductions.md")]
 APPLICATION = get_command(build())
 FLAGS = {
     command.__name__: {

@@ -51,6 +51,13 @@ def bounder_contract(bounder: Bounder) -> None:
         queries = bounder.vectors(scale)
         assert weights.shape == (len(queries), *norms.shape), "weights of another shape"
         assert bool((weights[:, :, -2:] == 0).all()), "a record that is not finite has weight"
+        for broken in (math.inf, math.nan):  # one group is enough, whichever it is
+            partly = torch.where(
+                torch.eye(groups, dtype=torch.bool), broken, torch.ones(groups, groups).double()
+            )
+            assert not bool(bounder.weights(partly, scale).any()), (
+                "a record that is partly not finite has weight"
+            )
         finite = norms[:, :-2]
         for query, own in zip(queries, weights[:, :, :-2], strict=True):
             moved = (own * finite).square().sum(0).sqrt()
@@ -201,7 +208,9 @@ def sampler_contract(sampling: Sampling, *, rate: float = 0.2, steps: int = 400,
         return
     # Whether a record joins two steps in a row: pairs of steps that do not overlap.
     twice = int((joined[0::2] & joined[1::2]).sum())
-    assert stats.binomtest(twice, steps // 2 * size, rate**2).pvalue > alpha, "steps in a row are not independent"
+    assert stats.binomtest(twice, steps // 2 * size, rate**2).pvalue > alpha, (
+        "steps in a row are not independent"
+    )
 
 
 def price_contract(sampling: Sampling, relation: Neighbouring) -> None:
