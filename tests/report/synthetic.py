@@ -182,3 +182,41 @@ def _shifted(row: Entry, drop: float) -> Entry:
     """The first run of a row, at another budget."""
     one = dataclasses.replace(row.runs[0], accuracy=row.runs[0].accuracy - drop)
     return dataclasses.replace(row, runs=(one,))
+
+
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    "\"><img src=x onerror='window.hacked = 1'>",
+    "' onmouseover='window.hacked = 1",
+    "</style></svg><b>&amp;{{ 7 * 7 }}{% raw %}",
+    "javascript:window.hacked=1 \x00 \ud800 \u202e",
+)
+
+
+def hostile() -> Comparison:
+    """Every string that could come from outside is an attack."""
+    one, two, three, four, five = HOSTILE
+    one_run = run("dp-sgd", 0, accountant=one, assumptions=(two,), randomness=three)
+    one_run = dataclasses.replace(one_run, directory=four, ledger=five, config=one)
+    row = entry(
+        "dp-sgd",
+        runs=(one_run,),
+        name=one,
+        summary=two,
+        guarantee=three,
+        parameters=((four, one), (two, 1.0)),
+        optimizer=five,
+        failures=(Failure(seed=7, reason=one), Failure(seed=None, reason=two)),
+    )
+    provenance = Provenance(
+        command=one, created=two, versions=((three, four), (five, one)), checksum=two, constants=three
+    )
+    found = comparison((row, entry("psac", name=two)), provenance=provenance)
+    return dataclasses.replace(
+        found,
+        data=one,
+        model=two,
+        sampling=three,
+        relation=four,
+        excluded=(Excluded(method=one, guarantee=two),),
+    )

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import loop
-import several
+import two_processes
 from discreet import methods
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
@@ -93,7 +93,7 @@ def _with_buffer() -> nn.Module:
 def differ(rank: int, size: int, place: str) -> None:
     """One of several processes, of which the last differs in one thing after another."""
     torch.set_num_threads(1)
-    several.meet(rank, place, size)
+    two_processes.meet(rank, place, size)
     found: dict[str, Any] = {}
     for name, (other, _) in ways().items():
         try:
@@ -105,7 +105,7 @@ def differ(rank: int, size: int, place: str) -> None:
     alike = loop.private(seed=rank, micro_batch=8 + rank, dataset=loop.data(60 + rank))
     found["alike"] = loop.train(alike, most=1)
     Path(place, f"{rank}.json").write_text(json.dumps(found))
-    several.part()
+    two_processes.part()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_seeds_micro_batches_and_records_may_differ(found: list[dict[str, Any]])
 def survive(rank: int, size: int, place: str) -> None:
     """One of several processes, of which the last first differs, and then ends in the middle of a run."""
     torch.set_num_threads(1)
-    several.meet(rank, place, size)
+    two_processes.meet(rank, place, size)
     clip = 100.0 if rank == size - 1 else 1.0
     with pytest.raises(Refused, match=r"clip: 1\.0 on ranks 0 and 1, 100\.0 on rank 2"):
         loop.private(None, loop.plan(methods.dp_sgd(clip=clip)))

@@ -4,7 +4,8 @@ Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is 
 
 comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
 truth       RESULTS/truth-table.json: the claims that an attack refutes
-speed       RESULTS/speed.json, of `discreet bench --out`, else RESULTS/step-time.json: private steps over plain ones
+speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
+            steps over plain ones
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def speed(held: dict[str, Any]) -> str:
             "A private step takes this many times as long as a step of plain SGD on the same batch:",
             _table(["model", *columns], rows),
             # Rows may come from several commands; this one measures them all.
-            f"    discreet bench --threads {held['threads']} --out results/step-time.json",
+            f"    python -m research.benchmarks --threads {held['threads']} --out results/step-time.json",
         ]
     )
 

@@ -210,7 +210,7 @@ def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
         not fresh & used,
         "fresh keys for the rest of the run",
         "a key that an earlier part of it used",
-        "pass Streams.from_os(), or a seed of its own for every resume",
+        "pass discreet.Streams.from_os(), or a seed of its own for every resume",
     )
 
 

@@ -174,7 +174,7 @@ class Private:
         """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
         check.require(
             isinstance(self.plan.sampling, OwnLoader),
-            "a plan with sampling=OwnLoader()",
+            "a plan with sampling=discreet.OwnLoader()",
             f"{type(self.plan.sampling).__name__}",
             "iterate `private` itself: it draws the batches that the plan is priced for",
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 import headless
 import pytest
 import synthetic
-from test_report_page import hostile
 
 from discreet.report import planned, render
 from discreet.runs.comparison import Comparison
@@ -188,7 +187,7 @@ def test_all_charts_answer_and_are_lit_together(full: headless.Browser) -> None:
         assert "NaN" not in text
 
 
-@pytest.mark.parametrize("made", [hostile, synthetic.failing])
+@pytest.mark.parametrize("made", [synthetic.hostile, synthetic.failing])
 def test_hostile_and_failed_rows_do_no_harm(
     browser: headless.Browser, tmp_path: Path, made: Callable[[], Comparison]
 ) -> None:

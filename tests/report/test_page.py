@@ -16,15 +16,7 @@ import synthetic
 
 from discreet import Refused
 from discreet.report import read, render, wording, write
-from discreet.runs.comparison import Comparison, Entry, Excluded, Failure, Provenance
-
-HOSTILE = (
-    "</script><script>window.hacked = 1</script>",
-    "\"><img src=x onerror='window.hacked = 1'>",
-    "' onmouseover='window.hacked = 1",
-    "</style></svg><b>&amp;{{ 7 * 7 }}{% raw %}",
-    "javascript:window.hacked=1 \x00 \ud800 \u202e",
-)
+from discreet.runs.comparison import Entry, Failure
 
 
 class Parsed(HTMLParser):
@@ -55,37 +47,8 @@ class Parsed(HTMLParser):
             self.texts.append(data)
 
 
-def hostile() -> Comparison:
-    """Every string that could come from outside is an attack."""
-    one, two, three, four, five = HOSTILE
-    run = synthetic.run("dp-sgd", 0, accountant=one, assumptions=(two,), randomness=three)
-    run = dataclasses.replace(run, directory=four, ledger=five, config=one)
-    row = synthetic.entry(
-        "dp-sgd",
-        runs=(run,),
-        name=one,
-        summary=two,
-        guarantee=three,
-        parameters=((four, one), (two, 1.0)),
-        optimizer=five,
-        failures=(Failure(seed=7, reason=one), Failure(seed=None, reason=two)),
-    )
-    provenance = Provenance(
-        command=one, created=two, versions=((three, four), (five, one)), checksum=two, constants=three
-    )
-    found = synthetic.comparison((row, synthetic.entry("psac", name=two)), provenance=provenance)
-    return dataclasses.replace(
-        found,
-        data=one,
-        model=two,
-        sampling=three,
-        relation=four,
-        excluded=(Excluded(method=one, guarantee=two),),
-    )
-
-
 def test_hostile_strings_stay_text() -> None:
-    page = Parsed(render(hostile()))
+    page = Parsed(render(synthetic.hostile()))
     usual = Parsed(render(synthetic.comparison()))
     assert page.tags.count("script") == usual.tags.count("script") == 2
     assert page.tags.count("style") == 1
@@ -93,8 +56,8 @@ def test_hostile_strings_stay_text() -> None:
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert {value for name, value in page.attributes if name in ("src", "href", "action")} == {"data:,"}
     assert "7 * 7" in page.text
-    assert HOSTILE[0] in page.text
-    assert json.loads(page.held["script"][0])["accuracy-by-step"]["lines"][0]["name"] in HOSTILE
+    assert synthetic.HOSTILE[0] in page.text
+    assert json.loads(page.held["script"][0])["accuracy-by-step"]["lines"][0]["name"] in synthetic.HOSTILE
 
 
 def test_the_page_has_everything() -> None:

@@ -53,13 +53,13 @@ def test_only_broken_claims_are_in_the_truth_part() -> None:
 
 
 def test_speeds_stand_beside_the_peers_that_were_timed() -> None:
-    """As `discreet bench --out` writes them."""
+    """As `python -m research.benchmarks --out` writes them."""
     rows = {"plain": {"over_plain": 1.0}, "discreet": {"over_plain": 1.237}, "opacus": {"absent": "no"}}
     held = {"threads": 2, "models": {"mlp": {"about": "an MLP", "rows": rows}}}
     text = snippets.speed(held)
     assert "| model | discreet | opacus |" in text
     assert "| an MLP | 1.24 | – |" in text
-    assert "    discreet bench --threads 2 --out" in text  # the whole table's, not the last model's
+    assert "    python -m research.benchmarks --threads 2 --out" in text  # the whole table's, not the last model's
 
 
 def test_a_readme_without_marks_is_refused() -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from discreet import Private, methods
 from discreet.accounting import Charge, Gaussian, PoissonSampled, SelectionQuery, read
 from discreet.core.check import Refused
-from discreet.core.streams import Streams
+from discreet.core.streams import Stream, Streams
 from discreet.core.world import World
 from discreet.methods.clipping import Clipping
 from discreet.stages.acceptance import LossTest
@@ -133,6 +133,29 @@ def test_the_test_sees_old_and_new_parameters_on_the_same_fresh_records() -> Non
         assert not torch.equal(first, old) or len(first) == 0
         assert not torch.equal(at_old, at_new)
         assert torch.equal(phases[3 * step][1], at_old)
+
+
+def test_gradients_and_tests_draw_the_noise_that_they_are_charged_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[float] = []
+    real = Stream.add_normal_
+
+    def add(self: Stream, value: Tensor, std: float) -> Tensor:
+        drawn.append(std)
+        return real(self, value, std)
+
+    monkeypatch.setattr(Stream, "add_normal_", add)
+    run = start(bound(noise=1.7), ledger=tmp_path / "ledger")
+    go(run)
+    charged = [entry.event for entry in read(tmp_path / "ledger").entries]
+    assert len(drawn) == len(charged) == 16
+    for event, std in zip(charged, drawn, strict=True):
+        release = event.event  # type: ignore[attr-defined]
+        priced = (
+            release.sigma if isinstance(release, SelectionQuery) else release.noise * 1.0
+        )  # the clip is 1
+        assert std == pytest.approx(priced, rel=1e-12)
 
 
 def test_good_updates_are_kept_and_bad_ones_are_not() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from last_iterate_loop import RATE, RECORDS, STEPS, data, losses, model, plan, private, train
 from torch import Tensor, nn
 
 from discreet import methods, statement
@@ -19,7 +20,6 @@ from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.training.private import Private
-from hidden_loop import RATE, RECORDS, STEPS, data, losses, model, plan, private, train
 
 # What it does --------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli_runner import refused, run
 
 import loop
-from cli.cli_runner import refused, run
 from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring

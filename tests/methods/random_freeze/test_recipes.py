@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from freezing import PER_EPOCH, active_of, coverage_contract, frozen_contract, steps_of
 from scipy import stats
 from torch import Tensor, nn
 
 import loop
-import several
+import two_processes
 from discreet import methods
 from discreet.accounting.accountants import rdp_epsilon
 from discreet.core.check import Refused
@@ -36,6 +35,7 @@ from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon,
 from discreet.stages.selection import Frozen, Order
 from discreet.stages.values import Released
 from discreet.training.step import PrivateStep, RunState
+from freezing import PER_EPOCH, active_of, coverage_contract, frozen_contract, steps_of
 
 ALPHA = 1e-6  # false-alarm rate of every statistical test here
 HALF = methods.random_freeze(clip=0.5, final_rate=0.5, cooling_epochs=1)
@@ -389,7 +389,7 @@ def test_what_was_saved_is_not_changed_by_going_on(tmp_path: Path) -> None:
 
 def _work(rank: int, place: str) -> None:
     torch.set_num_threads(1)
-    several.meet(rank, place)
+    two_processes.meet(rank, place)
     plan = loop.plan(dataclasses.replace(HALF, sampling=FullBatch()), batch=60, noise=0.0, steps=3)
     run = loop.private(which=plan, streams=Streams.from_os(), dataset=loop.data(30))
     before, moved = loop.weights(run.model), []
@@ -400,7 +400,7 @@ def _work(rank: int, place: str) -> None:
     key = run.streams.mask.fingerprint
     found = {"key": key, "weights": loop.weights(run.model).tolist(), "moved": moved}
     Path(place, f"{rank}.json").write_text(json.dumps(found))
-    several.part()
+    two_processes.part()
 
 
 def test_processes_share_one_mask(tmp_path: Path) -> None:

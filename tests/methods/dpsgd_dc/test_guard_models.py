@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from last_iterate_loop import RATE, STEPS, data, model, plan, private, train
 from torch import nn
 
 from discreet import methods
@@ -20,7 +21,6 @@ from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.methods.dpsgd_dc.guard import is_loss, linear_layer, with_clipped_features
 from discreet.stages.sampling import FixedSize
-from hidden_loop import RATE, STEPS, data, model, plan, private, train
 
 # Models and losses ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import loop
-import several
+import two_processes
 from contracts import bounder_contract
 from discreet import methods
 from discreet.accounting.events import Gaussian, NonPrivate
@@ -323,11 +323,11 @@ def test_the_loudest_is_loud() -> None:
 def _shared(rank: int, place: str) -> None:
     """One of two processes, each with a part of the records and noise of its own."""
     torch.set_num_threads(1)
-    several.meet(rank, place)
+    two_processes.meet(rank, place)
     x, y = loop.data().tensors
     part = slice(0, 20) if rank == 0 else slice(20, 60)
     torch.save(_full_run(TensorDataset(x[part], y[part]), seed=7 + rank), f"{place}/{rank}.pt")
-    several.part()
+    two_processes.part()
 
 
 def _full_run(records: TensorDataset, seed: int) -> tuple[Tensor, Tensor]:
