@@ -59,7 +59,9 @@ def test_speeds_stand_beside_the_peers_that_were_timed() -> None:
     text = snippets.speed(held)
     assert "| model | discreet | opacus |" in text
     assert "| an MLP | 1.24 | – |" in text
-    assert "    python -m research.benchmarks --threads 2 --out" in text  # the whole table's, not the last model's
+    assert (
+        "    python -m research.benchmarks --threads 2 --out" in text
+    )  # the whole table's, not the last model's
 
 
 def test_a_readme_without_marks_is_refused() -> None:

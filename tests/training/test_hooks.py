@@ -83,7 +83,11 @@ def test_a_whole_run_is_charged_before_its_first_release_and_the_ledger_still_co
     plan = bound(analysis=AtOnce())
     run = train(plan, ledger=tmp_path / "ledger")
     assert plan.charge() == Charge(((Gaussian(1.0), 1),), assumptions=("this is a test",))
-    assert run.ledger.charge().certified == plan.charge().certified == read(tmp_path / "ledger").charge().certified
+    assert (
+        run.ledger.charge().certified
+        == plan.charge().certified
+        == read(tmp_path / "ledger").charge().certified
+    )
     assert [entry.event for entry in run.ledger.entries] == [Gaussian(1.0), *[Free()] * 5]
     assert run.spent().certified.epsilon == plan.certificate().epsilon
     assert "this is a test" in run.spent().certified.assumptions
