@@ -93,7 +93,7 @@ def test_choices_come_back_from_text() -> None:
 
 PLANS = {
     f"{unit.value} {refresh.value} {order.value}": dataclasses.replace(
-        HALF, selection=RandomFreeze(final_rate=0.5, kind=unit.kind, refresh=refresh, order=order)
+        HALF, selection=RandomFreeze(final_rate=0.5, granularity=unit, refresh=refresh, order=order)
     )
     for unit in Granularity
     for refresh in Refresh

@@ -25,7 +25,7 @@ def random_mask(
 ) -> Mask | None:
     streams = Streams.seeded(1)
     now = StepContext(step=0, steps_per_epoch=1, batch=1.0, layout=layout, streams=streams)
-    return RandomFreeze(final_rate=rate, kind=unit.kind).mask(now)
+    return RandomFreeze(final_rate=rate, granularity=unit).mask(now)
 
 
 def same(one: Released, other: Released) -> bool:

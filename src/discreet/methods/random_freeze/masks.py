@@ -11,7 +11,7 @@ from torch import Tensor
 
 from discreet.core.streams import Stream
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.random_freeze.granularity import MaskKey, pieces_of, units_of
+from discreet.methods.random_freeze.granularity import MaskKey
 from discreet.stages.active import Active, from_indices
 from discreet.stages.context import StepContext
 from discreet.stages.values import Released
@@ -33,8 +33,8 @@ def subset(stream: Stream, count: int, of: int) -> Tensor:
 def regenerate(key: MaskKey, layout: Layout, device: torch.device | str = "cpu") -> Mask:
     """The mask of a key."""
     stream = Stream(key.stream, name="mask", replayable=True)
-    active = subset(stream, key.active, units_of(key.kind, layout)).to(device)
-    return Mask(tuple(pieces_of(key.kind, active, layout)), key)
+    active = subset(stream, key.active, key.granularity.total_units(layout)).to(device)
+    return Mask(tuple(key.granularity.pieces(active, layout)), key)
 
 
 # The mask in use: it is regenerated when the epoch turns, not at every step of it.

@@ -27,7 +27,7 @@ def random_freeze(
     selection = RandomFreeze(
         final_rate=final_rate,
         cooling_epochs=cooling_epochs,
-        kind=Granularity(unit).kind,
+        granularity=Granularity(unit),
         refresh=Refresh(refresh),
         order=Order(order),
         frozen=Frozen(frozen),

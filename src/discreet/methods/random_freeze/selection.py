@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.methods.random_freeze.granularity import Elements, Kind, MaskKey, units_of
+from discreet.methods.random_freeze.granularity import Granularity, MaskKey
 from discreet.stages.selection import Frozen, Order, density_of
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from discreet.stages.context import StepContext
     from discreet.stages.sampling import Horizon
     from discreet.stages.values import Released
-
-
-_ELEMENTS = Elements()
 
 
 class Refresh(enum.StrEnum):
@@ -77,18 +74,19 @@ class RandomFreeze(_Cooling):
     Guarantee: masks are independent of the data.
     """
 
-    kind: Kind = _ELEMENTS
+    granularity: Granularity = Granularity.ELEMENTS
     refresh: Refresh = Refresh.EPOCH
 
     def mask(self, context: StepContext) -> Mask | None:
-        units = units_of(self.kind, context.layout)
+        units = self.granularity.total_units(context.layout)
         active = self.active(units, context.epoch)
         if active == units:
             return None
         from discreet.methods.random_freeze.masks import in_use
 
         index = context.epoch if self.refresh is Refresh.EPOCH else context.step
-        key = MaskKey(stream=context.streams.mask.at(index).public_key, kind=self.kind, active=active)
+        stream = context.streams.mask.at(index).public_key
+        key = MaskKey(stream=stream, granularity=self.granularity, active=active)
         return in_use(key, context.layout, context.device)
 
     def observe(self, released: Released, std: float, context: StepContext) -> None:

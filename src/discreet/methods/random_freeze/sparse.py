@@ -70,7 +70,7 @@ def _name(mask: Mask) -> dict[str, Any] | str:
     if mask.key is None:
         return "bitmap"
     key = mask.key
-    return {"stream": key.stream.hex(), "kind": Granularity.of(key.kind).value, "active": key.active}
+    return {"stream": key.stream.hex(), "kind": key.granularity.value, "active": key.active}
 
 
 def _bitmap(mask: Mask, released: Released) -> bytes:
@@ -86,7 +86,9 @@ def _read_mask(name: Any, bitmap: bytes, layout: Layout) -> Mask | None:
         active = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=layout.size)
         return from_indices(torch.from_numpy(np.flatnonzero(active)), layout)
     key = MaskKey(
-        stream=bytes.fromhex(name["stream"]), kind=Granularity(name["kind"]).kind, active=int(name["active"])
+        stream=bytes.fromhex(name["stream"]),
+        granularity=Granularity(name["kind"]),
+        active=int(name["active"]),
     )
     return key.mask(layout)
 
