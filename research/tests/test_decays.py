@@ -9,9 +9,10 @@ import pytest
 
 from discreet import methods
 from discreet.core.check import Refused
+from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
 from discreet.methods.d2p2.recipes import Decay, decaying
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedule import Constant, Exponential, InverseFourthRoot, InverseRoot, Linear, Period
+from discreet.stages.schedule import Constant, Exponential, Linear, Period
 from research import best_schedule as schedules
 from research.best_schedule import DecayCandidate, ScheduleTrial, choose_schedule
 

@@ -10,12 +10,11 @@ import pytest
 
 from discreet import methods
 from discreet.core.check import Refused
+from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import (
     Constant,
     Exponential,
-    InverseFourthRoot,
-    InverseRoot,
     Linear,
     Period,
     Schedule,

@@ -83,7 +83,7 @@ class Table:
         return run_lengths(self, start, stop, steps_per_epoch)
 
 
-class _Counted:
+class PerPeriod:
     """A factor for period k = 1, 2, ...: `at(k)`, constant within a period."""
 
     period: Period
@@ -109,38 +109,8 @@ class _Counted:
 
 
 @final
-@dataclass(frozen=True)
-class InverseRoot(_Counted):
-    """1 / sqrt(k) in period k = 1, 2, ...: the noise of D2P2-SGD's Theorem 1.
-
-    >>> InverseRoot().factor(3, steps_per_epoch=1)
-    0.5
-    """
-
-    period: Period = Period.EPOCH
-
-    def at(self, k: int) -> float:
-        return 1 / math.sqrt(k)
-
-
-@final
-@dataclass(frozen=True)
-class InverseFourthRoot(_Counted):
-    """1 / k^(1/4) in period k = 1, 2, ...: the variance falls as 1 / sqrt(k), as in D2P2-SGD's Table 3.
-
-    >>> InverseFourthRoot(Period.STEP).factor(15, steps_per_epoch=1)
-    0.5
-    """
-
-    period: Period = Period.EPOCH
-
-    def at(self, k: int) -> float:
-        return 1 / math.sqrt(math.sqrt(k))
-
-
-@final
 @dataclass(frozen=True, kw_only=True)
-class Exponential(_Counted):
+class Exponential(PerPeriod):
     """rho^(-k / periods) in period k = 1, 2, ... with rho > 1, so that the noise decays: 1 / rho in period `periods`.
 
     A longer run goes on by the same formula.
@@ -164,7 +134,7 @@ class Exponential(_Counted):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Linear(_Counted):
+class Linear(PerPeriod):
     """A straight line from 1 in the first period to `last` in period `periods`; a longer run stays there.
 
     >>> [Linear(last=0.5, periods=3).at(k) for k in (1, 2, 3, 4)]

@@ -16,6 +16,7 @@ from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
+from discreet.methods.d2p2.decays import InverseRoot
 from discreet.methods.d2p2.projected_gaussian import ProjectedNoise, block_widths, layer_widths
 from discreet.methods.d2p2.recipes import Decay, Projection, Scale
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
@@ -23,7 +24,7 @@ from discreet.runs import RunConfig
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon
-from discreet.stages.schedule import Constant, Exponential, InverseRoot, Period
+from discreet.stages.schedule import Constant, Exponential, Period
 
 FAMILY = ["d2p2-sgd", "d2p-sgd", "dp2-sgd"]
 DELTA = 1e-5

@@ -7,6 +7,7 @@ import enum
 from discreet.accounting import AccountedClaim, Accounting
 from discreet.core import check
 from discreet.core.relation import Neighbouring
+from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
 from discreet.methods.d2p2.projected_gaussian import (
     DenseBlocks,
     DenseLayers,
@@ -20,15 +21,7 @@ from discreet.stages.bounding import AutoS
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
-from discreet.stages.schedule import (
-    Constant,
-    Exponential,
-    InverseFourthRoot,
-    InverseRoot,
-    Linear,
-    Period,
-    Schedule,
-)
+from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule
 
 
 class Decay(enum.StrEnum):
