@@ -17,9 +17,9 @@ from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
+from discreet.methods.dpsgd_dc.domain import Ball, Centre
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.stages.bounding import FlatClip
-from discreet.stages.domain import Ball, Centre
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch
 

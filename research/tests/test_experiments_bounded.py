@@ -15,9 +15,9 @@ from discreet.core.streams import Streams
 from discreet.data import build
 from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Link
+from discreet.methods.dpsgd_dc.domain import Centre
 from discreet.methods.dpsgd_dc.guard import with_clipped_features
 from discreet.runs import RunConfig
-from discreet.stages.domain import Centre
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from discreet.core.check import Refused
-from discreet.stages.domain import Ball, Box, Centre, Domain, Unbounded
+from discreet.methods.dpsgd_dc.domain import Ball, Box, Centre
+from discreet.stages.domain import Domain, Unbounded
 
 
 def parts(values: torch.Tensor) -> list[torch.Tensor]:

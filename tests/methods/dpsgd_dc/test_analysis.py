@@ -12,18 +12,19 @@ from discreet import methods
 from discreet.accounting.events import Gaussian, LastIterateRun, TruncatedPoissonSampled, WithoutReplacement
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
+from discreet.methods.d2p2.decays import InverseRoot
 from discreet.methods.d2p2.projected_gaussian import ProjectedNoise
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
 from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Assumed, LinearModel, Link
+from discreet.methods.dpsgd_dc.domain import Ball, Box
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages import bounding, sampling
 from discreet.stages.analysis import Composition
-from discreet.stages.domain import Ball, Box, Unbounded
+from discreet.stages.domain import Unbounded
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedule import InverseRoot
 
 LOGISTIC = LinearModel(link=Link.LOGISTIC, features=1.0, bias=False)  # L = 1/4
 

@@ -9,8 +9,8 @@ from discreet.core import check
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.dpsgd_dc.curvature import Assumed, Curvature, LinearModel, Link
+from discreet.methods.dpsgd_dc.domain import Ball, Centre
 from discreet.stages.bounding import FlatClip
-from discreet.stages.domain import Ball, Centre
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch
