@@ -172,23 +172,6 @@ class AutoS(Still, OneGroup):
 
 @final
 @dataclass(frozen=True)
-class AutoV(Still, OneGroup):
-    """w = C / n: pure normalisation. n = 0 -> w = 0."""
-
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        check.positive("the clip is the norm that every record gets, e.g. 1.0", clip=self.clip)
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
-    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
-
-
-@final
-@dataclass(frozen=True)
 class Psac(Still, OneGroup):
     """w = C / (n + r / (n + r)): per-sample adaptive clipping; small gradients keep less than normalisation gives.
 
@@ -207,15 +190,3 @@ class Psac(Still, OneGroup):
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         denominator = norms_GN + self.r / (norms_GN + self.r)
         return finite(self.clip * scale * ROUND_DOWN / denominator, norms_GN)
-
-
-@final
-@dataclass(frozen=True)
-class UnitDirection(Still, OneGroup):
-    """w = 1 / n: every record gives its direction. n = 0 -> w = 0."""
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(1.0),)
-
-    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(ROUND_DOWN / norms_GN, norms_GN)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from discreet.stages.context import StepContext
 
 
-HELD = "two-level.held"
-
-
 class Combination(Protocol):
     """Sees releases alone: what it keeps in `context.memory` is public, like what it gives."""
 

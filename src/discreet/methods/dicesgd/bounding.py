@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import ROUND_DOWN, AutoV, FlatClip, OneGroup, Query, Still, finite, to_ball
+from discreet.stages.bounding import ROUND_DOWN, FlatClip, OneGroup, Query, Still, finite, to_ball
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ class FeedbackNormalised(Still, OneGroup):
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return AutoV(self.clip).weights(norms_GN, scale)
+        return finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
 
     def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
         largest = LOUDEST * self.clip * scale

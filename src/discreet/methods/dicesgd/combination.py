@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, final
 from discreet.core import check
 from discreet.methods.dicesgd.bounding import TwoLevel
 from discreet.stages.bounding import Bounder
-from discreet.stages.combination import HELD, whole_gradient
+from discreet.stages.combination import whole_gradient
 from discreet.stages.selection import Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.stages.context import StepContext
+
+HELD = "two-level.held"
 
 
 @final
