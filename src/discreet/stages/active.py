@@ -1,4 +1,4 @@
-"""The active coordinates of a mask as indices, so that noise and updates cost what is active, not what exists."""
+"""The active coordinates of a mask as indices, so that noise and updates cost time for active coordinates only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from discreet.engine.layout import Layout, Mask
 @final
 @dataclass(frozen=True, eq=False)
 class Active:
-    """Ascending indices of what is active.
+    """Indices of the active coordinates, in ascending order.
 
-    whole   in the flat vector of all parameters
-    parts   parameter by parameter, in its own flat order; None: all of it
-    counts how many of each parameter
+    whole   indices into the flat vector of all parameters
+    parts   for each parameter, indices into the flattened parameter; None if all of it is active
+    counts  for each parameter, the number of active coordinates
     """
 
     whole: Tensor
@@ -27,14 +27,14 @@ class Active:
 
     @staticmethod
     def of(mask: Mask, layout: Layout, device: torch.device) -> Active:
-        """The indices of a mask, found once: a mask that serves an epoch is read at every step of it."""
+        """Return the indices of a mask. They are cached on the mask, which may be used for a whole epoch."""
         found = mask.found.get("active")
         if not isinstance(found, Active) or found.whole.device != device:
             found = mask.found["active"] = _find(mask, layout, device)
         return found
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Values on the active coordinates, parameter by parameter."""
+        """Split values on the active coordinates by parameter."""
         return torch.split(values, list(self.counts))
 
 
@@ -53,7 +53,7 @@ def _find(mask: Mask, layout: Layout, device: torch.device) -> Active:
 
 
 def from_indices(whole: Tensor, layout: Layout) -> Mask:
-    """The element-wise mask whose active coordinates are these."""
+    """Return the element-wise mask with these active coordinates."""
     active = torch.zeros(layout.size, dtype=torch.bool, device=whole.device)
     active[whole] = True
     mask = Mask(tuple(layout.views(active)))

@@ -1,4 +1,4 @@
-"""What an analysis is, and the one that fits every plan: composition."""
+"""Analyses derive the certificate of a plan. Composition applies to every plan."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 
 class Analysis(Protocol):
-    """The argument by which a plan's certificate holds."""
+    """Derives the certificate of a plan."""
 
     @property
     def visible(self) -> bool:
-        """Whether the iterates may be seen before the run ends."""
+        """Whether the parameters may be published before the run ends."""
 
     @property
     def composes(self) -> bool:
-        """Whether the argument holds beside further charged queries, such as tests of updates."""
+        """Whether further charged queries, such as tests of updates, may be composed with the run."""
 
     def check(self, stages: Pipeline) -> None:
-        """Refuse stages that the argument does not cover."""
+        """Refuse stages that the proof does not cover."""
 
     def whole_run(self, plan: Plan) -> Event | None:
-        """One event for the run, charged before its first release; None: each step is charged on its own."""
+        """One event for the run, charged before the first release; None if each step is charged separately."""
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
-        """What the certificate rests on besides the plan: printed wherever epsilon is."""
+        """What the certificate assumes besides the plan. It is printed next to every epsilon."""
 
     def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
-        """The checks that a run of this plan needs; refuses at once a model or optimizer that breaks them."""
+        """Create the runtime checks of this plan. Refuses a model or optimizer that the proof does not cover."""
 
 
 @final
 @dataclass(frozen=True)
 class Composition:
-    """Every release is charged, and everything released may be seen.
+    """Every release is charged, and all released values may be published.
 
-    Guarantee: the epsilon of all releases together, whatever an observer does with any of them.
+    Guarantee: the epsilon of all releases together, under any post-processing.
     """
 
     @property
@@ -57,7 +57,7 @@ class Composition:
         return True
 
     def check(self, stages: Pipeline) -> None:
-        """Every step composes."""
+        """Accept all stages."""
 
     def whole_run(self, plan: Plan) -> Event | None:
         return None
@@ -72,9 +72,9 @@ class Composition:
 @final
 @dataclass(frozen=True)
 class Unproven:
-    """No argument is known: the run is charged as non-private, whatever its noise.
+    """No proof is known: the run is charged as non-private, whatever its noise.
 
-    reason  why not, in a sentence that is printed beside the claim
+    reason  why no guarantee is known; it is printed next to the claim
     """
 
     reason: str
@@ -85,10 +85,10 @@ class Unproven:
 
     @property
     def composes(self) -> bool:
-        return True  # infinity plus anything
+        return True  # epsilon is infinite with or without further queries
 
     def check(self, stages: Pipeline) -> None:
-        """Nothing is promised, so nothing is refused."""
+        """Accept all stages: nothing is guaranteed."""
 
     def whole_run(self, plan: Plan) -> Event | None:
         return NonPrivate()

@@ -1,4 +1,4 @@
-"""Where the parameters may lie: a projection after each update, which sees released values alone."""
+"""The set to which parameters are projected after each update. The projection sees released values only."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
 
 class Domain(Protocol):
-    """A convex set of parameters."""
+    """A convex set of parameter vectors."""
 
     @property
     def diameter(self) -> float:
-        """The largest distance of two of its points."""
+        """The largest distance between two points of the set."""
 
     @property
     def needs_initial(self) -> bool:
-        """Whether the set lies around the public initial parameters."""
+        """Whether the set is centred at the initial parameters, which are public."""
 
     def project_(self, parameters: Sequence[Tensor], initial: Sequence[Tensor]) -> None:
-        """Move the parameters to the nearest point of the set, in place; `initial` is empty unless needed."""
+        """Project the parameters in place; `initial` is empty unless `needs_initial`."""
 
 
 @final
 @dataclass(frozen=True)
 class Unbounded:
-    """All of space."""
+    """The whole space: parameters are not projected."""
 
     @property
     def diameter(self) -> float:
@@ -40,4 +40,4 @@ class Unbounded:
         return False
 
     def project_(self, parameters: Sequence[Tensor], initial: Sequence[Tensor]) -> None:
-        """Every point lies inside."""
+        """Leave the parameters as they are."""

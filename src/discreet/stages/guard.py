@@ -1,4 +1,4 @@
-"""Rules that a run must keep while it trains, besides its plan."""
+"""Runtime checks for runs whose certificate needs more than the plan."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 class RunGuard(Protocol):
-    """Checks at the start of a run and before each release; an `Analysis` makes the one that it needs."""
+    """Checks a run at its start and before each release. `Analysis.guard` creates it."""
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
-        """Refuse settings of the run that the certificate does not cover."""
+        """Refuse run settings that the certificate does not cover."""
 
     def data(self, size: int) -> None:
-        """Refuse more records than the bound is proven for."""
+        """Refuse a dataset with more records than the bound is proven for."""
 
     def losses(self, losses: Tensor) -> None:
-        """See the losses of a micro-batch before they are used."""
+        """Check the losses of a micro-batch before they are used."""
 
     def release(self) -> None:
-        """Refuse a release that the certificate would not cover."""
+        """Refuse a release that the certificate does not cover."""
 
     def close(self) -> None:
-        """Remove every hook from the model."""
+        """Remove all hooks from the model."""
 
 
 @final
 class NoGuard:
-    """No rules besides the plan: the certificate covers an observer who sees every iterate."""
+    """No checks: the certificate covers an observer who sees the parameters after every step."""
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
         """Nothing to refuse."""
@@ -47,4 +47,4 @@ class NoGuard:
         """Nothing to refuse."""
 
     def close(self) -> None:
-        """No hook was set."""
+        """Nothing to remove."""

@@ -262,7 +262,7 @@ def test_the_next_charge_of_a_torn_ledger() -> None:
 
 
 def test_what_is_not_proven_is_refused() -> None:
-    with pytest.raises(Refused, match="fresh sample"):
+    with pytest.raises(Refused, match="for tested updates"):
         bound(sampling=BallsInBins())
     with pytest.raises(Refused, match="charges every release"):
         methods.dicesgd().using(acceptance=LossTest())

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import ROUND_DOWN, FlatClip, OneGroup, Query, Still, finite, to_ball
+from discreet.stages.bounding import (
+    ROUND_DOWN,
+    FlatClip,
+    NonAdaptive,
+    OneGroup,
+    Query,
+    clip_factor,
+    zero_non_finite,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +30,7 @@ LOUDEST = 1e6
 
 @final
 @dataclass(frozen=True)
-class FeedbackClip(Still, OneGroup):
+class FeedbackClip(NonAdaptive, OneGroup):
     """clip(g, C) is released; clip(g, G) - clip(g, C) is kept, where G is the pre-clip.
 
     preclip  G; None: nothing is promised about gradients, and a record counts up to LOUDEST clips
@@ -65,7 +73,7 @@ class FeedbackClip(Still, OneGroup):
 
 @final
 @dataclass(frozen=True)
-class FeedbackNormalised(Still, OneGroup):
+class FeedbackNormalised(NonAdaptive, OneGroup):
     """C g / |g| is released; g - C g / |g| is kept, of gradients up to LOUDEST clips. n = 0 gives 0 to both."""
 
     clip: float = 1.0
@@ -82,17 +90,17 @@ class FeedbackNormalised(Still, OneGroup):
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
+        return zero_non_finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
 
     def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
         largest = LOUDEST * self.clip * scale
-        whole = finite(largest / norms_GN.clamp(min=largest), norms_GN)
+        whole = zero_non_finite(largest / norms_GN.clamp(min=largest), norms_GN)
         return whole - self.weights(norms_GN, scale)
 
 
 @final
 @dataclass(frozen=True)
-class TwoLevel(Still, OneGroup):
+class TwoLevel(NonAdaptive, OneGroup):
     """Two sums from one sample: clip(g, C) and clip(g - clip(g, C), R), the part that clipping took away.
 
     `share` and its partner split the noise: 1/share^2 + 1/partner^2 = 1.
@@ -138,9 +146,10 @@ class TwoLevel(Still, OneGroup):
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         clip, residual = self.clip * scale, self.residual * scale
-        first = to_ball(norms_GN, clip)
-        second = (1 - first) * to_ball(norms_GN - clip * ROUND_DOWN, residual)  # 0 where nothing is cut off
-        return _stack(finite(first, norms_GN), finite(second, norms_GN))
+        first = clip_factor(norms_GN, clip)
+        # 0 for gradients that the first clip leaves unchanged
+        second = (1 - first) * clip_factor(norms_GN - clip * ROUND_DOWN, residual)
+        return _stack(zero_non_finite(first, norms_GN), zero_non_finite(second, norms_GN))
 
 
 def _stack(first: Tensor, second: Tensor) -> Tensor:

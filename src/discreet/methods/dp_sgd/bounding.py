@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import FlatClip, OneGroup, Query, Still, Weighing, finite, to_ball
+from discreet.stages.bounding import (
+    FlatClip,
+    NonAdaptive,
+    OneGroup,
+    Query,
+    WeightsOnly,
+    clip_factor,
+    zero_non_finite,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class PerLayer(Still):
+class PerLayer(NonAdaptive):
     """Each parameter clipped on its own to C / sqrt(number of parameters): the whole stays within C."""
 
     clip: float
@@ -33,12 +41,14 @@ class PerLayer(Still):
         return [[index] for index in range(len(layout.names))]
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(to_ball(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN)
+        return zero_non_finite(
+            clip_factor(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN
+        )
 
 
 @final
 @dataclass(frozen=True)
-class AdaptiveQuantile(Weighing, OneGroup):
+class AdaptiveQuantile(WeightsOnly, OneGroup):
     """Flat clip whose bound follows a quantile of the norms, from a noisy count that is charged.
 
     Every record adds +1/2 if its norm is at most the bound, else -1/2 (so that the count has sensitivity 1/2);

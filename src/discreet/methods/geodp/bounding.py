@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from discreet.core import check
 from discreet.methods.geodp.spherical import middle, to_spherical, wrapped
-from discreet.stages.bounding import ROUND_DOWN, OneGroup, Query, finite
+from discreet.stages.bounding import ROUND_DOWN, OneGroup, Query, zero_non_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,9 +68,9 @@ class Polar(_TwoQueries):
     """
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
+        return zero_non_finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
 
-    def each(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
+    def contribution_map(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
         return None
 
 
@@ -114,10 +114,10 @@ class AngleWindow(_TwoQueries):
         return DEFAULT_RADIUS if self.beta is None else self.beta * math.pi / 2 * math.sqrt(size + 2)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        """Nothing is weighed: `each` maps whole gradients."""
+        """Nothing is weighed: `contribution_map` maps whole gradients."""
         return norms_GN.new_zeros(1, *norms_GN.shape)
 
-    def each(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
+    def contribution_map(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
         known = memory.get(ANGLES)
 
         def contributions(gradients_nd: Tensor) -> Tensor:
