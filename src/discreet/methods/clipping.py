@@ -1,4 +1,4 @@
-"""The clippings that a recipe can be combined with."""
+"""Clipping rules that several recipes accept as an option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from discreet.stages.bounding import AutoS, Bounder, FlatClip, Psac
 
 
 class Clipping(enum.StrEnum):
-    """How a record's gradient is bounded: the companions of GeoDP's Tables II and III."""
+    """How each record's gradient is clipped; the choices of GeoDP's Tables II and III."""
 
     FLAT = "flat"
     AUTO_S = "auto-s"
@@ -16,7 +16,7 @@ class Clipping(enum.StrEnum):
 
 
 def bounder(clipping: Clipping, *, clip: float, gamma: float, r: float) -> Bounder:
-    """The stage that bounds a record to `clip`; gamma is automatic clipping's, r is PSAC's."""
+    """Return the bounder with clipping norm `clip`; `gamma` is used by auto-s, `r` by psac."""
     match clipping:
         case Clipping.FLAT:
             return FlatClip(clip)
