@@ -44,7 +44,7 @@ class GaussianNoise:
         for total, query in zip(sums, queries, strict=True):
             check.require(
                 isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
-                "a BoundedSum whose sensitivity is at most the query's",
+                "sums with the sensitivity of their queries",
                 f"{total!r} for {query!r}",
                 "aggregate with the plan's bounder",
             )

@@ -1,4 +1,4 @@
-"""The decays of the noise that D2P2-SGD (arXiv 2509.09485) proposes."""
+"""Noise schedules of D2P2-SGD (arXiv 2509.09485)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from discreet.stages.schedule import Period, PerPeriod
 @final
 @dataclass(frozen=True)
 class InverseRoot(PerPeriod):
-    """1 / sqrt(k) in period k = 1, 2, ...: the noise of D2P2-SGD's Theorem 1.
+    """The factor 1 / sqrt(k) in period k = 1, 2, ..., as in Theorem 1 of D2P2-SGD.
 
     >>> InverseRoot().factor(3, steps_per_epoch=1)
     0.5
@@ -27,7 +27,7 @@ class InverseRoot(PerPeriod):
 @final
 @dataclass(frozen=True)
 class InverseFourthRoot(PerPeriod):
-    """1 / k^(1/4) in period k = 1, 2, ...: the variance falls as 1 / sqrt(k), as in D2P2-SGD's Table 3.
+    """The factor 1 / k^(1/4) in period k = 1, 2, ...; the variance decays as 1 / sqrt(k), as in Table 3 of D2P2-SGD.
 
     >>> InverseFourthRoot(Period.STEP).factor(15, steps_per_epoch=1)
     0.5
