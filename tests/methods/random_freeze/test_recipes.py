@@ -144,7 +144,7 @@ def test_one_mask_serves_a_logical_batch(monkeypatch: pytest.MonkeyPatch) -> Non
     real, norms, add = RandomFreeze.mask, Engine.norms, Engine.add_weighted
 
     def mask(self: RandomFreeze, context: StepContext) -> Mask | None:
-        masks.in_use.cache_clear()  # another object at every call
+        masks.cached_mask.cache_clear()  # another object at every call
         asked.append(real(self, context))
         return asked[-1]
 

@@ -150,7 +150,7 @@ def test_a_mask_comes_from_the_mask_stream_alone() -> None:
     freeze = RandomFreeze(final_rate=0.5)
     streams = Streams.seeded(4)
     first = whole(freeze.mask(context(streams=streams)))
-    masks.in_use.cache_clear()
+    masks.cached_mask.cache_clear()
     assert torch.equal(first, whole(freeze.mask(context(streams=Streams.seeded(4)))))
     assert not torch.equal(first, whole(freeze.mask(context(streams=Streams.seeded(5)))))
     assert streams.noise.spent == streams.sampling.spent == 0
