@@ -164,19 +164,19 @@ def test_assumed_smoothness_is_said_everywhere() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bounder": bounding.AutoS()}, "FlatClip, the projection of each gradient.*got AutoS"),
+        ({"bounder": bounding.AutoS()}, "FlatClip, which projects each gradient.*got AutoS"),
         ({"bounder": PerLayer(1.0)}, "FlatClip.*got PerLayer"),
         ({"bounder": AdaptiveQuantile()}, "FlatClip.*got AdaptiveQuantile"),
         (
             {"mechanism": ProjectedNoise(reduction=0.5)},
             "Gaussian noise on the whole gradient.*got Projected",
         ),
-        ({"selection": RandomFreeze(final_rate=0.5)}, "every coordinate in every step.*got RandomFreeze"),
+        ({"selection": RandomFreeze(final_rate=0.5)}, "all coordinates in every step.*got RandomFreeze"),
         ({"schedule": InverseRoot()}, "the same noise at every step.*got InverseRoot"),
         ({"domain": Unbounded()}, "a bounded domain.*got Unbounded"),
-        ({"sampling": sampling.Poisson()}, "public largest size.*got Poisson.*TruncatedPoissonSampled"),
-        ({"sampling": sampling.BallsInBins()}, "public largest size.*got BallsInBins"),
-        ({"sampling": sampling.OwnLoader()}, "public largest size.*got OwnLoader"),
+        ({"sampling": sampling.Poisson()}, "public maximum size.*got Poisson.*TruncatedPoisson"),
+        ({"sampling": sampling.BallsInBins()}, "public maximum size.*got BallsInBins"),
+        ({"sampling": sampling.OwnLoader()}, "public maximum size.*got OwnLoader"),
     ],
 )
 def test_stages_that_the_theorem_does_not_cover(changes: dict[str, Any], message: str) -> None:

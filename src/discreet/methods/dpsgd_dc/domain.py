@@ -1,4 +1,4 @@
-"""Bounded convex domains, which DPSGD-DC projects the parameters to after each update."""
+"""Bounded convex domains, to which DPSGD-DC projects the parameters after each update."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from discreet.core import check
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A point on the border may be rounded outwards, so it is put inside by this much.
+# Projected points are moved inside by this factor, because rounding may move them outwards.
 _INSIDE = 1 - 2**-20
 
 
 class Centre(enum.StrEnum):
-    """Where a domain lies."""
+    """The centre of a domain."""
 
     ORIGIN = "origin"
     INITIAL = "initial"
-    """The parameters before the first step, which are public."""
+    """The initial parameters, which are public."""
 
 
 class _Centred:
-    """A domain around a public point."""
+    """Base of domains around a public point."""
 
     centre: Centre
 
@@ -34,15 +34,15 @@ class _Centred:
     def needs_initial(self) -> bool:
         return self.centre is Centre.INITIAL
 
-    def _from(self, initial: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor | float]:
-        """The centre, part by part."""
+    def _centres(self, initial: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor | float]:
+        """The centre, one entry per parameter."""
         if not self.needs_initial:
             return [0.0] * len(parameters)
         check.require(
             [p.shape for p in initial] == [p.shape for p in parameters],
-            "the initial parameters, one for each of the model's",
-            f"{len(initial)} of them",
-            "keep those of the model before its first step",
+            "one initial parameter for each parameter of the model",
+            f"{len(initial)} initial parameters",
+            "pass copies of the model's parameters from before the first step",
         )
         return initial
 
@@ -50,9 +50,9 @@ class _Centred:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ball(_Centred):
-    """All points within `radius` of the centre: ||x - centre|| <= radius, over all parameters together.
+    """The ball ||x - centre|| <= radius, over all parameters together.
 
-    The diameter is twice the radius. Theorems on bounded domains are about the diameter.
+    The diameter is twice the radius. Theorems on bounded domains use the diameter.
 
     >>> Ball(radius=1.5).diameter
     3.0
@@ -62,7 +62,7 @@ class Ball(_Centred):
     centre: Centre = Centre.ORIGIN
 
     def __post_init__(self) -> None:
-        check.positive("the radius is half of the diameter; Unbounded() has none", radius=self.radius)
+        check.positive("choose half of the diameter, or use Unbounded()", radius=self.radius)
         object.__setattr__(self, "centre", Centre(self.centre))
 
     @property
@@ -70,11 +70,11 @@ class Ball(_Centred):
         return 2 * self.radius
 
     def project_(self, parameters: Sequence[Tensor], initial: Sequence[Tensor]) -> None:
-        """x <- centre + (x - centre) * min(1, radius / distance); what is not finite goes to the centre."""
-        centres = self._from(initial, parameters)
+        """x <- centre + (x - centre) * min(1, radius / distance); non-finite parameters move to the centre."""
+        centres = self._centres(initial, parameters)
         moved = [(p - c).double() for p, c in zip(parameters, centres, strict=True)]
         distance = math.sqrt(sum(float(part.square().sum()) for part in moved))
-        limit = self.radius * _INSIDE  # one radius for all points: two would tear neighbours apart
+        limit = self.radius * _INSIDE  # the same for all points, so that this is a projection
         if distance <= limit:
             return
         factor = limit / distance if math.isfinite(distance) else 0.0
@@ -86,10 +86,10 @@ class Ball(_Centred):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Box(_Centred):
-    """Every coordinate within `half_width` of the centre's.
+    """The box in which every coordinate differs from the centre by at most `half_width`.
 
-    The diameter is the diagonal, 2 half_width sqrt(dimensions): `dimensions` counts the trainable parameters, and
-    a model with more of them is refused.
+    The diameter is the diagonal, 2 half_width sqrt(dimensions). `dimensions` is the number of trainable parameters; a
+    model with more parameters is refused.
 
     >>> Box(half_width=0.5, dimensions=4).diameter
     2.0
@@ -100,8 +100,10 @@ class Box(_Centred):
     centre: Centre = Centre.ORIGIN
 
     def __post_init__(self) -> None:
-        check.positive("how far a coordinate may go", half_width=self.half_width)
-        check.count("the number of trainable parameters", dimensions=self.dimensions)
+        check.positive(
+            "choose the largest distance of a coordinate from the centre", half_width=self.half_width
+        )
+        check.count("give the number of trainable parameters", dimensions=self.dimensions)
         object.__setattr__(self, "centre", Centre(self.centre))
 
     @property
@@ -109,15 +111,15 @@ class Box(_Centred):
         return 2 * self.half_width * math.sqrt(self.dimensions)
 
     def project_(self, parameters: Sequence[Tensor], initial: Sequence[Tensor]) -> None:
-        """Each coordinate to the nearest in its interval; what is not a number goes to the centre."""
+        """Clamp each coordinate to its interval; NaN moves to the centre."""
         count = sum(parameter.numel() for parameter in parameters)
         check.require(
             count <= self.dimensions,
             f"at most dimensions={self.dimensions} trainable parameters",
             f"{count}",
-            "the diameter of a box grows with them: give Box their number",
+            f"use Box(dimensions={count}): the diameter grows with the number of parameters",
         )
         width = self.half_width * _INSIDE
-        for parameter, centre in zip(parameters, self._from(initial, parameters), strict=True):
+        for parameter, centre in zip(parameters, self._centres(initial, parameters), strict=True):
             near = (parameter - centre).double().nan_to_num(0.0, width, -width).clamp(-width, width)
             parameter.copy_((near + centre).to(parameter.dtype))
