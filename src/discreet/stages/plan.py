@@ -78,7 +78,7 @@ class Plan(Pipeline):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is said beside its epsilon: a delta that is large for the number of records."""
+        """Warnings to print next to the epsilon, such as a large delta for the number of records."""
         text = delta_warning(self.delta, self.horizon.records)
         return (text,) if text else ()
 
