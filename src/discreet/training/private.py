@@ -155,7 +155,10 @@ class Private:
             if micro.records == 0:
                 self._end_batch()
                 continue
-            yield self._offer(micro.batch, micro.records, micro.is_last)
+            try:
+                yield self._offer(micro.batch, micro.records, micro.is_last)
+            finally:  # also when the loop is left
+                self._engine.watch.close()
             self._turns.go_on(loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -175,13 +178,17 @@ class Private:
             if records == 0:
                 self._end_batch()
                 continue
-            yield self._offer(to_device(batch, self._device), records, True)
+            try:
+                yield self._offer(to_device(batch, self._device), records, True)
+            finally:
+                self._engine.watch.close()
             self._turns.go_on(loop)
 
     def step(self, losses: Tensor) -> bool:
         """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
         with self._turns.taking():
             if self._trial is not None:
+                self._engine.check(losses)
                 self._untested.compare(self.model)
                 self._trial.add(losses, self._records, self._views)
             else:
@@ -193,12 +200,13 @@ class Private:
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
         if self._views > 1:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
-        if self._augment is not None:
-            batch = self._augment(batch)
         if self._trial is None:
             self._engine.begin(records, self._views)
         else:
             self._untested = Snapshot(self.model)
+        self._engine.follow(batch, records, self._views, private=self._data)
+        if self._augment is not None:
+            batch = self._augment(batch)
         self._records = records
         self._turns.give(is_last=is_last)
         return batch
