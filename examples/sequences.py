@@ -63,7 +63,7 @@ def main(folder: Path, records: int = 4000, epochs: int = 4, stop_after: int | N
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     plan = methods.dp_sgd(clip=0.5)
     plan = plan.for_budget(epsilon=3.0, delta=1e-5, records=records, batch=250, epochs=epochs)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.known_horizon.steps)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.horizon.steps)
 
     checkpoint = folder / "checkpoint.pt"
     private = discreet.Private(

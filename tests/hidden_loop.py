@@ -16,6 +16,7 @@ from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.methods.dpsgd_dc.guard import with_clipped_features
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 
@@ -37,7 +38,7 @@ def model(bound: float = 1.0, *, scores: int = 2) -> nn.Module:
     return nn.Sequential(ClippedFeatures(bound), nn.Linear(5, scores))
 
 
-def plan(recipe: Plan | None = None, *, noise: float = 3.0, batch: int = RECORDS) -> Plan:
+def plan(recipe: Recipe | None = None, *, noise: float = 3.0, batch: int = RECORDS) -> Plan:
     recipe = recipe or methods.dpsgd_dc(link=Link.LOGISTIC, learning_rate=RATE, radius=2.0)
     return recipe.bind(noise=noise, horizon=Horizon.of(records=RECORDS, batch=batch, steps=STEPS), delta=1e-5)
 

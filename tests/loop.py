@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from discreet import methods
 from discreet.core.streams import Streams
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 
@@ -35,7 +36,7 @@ def model() -> nn.Module:
     return made
 
 
-def plan(recipe: Plan | None = None, *, noise: float = 1.5, **horizon: Any) -> Plan:
+def plan(recipe: Recipe | None = None, *, noise: float = 1.5, **horizon: Any) -> Plan:
     public = {"records": RECORDS, "batch": BATCH, "steps": STEPS, **horizon}
     if "epochs" in horizon:
         del public["steps"]

@@ -14,9 +14,9 @@ from discreet import methods
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 from research.benchmarks.models import MODELS, Task
 from research.benchmarks.rows import Step, own_copy
 from research.benchmarks.timing import interleave
@@ -40,7 +40,7 @@ def main(repeats: int = 15) -> dict[str, dict[str, float]]:
     }
 
 
-def whole_step(task: Task, recipe: Plan) -> Step:
+def whole_step(task: Task, recipe: Recipe) -> Step:
     """Forward, backward, bounded and hidden sums, mechanism, combination; no charge is written."""
     records = len(task.labels)
     horizon = Horizon.of(records=50_000, batch=records, steps=1000)
@@ -48,10 +48,10 @@ def whole_step(task: Task, recipe: Plan) -> Step:
     engine, progress, streams = Engine(task.model), RunState(), Streams.seeded(0)
 
     def step() -> None:
-        batch = LogicalBatch(plan, engine, progress, streams)
+        batch = PrivateStep(plan, engine, progress, streams, lambda event, number: None, World.current())
         engine.begin(records)
         batch.add(F.cross_entropy(task.model(task.inputs), task.labels, reduction="none"))
-        batch.release(lambda event, number: None, World.current())
+        batch.release()
 
     return step
 

@@ -23,9 +23,10 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.memory import micro_batch_for
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, OwnLoader
 from discreet.stages.update import update
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 from research.benchmarks.models import Task
 
 CLIP, NOISE, RATE = 1.0, 1.0, 1e-3
@@ -83,17 +84,17 @@ def floor(task: Task) -> Step:
     return step
 
 
-def bound(plan: Plan, batch: int) -> Plan:
+def bound(recipe: Recipe, batch: int) -> Plan:
     """A plan for more steps than a benchmark takes, on batches that are handed to it."""
     horizon = Horizon.of(records=100 * batch, batch=batch, steps=100_000)
-    return dataclasses.replace(plan, sampling=OwnLoader()).bind(noise=NOISE, horizon=horizon, delta=1e-5)
+    return recipe.using(sampling=OwnLoader()).bind(noise=NOISE, horizon=horizon, delta=1e-5)
 
 
 def private(task: Task) -> Step:
     """Everything that `Private` does for a step: charge, norms, clip, sum, cipher noise, update."""
     plan = bound(methods.dp_sgd(clip=CLIP), task.batch)
     engine, streams, progress, world = Engine(task.model), Streams.from_os(), RunState(), World.current()
-    header = {"plan": plan.digest, "relation": str(plan.relation), "delta": plan.known_delta}
+    header = {"plan": plan.digest, "relation": str(plan.relation), "delta": plan.delta}
     ledger, optimizer = Ledger.in_memory(header), _sgd(task)
     micro = micro_batch_for(engine, (task.inputs,), records=task.batch)
     parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
@@ -102,11 +103,11 @@ def private(task: Task) -> Step:
         ledger.append(event, step=step)
 
     def step() -> None:
-        batch = LogicalBatch(plan, engine, progress, streams)
+        batch = PrivateStep(plan, engine, progress, streams, charge, world)
         for inputs, labels in zip(task.inputs.split(micro), task.labels.split(micro), strict=True):
             engine.begin(len(labels))
             batch.add(F.cross_entropy(task.model(inputs), labels, reduction="none"))
-        update(optimizer, parameters, batch.release(charge, world), plan.selection.frozen)
+        update(optimizer, parameters, batch.release(), plan.selection.frozen)
 
     return step
 

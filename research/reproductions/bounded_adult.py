@@ -13,6 +13,7 @@ from discreet.methods.dpsgd_dc.utility import standstill
 from discreet.runs import RunConfig
 from discreet.stages.domain import Centre
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.spending import format_epsilon
 from research.reproductions.bench import Bench, accuracy_row
@@ -25,7 +26,7 @@ _LENGTHS: Final = (100, 1000, 3000, 10_000, 36_000)
 _QUICK: Final = (100, 1000, 3000)
 
 
-def _recipe(decay: float = _DECAY) -> Plan:
+def _recipe(decay: float = _DECAY) -> Recipe:
     """The largest learning rate that still contracts: eta (L + 2 decay) <= 2."""
     smoothness = (_FEATURES**2 + 1) / 4
     return methods.dpsgd_dc(
@@ -58,7 +59,7 @@ def full_batch(bench: Bench) -> Outcome:
                     spread=error,
                     seeds=len(found),
                     certified=plan.certificate().epsilon,
-                    note=f"noise {plan.known_noise:.1f}; by composition epsilon {format_epsilon(by_composition)}",
+                    note=f"noise {plan.noise:.1f}; by composition epsilon {format_epsilon(by_composition)}",
                 )
             )
     baseline = _dp_sgd(bench)
@@ -102,9 +103,7 @@ def _accuracies(bench: Bench, plan: Plan) -> tuple[float, ...]:
     for seed in bench.seeds:
 
         def compute(seed: int = seed) -> dict[str, Any]:
-            bench.note(
-                f"full batch, {type(plan.analysis).__name__}, T = {plan.known_horizon.steps}, seed {seed}"
-            )
+            bench.note(f"full batch, {type(plan.analysis).__name__}, T = {plan.horizon.steps}, seed {seed}")
             task = tasks.load("adult", data_dir=bench.data_dir)
             train, test = (Records.of(*part.tensors, bound=_FEATURES) for part in (task.train, task.test))
             return {"accuracy": 100 * test.accuracy(trained(plan, train, seed=seed, visible=analysis))}
@@ -155,7 +154,7 @@ def _epsilons(plan: Plan) -> Figure:
     )
     return Figure(
         name="dc-full-batch-epsilon",
-        title=f"Adult, full batch, noise {plan.known_noise:.1f}",
+        title=f"Adult, full batch, noise {plan.noise:.1f}",
         x_label="steps",
         y_label=f"certified epsilon at delta {_DELTA:g}",
         curves=curves,

@@ -55,7 +55,7 @@ def trained(plan: Plan, records: Records, *, seed: int, visible: LastIterate | N
 
     visible  where the plan is priced by composition: the learning rate and decay that it is run with
     """
-    horizon, bounder, domain = plan.known_horizon, plan.bounder, plan.domain
+    horizon, bounder, domain = plan.horizon, plan.bounder, plan.domain
     analysis = plan.analysis if isinstance(plan.analysis, LastIterate) else visible
     check.require(
         isinstance(plan.sampling, FullBatch)
@@ -72,8 +72,8 @@ def trained(plan: Plan, records: Records, *, seed: int, visible: LastIterate | N
     assert isinstance(bounder, FlatClip)
     assert isinstance(domain, Ball)
     assert isinstance(analysis, LastIterate)
-    noise, batch = Streams.seeded(seed).noise, horizon.known_batch
-    std = plan.known_noise * bounder.clip
+    noise, batch = Streams.seeded(seed).noise, horizon.size.batch
+    std = plan.noise * bounder.clip
     weights = np.zeros(records.rows.shape[1], np.float32)
     for _ in range(horizon.steps):
         slope = special.expit(records.rows @ weights) - records.labels

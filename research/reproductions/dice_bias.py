@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from discreet import methods
 from discreet.core.streams import Streams
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
@@ -44,7 +45,7 @@ class Huber:
         return nn.functional.huber_loss(outputs, places, reduction="none", delta=float(self.slope))
 
 
-def settled(recipe: Plan, problem: Huber, *, steps: int = 400, learning_rate: float = 0.1) -> float:
+def settled(recipe: Recipe, problem: Huber, *, steps: int = 400, learning_rate: float = 0.1) -> float:
     """Where the recipe comes to rest on the example, without noise, on full batches, from 0.5."""
     data = problem.data()
     horizon = Horizon.of(records=len(data), batch=len(data), steps=steps)
@@ -108,14 +109,14 @@ def _distances(
 
 # -- the experiment -------------------------------------------------------------------------------------------
 
-_POINTS: tuple[tuple[str, Plan, float | None, float], ...] = (
+_POINTS: tuple[tuple[str, Recipe, float | None, float], ...] = (
     ("clipped SGD, C = 0.2", methods.dp_sgd(clip=0.2), 2 / 2.2, -0.9),
     ("DiceSGD, C1 = C2 = 0.2", methods.dicesgd(clip=0.2, feedback_clip=0.2), 0.0, 0.0),
     ("two-level, 0.2 + 0.8", methods.two_level(clip=0.2, residual=0.8), None, -0.5),
     ("two-level, 0.2 + 1.8", methods.two_level(clip=0.2, residual=1.8), None, 0.0),
 )
 
-_METHODS: tuple[tuple[str, Plan, bool], ...] = (
+_METHODS: tuple[tuple[str, Recipe, bool], ...] = (
     ("clipped SGD, C = 1", methods.dp_sgd(clip=1.0), False),
     ("clipped SGD, C = 30", methods.dp_sgd(clip=30.0), False),
     ("DiceSGD, C1 = C2 = 1, claimed noise", methods.dicesgd(), True),
@@ -175,7 +176,7 @@ def _summary(rows: list[Row], quiet: list[Row], loud: list[Row], exact: bool) ->
     )
 
 
-def _remembered_point(bench: Bench, name: str, recipe: Plan) -> float:
+def _remembered_point(bench: Bench, name: str, recipe: Recipe) -> float:
     key = {"dice-bias": name, "plan": recipe.to_json()}
     return float(bench.remember(key, lambda: {"at": settled(recipe, Huber(clip=0.2))})["at"])
 
@@ -214,7 +215,7 @@ def tail_mean(distances: list[float]) -> float:
 
 
 def _remembered_run(
-    bench: Bench, recipe: Plan, epsilon: float | None, to_claim: bool, seed: int
+    bench: Bench, recipe: Recipe, epsilon: float | None, to_claim: bool, seed: int
 ) -> dict[str, Any]:
     key: dict[str, Any] = {
         "dice-regression": recipe.to_json(),
@@ -227,7 +228,7 @@ def _remembered_run(
 
 
 def _regression_run(
-    recipe: Plan, epsilon: float | None, to_claim: bool, seed: int, steps: int
+    recipe: Recipe, epsilon: float | None, to_claim: bool, seed: int, steps: int
 ) -> dict[str, Any]:
     problem = Regression()
     data = problem.data()

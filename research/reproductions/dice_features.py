@@ -49,7 +49,7 @@ def noise_of_algorithm_4(
     """The multiplier on the sum: sigma = sqrt(32 T (C1^2 + 2 C2^2) ln(1/delta)) / (N epsilon) on the mean."""
     square = clip**2 + 2 * feedback_clip**2
     top = math.sqrt(32 * horizon.steps * square * math.log(1 / delta))
-    return top / (horizon.known_records * epsilon) * horizon.known_batch / clip
+    return top / (horizon.size.records * epsilon) * horizon.size.batch / clip
 
 
 @final

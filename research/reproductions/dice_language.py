@@ -20,6 +20,7 @@ from discreet import methods
 from discreet.core.plain import plain
 from discreet.core.streams import Streams
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
@@ -130,7 +131,7 @@ def _plans(size: Size) -> Iterator[tuple[str, Plan, float | None]]:
     horizon = Horizon.of(records=size.train, batch=size.batch, epochs=size.epochs)
     dice = methods.dicesgd(clip=CLIP, feedback_clip=CLIP)
 
-    def certified(recipe: Plan) -> Plan:
+    def certified(recipe: Recipe) -> Plan:
         return recipe.for_horizon(epsilon=EPSILON, delta=DELTA, horizon=horizon)
 
     noise = noise_of_algorithm_4(horizon, CLIP, CLIP, epsilon=EPSILON, delta=DELTA)

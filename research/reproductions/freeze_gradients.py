@@ -12,7 +12,7 @@ from torch import Tensor
 from discreet import methods
 from discreet.core.streams import Stream, Streams
 from discreet.methods.random_freeze.masks import subset
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status
@@ -61,7 +61,7 @@ def figure_1(bench: Bench) -> Outcome:
 
     def compute() -> dict[str, Any]:
         plan = complete(methods.dp_sgd(clip=CLIP), epochs)
-        noise, found = plan.known_noise, {}
+        noise, found = plan.noise, {}
 
         def visit(private: Private, step: int) -> None:
             stage = stages.get(step // PER_EPOCH)
@@ -146,7 +146,7 @@ def figure_2(bench: Bench) -> Outcome:
 
 
 def _norms(
-    bench: Bench, name: str, recipe: Plan, epochs: int, count: int, stages: dict[int, str]
+    bench: Bench, name: str, recipe: Recipe, epochs: int, count: int, stages: dict[int, str]
 ) -> dict[str, Any]:
     """The norms that are clipped, of `count` records at each stage of a run."""
     seed = bench.seeds[0]

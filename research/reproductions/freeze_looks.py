@@ -15,6 +15,7 @@ from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.reproductions.experiment import Curve, Figure
@@ -27,7 +28,7 @@ SETTING: Final = (
 )
 
 
-def complete(recipe: Plan, epochs: int) -> Plan:
+def complete(recipe: Recipe, epochs: int) -> Plan:
     """The recipe at epsilon 7.53."""
     horizon = Horizon.of(records=RECORDS, batch=BATCH, epochs=epochs)
     return recipe.for_horizon(epsilon=EPSILON, delta=DELTA, horizon=horizon)

@@ -21,6 +21,7 @@ _HOME = {
     "Plan": "discreet.stages.plan",
     "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
+    "Recipe": "discreet.stages.recipe",
     "Refused": "discreet.core.check",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from discreet.engine.record_watch import public as public
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan
+    from discreet.stages.recipe import Recipe as Recipe
     from discreet.stages.sampling import BallsInBins as BallsInBins
     from discreet.stages.sampling import FixedSize as FixedSize
     from discreet.stages.sampling import FullBatch as FullBatch

@@ -22,6 +22,7 @@ from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.stages import bounding
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, Horizon
 
 DELTA, CONFIDENCE = 1e-2, 1 - 1e-6
@@ -100,7 +101,7 @@ def test_canaries_refuse_noise_that_is_not_independent() -> None:
 # -- record and replay --------------------------------------------------------------------------------------
 
 
-def _late(recipe: Plan) -> Plan:
+def _late(recipe: Recipe) -> Plan:
     """Three steps of a run after 20 epochs, when masks have set in."""
     return recipe.bind(noise=1.0, horizon=Horizon.of(records=8, batch=8, steps=23), delta=1e-5)
 

@@ -5,8 +5,6 @@ Keys come from the operating system; every audit here is wrong with probability 
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -19,6 +17,7 @@ from discreet.core.streams import Stream
 from discreet.methods import METHODS
 from discreet.stages.domain import Ball
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize
 
 DELTA, CONFIDENCE = 1e-2, 1 - 1e-6
@@ -27,7 +26,7 @@ FREE = [name for name, method in METHODS.items() if couples_nothing(method.recip
 COUPLED = [name for name in METHODS if name not in FREE]
 
 
-def _game(recipe: Plan, record: Record, steps: int = 4, rate: float = 0.25) -> WholeRun:
+def _game(recipe: Recipe, record: Record, steps: int = 4, rate: float = 0.25) -> WholeRun:
     return WholeRun(recipe, record, rate=rate, steps=steps, noise=1.0, delta=DELTA)
 
 
@@ -112,7 +111,7 @@ def test_the_last_iterate_tells_the_worlds_apart_without_noise(monkeypatch: pyte
 
 
 def test_replace_one_trains_on_exactly_the_stated_records() -> None:
-    recipe = dataclasses.replace(methods.dp_sgd(), sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
+    recipe = methods.dp_sgd().using(sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
     game = WholeRun(recipe, Mislabelled(), rate=0.5, steps=2, noise=2.0, delta=DELTA)
     absent, present = game.draw(3, np.random.default_rng(1))
     assert np.isfinite(absent).all()
@@ -122,7 +121,7 @@ def test_replace_one_trains_on_exactly_the_stated_records() -> None:
 def test_what_is_not_known_to_be_independent_counts_as_coupled() -> None:
     assert "dp-sgd" in FREE
     assert {"adaptive-quantile", "ranked-freeze", "d2p2-sgd", "polar", "sur"} <= set(COUPLED)
-    assert not couples_nothing(dataclasses.replace(methods.dp_sgd(), domain=Ball(radius=1.0)))
+    assert not couples_nothing(methods.dp_sgd().using(domain=Ball(radius=1.0)))
     with pytest.raises(Refused, match="couples"):
         WholeRun(METHODS["polar"].recipe(), Crafted(), rate=0.5, steps=1, noise=1.0, delta=DELTA, copies=9)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import enum
 import inspect
 from types import MappingProxyType
@@ -39,7 +38,7 @@ def new_recipe(
 ) -> Plan:
     """A recipe that the command line has never seen."""
     SEEN.update(locals())
-    return dataclasses.replace(methods.dp_sgd(clip), method="new-one")
+    return methods.dp_sgd(clip).using(method="new-one")
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def test_no_word_means_two_things(command: signature.Command) -> None:
 def claiming_recipe(clip: float = 1.0, claimed_noise: float = 2.0) -> Plan:
     """A recipe whose paper claims something."""
     claim = GeoDpOneStepClaim(noise=claimed_noise, beta=0.75)
-    return dataclasses.replace(methods.dp_sgd(clip), claims=lambda plan: claim)
+    return methods.dp_sgd(clip).using(claims=lambda plan: claim)
 
 
 def test_a_claim_stands_beside_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:

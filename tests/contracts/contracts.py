@@ -31,9 +31,10 @@ from discreet.stages.analysis import Composition
 from discreet.stages.bounding import Bounder, Query
 from discreet.stages.combination import TakeFirst
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.training.private import Private
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 
 ALPHA = 1e-6  # false-alarm rate of every statistical contract
 NORMS = [0.0, 5e-324, 1e-38, 1e-12, 0.1, 0.5, 1.0, 1.0000001, 3.0, 1e4, 1e19, 1e38, 1e300]
@@ -69,14 +70,15 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
     """What one step of the plan lets out for this batch, times the public batch: the noisy sum."""
     engine = Engine(net)
     try:
-        batch = LogicalBatch(plan, engine, RunState(), Streams.seeded(seed))
+        paid: list[int] = []
+        streams, world = Streams.seeded(seed), World.current()
+        batch = PrivateStep(plan, engine, RunState(), streams, lambda event, step: paid.append(step), world)
         if len(x):
             engine.begin(len(x))
             batch.add(loop.losses(net, x, y))
-        paid: list[int] = []
-        out = batch.release(lambda event, step: paid.append(step), World.current())
+        out = batch.release()
         assert paid == [0], "a release that was not paid for"
-        return out.value * plan.known_horizon.known_batch
+        return out.value * plan.horizon.size.batch
     finally:
         engine.close()
 
@@ -108,7 +110,7 @@ def first_sum(plan: Plan) -> Plan:
     return dataclasses.replace(plan, combination=TakeFirst(), analysis=Composition())
 
 
-def step_contract(recipe: Plan) -> None:
+def step_contract(recipe: Recipe) -> None:
     """Leave-one-out without noise: a record moves the sum by at most the bound; NaN moves nothing."""
     plan = first_sum(loop.plan(recipe, noise=0.0))
     bound = sum(weight * query.sensitivity for query, weight in combined(plan))
@@ -129,7 +131,7 @@ def step_contract(recipe: Plan) -> None:
     assert not bool(empty.any()), "an empty batch has a signal"
 
 
-def noise_contract(recipe: Plan, *, times: float = 1.0) -> None:
+def noise_contract(recipe: Recipe, *, times: float = 1.0) -> None:
     """An empty batch is noise of the stated size on every coordinate, another one at every step."""
     plan = first_sum(loop.plan(recipe, noise=1.5))
     net = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 2))
@@ -147,11 +149,11 @@ def noise_contract(recipe: Plan, *, times: float = 1.0) -> None:
     assert not np.isin(release(plan, net, x, y, seed=2).double().numpy(), found).any(), "noise that repeats"
 
 
-def billing_contract(recipe: Plan, **options: Any) -> None:
+def billing_contract(recipe: Recipe, **options: Any) -> None:
     """The ledger holds exactly what the plan said, one charge for each update, and the price of it."""
     run = loop.private(which=loop.plan(recipe), **options)
     loop.train(run)
-    assert run.progress.step == run.plan.known_horizon.steps
+    assert run.progress.step == run.plan.horizon.steps
     assert run.updates == run.progress.step or run.plan.has_tests  # a tested update may be rejected
     assert run.ledger.charge().certified == run.plan.charge().certified, "charged is not what was planned"
     certified = certify(run.ledger.charge(), delta=1e-5, relation=run.plan.relation).epsilon

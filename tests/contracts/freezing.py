@@ -13,8 +13,9 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.methods.random_freeze.selection import RankedFreeze
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.values import Released
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 
 PER_EPOCH = loop.RECORDS // loop.BATCH
 
@@ -35,18 +36,18 @@ def steps_of(
     engine, progress, streams = Engine(net), RunState(), Streams.seeded(seed)
     x, y = loop.data().tensors
     out = []
-    for _ in range(plan.known_horizon.steps):
-        batch = LogicalBatch(plan, engine, progress, streams)
+    for _ in range(plan.horizon.steps):
+        batch = PrivateStep(plan, engine, progress, streams, lambda event, step: None, World.current())
         for start in range(0, records, micro):
             stop = min(start + micro, records)
             engine.begin(stop - start)
             batch.add(loop.losses(net, x[start:stop], y[start:stop]))
-        out.append(batch.release(lambda event, step: None, World.current()))
+        out.append(batch.release())
     engine.close()
     return out
 
 
-def coverage_contract(recipe: Plan) -> None:
+def coverage_contract(recipe: Recipe) -> None:
     """Whatever a batch moves in a release carries noise, at every step, and of the rest nothing is there at all."""
     exact, noisy = (steps_of(loop.plan(recipe, noise=noise), seed=3) for noise in (0.0, 1.0))
     for step, (signal, both) in enumerate(zip(exact, noisy, strict=True)):
@@ -59,7 +60,7 @@ def coverage_contract(recipe: Plan) -> None:
         assert bool(noise[active_of(both)].all()), "an active coordinate without noise"
 
 
-def frozen_contract(recipe: Plan) -> None:
+def frozen_contract(recipe: Recipe) -> None:
     """In a run with momentum and weight decay, frozen parameters and their state stay where they are."""
     run = loop.private(which=loop.plan(recipe), optimizer=_decaying)
     layout = run._engine.layout

@@ -164,21 +164,21 @@ def _add_with(norms: Callable[..., torch.Tensor]) -> Callable[[aggregation.Aggre
 
 
 def _mean_over_the_drawn_batch(patch: Patch) -> None:
-    real_add, real_release = step.LogicalBatch.add, step.LogicalBatch.release
+    real_add, real_release = step.PrivateStep.add, step.PrivateStep.release
     seen: dict[int, int] = {}
 
-    def add(self: step.LogicalBatch, losses: torch.Tensor) -> None:
+    def add(self: step.PrivateStep, losses: torch.Tensor) -> None:
         seen[id(self)] = seen.get(id(self), 0) + len(losses)
         real_add(self, losses)
 
-    def release(self: step.LogicalBatch, *rest: Any) -> Released:
-        out = real_release(self, *rest)
+    def release(self: step.PrivateStep) -> Released:
+        out = real_release(self)
         drawn = seen.get(id(self), 0)
         scale = loop.BATCH / drawn if drawn else 0.0
         return Released(out.value * scale, out.layout)
 
-    patch.setattr(step.LogicalBatch, "add", add)
-    patch.setattr(step.LogicalBatch, "release", release)
+    patch.setattr(step.PrivateStep, "add", add)
+    patch.setattr(step.PrivateStep, "release", release)
 
 
 def _fake_record_on_empty(patch: Patch) -> None:
@@ -226,9 +226,9 @@ def _seeded_by_torch(patch: Patch) -> None:
 
 def _mask_changes_inside_a_batch(patch: Patch) -> None:
     """Each micro-batch on a mask of its own, noise on the last one, and the whole sum leaves."""
-    real = step.LogicalBatch.add
+    real = step.PrivateStep.add
 
-    def add(self: step.LogicalBatch, losses: torch.Tensor) -> None:
+    def add(self: step.PrivateStep, losses: torch.Tensor) -> None:
         real(self, losses)
         now = dataclasses.replace(self._context, step=self._context.step + 1)
         mask = self._plan.selection.mask(now)
@@ -243,7 +243,7 @@ def _mask_changes_inside_a_batch(patch: Patch) -> None:
     def whole(mask: Any, value: torch.Tensor, layout: Any, batch: float) -> Released:
         return Released(value / batch, layout)
 
-    patch.setattr(step.LogicalBatch, "add", add)
+    patch.setattr(step.PrivateStep, "add", add)
     patch.setattr(gaussian, "_add_noise", noise_on_the_last)
     patch.setattr(Released, "on", staticmethod(whole))
 

@@ -404,7 +404,7 @@ def test_every_dataset_has_defaults_that_fit_it(data: str) -> None:
 def test_full_batches_are_all_records_and_nothing_else() -> None:
     task = tasks.load("digits")
     whole = complete(RunConfig(out="x", delta=1e-5, noise=1.0, steps=2, sampling="full-batch"))
-    assert plan_of(whole, task).known_horizon.rate == 1.0
+    assert plan_of(whole, task).horizon.rate == 1.0
     with pytest.raises(Refused, match="rate 1"):
         plan_of(complete(config(sampling="full-batch", batch=64)), task).charge()
 

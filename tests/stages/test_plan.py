@@ -38,14 +38,14 @@ def bound(plan: Plan | None = None, noise: float = 1.5, **changes: Any) -> Plan:
 def test_the_noise_of_a_budget_is_on_the_safe_side_and_close(epsilon: float) -> None:
     plan = methods.dp_sgd().for_budget(epsilon=epsilon, delta=1e-5, records=1000, batch=50, epochs=2)
     assert 0.99 * epsilon <= plan.certificate().epsilon <= epsilon
-    assert plan.known_horizon.steps == 40
+    assert plan.horizon.steps == 40
 
 
 def test_the_count_query_costs_noise() -> None:
     budget: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "records": 1000, "batch": 50, "steps": 20}
-    plain = methods.dp_sgd().for_budget(**budget).known_noise
+    plain = methods.dp_sgd().for_budget(**budget).noise
     adaptive = methods.adaptive_quantile(count_noise=2.0).for_budget(**budget)
-    assert adaptive.known_noise > 1.01 * plain
+    assert adaptive.noise > 1.01 * plain
     assert adaptive.certificate().epsilon <= 2.0
 
 
@@ -163,7 +163,7 @@ def test_a_recipe_is_not_a_plan(use: str) -> None:
         getattr(methods.dp_sgd(), use)()
 
 
-@pytest.mark.parametrize("field", ["known_noise", "known_delta", "known_horizon"])
+@pytest.mark.parametrize("field", ["required_noise", "required_delta", "known_horizon"])
 def test_what_is_not_known_is_refused(field: str) -> None:
     with pytest.raises(Refused, match="for_budget"):
         getattr(methods.dp_sgd(), field)

@@ -18,6 +18,7 @@ from discreet.accounting.charges import Charge
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
+from discreet.stages.billing import bill_run, event_at
 from discreet.stages.sampling import (
     BallsInBins,
     FixedSize,
@@ -27,8 +28,6 @@ from discreet.stages.sampling import (
     Poisson,
     Sampling,
     TruncatedPoisson,
-    bill_run,
-    event_at,
 )
 from discreet.stages.schedule import Constant, Period, Schedule, Table
 
@@ -202,9 +201,9 @@ def test_wrong_numbers_are_refused(wrong: dict[str, Any], match: str) -> None:
 def test_a_rate_alone_is_for_accounting() -> None:
     horizon = Horizon.of_rate(rate=0.017, steps=10)
     with pytest.raises(Refused, match="a public batch size"):
-        _ = horizon.known_batch
+        _ = horizon.size.batch
     with pytest.raises(Refused, match="a public number of records"):
-        _ = horizon.known_records
+        _ = horizon.size.records
 
 
 # Prices ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import time
@@ -120,6 +119,6 @@ def test_a_million_steps_are_quick(schedule: Schedule) -> None:
 def test_entries_are_composed_one_by_one(schedule: Schedule, finest: float) -> None:
     """N=60000, B=1024, 40 epochs, z=3, per epoch: never below the finest value known, at most 0.5 % above it."""
     horizon = Horizon.of(records=60_000, batch=1024, epochs=40)
-    recipe = dataclasses.replace(methods.automatic(), schedule=schedule)
+    recipe = methods.automatic().using(schedule=schedule)
     epsilon = recipe.bind(noise=3.0, horizon=horizon, delta=1e-5).certificate().epsilon
     assert finest * (1 - 1e-4) <= epsilon <= finest * 1.005

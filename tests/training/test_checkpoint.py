@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pickle
@@ -238,7 +237,7 @@ def test_another_relation_is_refused(place: Place) -> None:
     run = loop.private(which=loop.plan(recipe), dataset=None, ledger=place.ledger)
     run.save(place.state)
     run.close()
-    other = dataclasses.replace(recipe, relation=Neighbouring.REPLACE_ONE)
+    other = recipe.using(relation=Neighbouring.REPLACE_ONE)
     with pytest.raises(Refused, match="Expected relation add/remove, got replace-one"):
         place.resume(which=loop.plan(other), dataset=None)
 
@@ -327,7 +326,7 @@ def test_two_runs_do_not_share_a_ledger(place: Place) -> None:
 def test_a_torn_last_line_is_charged(place: Place, kept: float) -> None:
     """Cut inside, in the middle of, or one byte before the end of the last line: the step is spent."""
     factors = tuple(1 + 0.1 * step for step in range(loop.STEPS))
-    recipe = dataclasses.replace(methods.dp_sgd(clip=0.5), schedule=Table(factors))
+    recipe = methods.dp_sgd(clip=0.5).using(schedule=Table(factors))
     which = loop.plan(recipe)
     place.begin(saved_at=3, stopped_at=5, which=which)
     whole = place.ledger.read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ def train(plan: Plan, *, stop: int | None = None, seed: int = 1, **more: Any) ->
 
 
 def bound(noise: float = 1.0, **changes: Any) -> Plan:
-    plan = dataclasses.replace(methods.dp_sgd(clip=1.0), **changes)
+    plan = methods.dp_sgd(clip=1.0).using(**changes)
     return plan.bind(noise=noise, horizon=HORIZON, delta=1e-5)
 
 
@@ -70,7 +69,7 @@ class AtOnce:
     def check(self, plan: Plan) -> None: ...
 
     def whole_run(self, plan: Plan) -> Event | None:
-        return Gaussian(plan.known_noise)
+        return Gaussian(plan.noise)
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return ("this is a test",)

@@ -21,9 +21,10 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Table
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 
 ALPHA = 1e-6
 NOISE, CLIP, BATCH = 1.3, 0.7, 20
@@ -31,7 +32,7 @@ HORIZON = Horizon.of(records=100, batch=BATCH, steps=50)
 Charged = list[tuple[Event, int]]
 
 
-def plan_of(recipe: Plan, noise: float = NOISE, horizon: Horizon = HORIZON) -> Plan:
+def plan_of(recipe: Recipe, noise: float = NOISE, horizon: Horizon = HORIZON) -> Plan:
     return recipe.bind(noise=noise, horizon=horizon, delta=1e-5)
 
 
@@ -42,19 +43,19 @@ class Rig:
         self.plan, self.model, self.engine = plan, model, Engine(model)
         self.progress, self.streams, self.charged = RunState(), Streams.seeded(seed), Charged()
 
-    def batch(self) -> LogicalBatch:
-        return LogicalBatch(self.plan, self.engine, self.progress, self.streams)
+    def batch(self) -> PrivateStep:
+        return PrivateStep(self.plan, self.engine, self.progress, self.streams, self._charge, World())
 
-    def add(self, batch: LogicalBatch, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None) -> None:
+    def add(self, batch: PrivateStep, x: Tensor, loss: Callable[[Tensor], Tensor] | None = None) -> None:
         self.engine.begin(len(x))
         output = self.model(x)
         batch.add(output.square().sum(1) if loss is None else loss(output))
 
-    def release(self, batch: LogicalBatch) -> Tensor:
-        def charge(event: Event, step: int) -> None:
-            self.charged.append((event, step))
+    def release(self, batch: PrivateStep) -> Tensor:
+        return batch.release().value
 
-        return batch.release(charge, World()).value
+    def _charge(self, event: Event, step: int) -> None:
+        self.charged.append((event, step))
 
 
 def clipped_mean(model: nn.Module, x: Tensor, clip: float) -> Tensor:

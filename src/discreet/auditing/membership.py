@@ -119,14 +119,14 @@ def membership_course(
     check.require(len(seeds) > 0, "at least one target model", "none", "give seeds, e.g. (0, 1, 2)")
     split = Split.of(load_whole(config), size)
     recipe = recipe_on(dataclasses.replace(config, records=None), split)
-    steps = tuple(sorted(at)) or (recipe.plan.known_horizon.steps,)
+    steps = tuple(sorted(at)) or (recipe.plan.horizon.steps,)
     check.require(
-        steps[0] >= 1 and steps[-1] <= recipe.plan.known_horizon.steps,
-        f"steps between 1 and {recipe.plan.known_horizon.steps}",
+        steps[0] >= 1 and steps[-1] <= recipe.plan.horizon.steps,
+        f"steps between 1 and {recipe.plan.horizon.steps}",
         steps,
         "name steps of the run",
     )
-    told = Told(on_step, (shadows + len(seeds)) * recipe.plan.known_horizon.steps)
+    told = Told(on_step, (shadows + len(seeds)) * recipe.plan.horizon.steps)
     shadow_models = [shadow(recipe, split, number, steps, told) for number in range(shadows)]
     targets = [target(seeded(recipe, seed), split, number, steps, told) for number, seed in enumerate(seeds)]
     return tuple(
@@ -171,7 +171,7 @@ def _attack(
     plan: Plan,
     confidence: float,
 ) -> Membership:
-    attack, delta = AttackClassifier(), plan.known_delta
+    attack, delta = AttackClassifier(), plan.delta
     attack.learn(
         torch.cat([attack_features(seen.answers, seen.labels) for seen in shadows]),
         torch.from_numpy(np.concatenate([seen.members for seen in shadows])),
@@ -228,7 +228,7 @@ def _proven(scores: list[Floats], targets: Sequence[Seen], plan: Plan, confidenc
         coins = [members[:half] for members in coins]
     joined, there = np.concatenate(scores), np.concatenate(coins)
     chosen = np.random.default_rng(len(joined)).permutation(len(joined))[:_COINS]
-    return guess(joined[chosen], there[chosen]).epsilon(plan.known_delta, confidence)
+    return guess(joined[chosen], there[chosen]).epsilon(plan.delta, confidence)
 
 
 def _lira(target: Seen, shadows: Sequence[Seen], labels: Tensor) -> Floats:

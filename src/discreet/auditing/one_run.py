@@ -98,7 +98,7 @@ def one_run(
     The share is fixed beforehand: choosing it by the outcome would be a second attempt.
     """
     rng = generator if generator is not None else np.random.default_rng()
-    count = attacked.plan.known_horizon.known_records
+    count = attacked.plan.horizon.size.records
     there = rng.random(count) < 0.5
     with linear(count) as (net, engine):
         releases = attacked.run(net, engine, canaries(attacked.plan, there))

@@ -128,7 +128,7 @@ def audit_recipe(
     planted = (_Gradients if chosen is CanaryKind.GRADIENT else _Records)(recipe, canaries, rng)
     scores = planted.train(on_step)
     plan, there = recipe.plan, planted.there
-    guesses, delta = guess(scores, there), plan.known_delta
+    guesses, delta = guess(scores, there), plan.delta
     # Decided by public numbers alone: taking the larger of two bounds would be a second attempt.
     independent = chosen is CanaryKind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
     shown = (
@@ -139,7 +139,7 @@ def audit_recipe(
         method=recipe.config.method,
         kind=chosen,
         canaries=len(there),
-        steps=plan.known_horizon.steps,
+        steps=plan.horizon.steps,
         certified=plan.certificate().epsilon,
         claimed=None if claim is None else claim.epsilon(delta),
         audited=shown,
@@ -250,7 +250,7 @@ class _Gradients:
 
 def _ratio(plan: Plan, seen: Floats, reach: float) -> Floats:
     """ln((1 - q) + q N(reach, 1) / N(0, 1)) at `seen`, for releases in units of their noise."""
-    rate = plan.known_horizon.rate
+    rate = plan.horizon.rate
     if plan.relation is Neighbouring.REPLACE_ONE:
         return seen * reach
     joins = math.log(rate) + seen * reach - reach**2 / 2

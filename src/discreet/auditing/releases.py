@@ -32,10 +32,12 @@ from discreet.stages.combination import TakeFirst
 from discreet.stages.context import StepContext
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.mechanism import Mechanism
+from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 
 Flags = npt.NDArray[np.bool_]
 
@@ -61,7 +63,7 @@ class Attacked:
     start: int
 
     @staticmethod
-    def of(recipe: Plan, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
+    def of(recipe: Recipe, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
         """The recipe at rate 1, where sampling hides nothing."""
         own, longer = (
             recipe.bind(
@@ -74,11 +76,11 @@ class Attacked:
 
     @property
     def steps(self) -> int:
-        return self.plan.known_horizon.steps
+        return self.plan.horizon.steps
 
     @property
     def batch(self) -> float:
-        return self.plan.known_horizon.known_batch
+        return self.plan.horizon.size.batch
 
     def run(
         self, net: nn.Module, engine: Engine, records: Tensor, *, plan: Plan | None = None
@@ -89,14 +91,14 @@ class Attacked:
         """
         plan, streams, world = plan or self.playing, Streams.from_os(), World.current()
         progress = RunState(step=self.start)
-        drawn = plan.sampling.batches(len(records), plan.known_horizon, streams.sampling, self.start)
+        drawn = plan.sampling.batches(len(records), plan.horizon, streams.sampling, self.start)
         releases = []
         for indices in itertools.islice(drawn, self.steps):
-            batch = LogicalBatch(plan, engine, progress, streams)
+            batch = PrivateStep(plan, engine, progress, streams, lambda event, step: None, world)
             if len(indices):
                 engine.begin(len(indices))
                 batch.add(net(records[torch.from_numpy(indices)]).squeeze(1))
-            releases.append(batch.release(lambda event, step: None, world))
+            releases.append(batch.release())
         return releases
 
 
@@ -109,7 +111,9 @@ def canaries(plan: Plan, there: Flags) -> Tensor:
     return records[torch.from_numpy(there)]
 
 
-def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = None) -> Canaries | ReleaseGame:
+def game_for(
+    recipe: Recipe, *, noise: float, delta: float, steps: int | None = None
+) -> Canaries | ReleaseGame:
     """The quickest game that is valid for the plan's mechanism: one step, or several where it may keep state.
 
     Several steps get more noise each, noise * sqrt(steps): together they are as far from private as one.
@@ -123,12 +127,12 @@ def game_for(recipe: Plan, *, noise: float, delta: float, steps: int | None = No
     return ReleaseGame(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
 
 
-def _independent(plan: Plan) -> bool:
+def _independent(plan: Pipeline) -> bool:
     """Whether a coordinate of the release has noise of its own, and depends on the records that touch it alone."""
     return isinstance(plan.mechanism, GaussianNoise) and isinstance(plan.combination, TakeFirst)
 
 
-def _forgets(plan: Plan) -> bool:
+def _forgets(plan: Pipeline) -> bool:
     """Whether a step is known to leave nothing behind for the next one."""
     return isinstance(plan.combination, TakeFirst) and isinstance(
         plan.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise)
@@ -152,7 +156,7 @@ class Canaries:
             "play ReleaseGame instead",
         )
         self.attacked = attacked
-        self._count = attacked.plan.known_horizon.known_records
+        self._count = attacked.plan.horizon.size.records
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
         absent: list[Floats] = []
@@ -198,7 +202,7 @@ class ReleaseGame:
         quiet[::2] *= -1
         quiet *= _QUIET
         if attacked.plan.relation is Neighbouring.REPLACE_ONE:
-            fill = torch.zeros(attacked.plan.known_horizon.known_records - 2, dimension)
+            fill = torch.zeros(attacked.plan.horizon.size.records - 2, dimension)
             self._worlds = [torch.cat([torch.stack([quiet, sign * loud]), fill]) for sign in (-1, 1)]
         else:
             self._worlds = [quiet.unsqueeze(0), torch.stack([quiet, loud])]

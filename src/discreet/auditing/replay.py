@@ -9,7 +9,6 @@ No randomness decides, and no trial is needed: a deterministic test of what the 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +27,12 @@ from discreet.methods.dicesgd.mechanism import ErrorFeedback
 from discreet.stages.analysis import Composition
 from discreet.stages.bounding import Query
 from discreet.stages.context import StepContext
+from discreet.stages.guard import NoGuard, RunGuard
 from discreet.stages.mechanism import Mechanism
+from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.values import BoundedSum
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 
 _ROUNDING = 1e-5  # relative: sums are float32
 _SEED = 5
@@ -102,7 +103,7 @@ class _PricedAs:
     def composes(self) -> bool:
         return self.plan.analysis.composes
 
-    def check(self, plan: Plan) -> None:
+    def check(self, stages: Pipeline) -> None:
         """It was checked with its own mechanism."""
 
     def whole_run(self, plan: Plan) -> Event | None:
@@ -110,6 +111,9 @@ class _PricedAs:
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return self.plan.analysis.assumptions(self.plan)
+
+    def guard(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> RunGuard:
+        return NoGuard()
 
 
 def run(
@@ -119,19 +123,19 @@ def run(
     notes = Recording()
     tape = Tape(plan.mechanism, notes, released)
     priced = plan.analysis if isinstance(plan.analysis, Composition) else _PricedAs(plan)
-    taped = dataclasses.replace(plan, mechanism=tape, analysis=priced)
+    taped = plan.using(mechanism=tape, analysis=priced)
     net, progress, streams = _model(), RunState(step=start), Streams.seeded(_SEED)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
     engine = Engine(net)
     x, y = data
     try:
-        for _ in range(start, plan.known_horizon.steps):
+        for _ in range(start, plan.horizon.steps):
             charged: list[Event] = []
-            batch = LogicalBatch(taped, engine, progress, streams)
+            batch = PrivateStep(taped, engine, progress, streams, _onto(charged), World.current())
             if len(x):
                 engine.begin(len(x))
                 batch.add(nn.functional.cross_entropy(net(x), y, reduction="none"))
-            given = batch.release(_onto(charged), World.current())
+            given = batch.release()
             for parameter, gradient in zip(net.parameters(), given.views(), strict=True):
                 parameter.grad = gradient.to(parameter.dtype)
             optimizer.step()

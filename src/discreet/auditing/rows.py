@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from discreet.auditing.whole_run import Record
     from discreet.methods import Method
     from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 
 OnProgress = Callable[[str, int, int], None]
 """Told the row under way, its trials so far, and of how many."""
@@ -131,7 +132,7 @@ def _one_step(
     if not isinstance(game, Canaries) and method.certified:
         game = game_for(method.recipe(), noise=LITTLE_NOISE, delta=COARSE_DELTA)
     plan, many = game.attacked.plan, isinstance(game, Canaries)
-    steps = plan.known_horizon.steps
+    steps = plan.horizon.steps
     words = "one step" if steps == 1 else f"{steps} steps"
     return _played(
         game, plan, f"{words}, crafted gradient", effort.canaries if many else effort.runs, generator, advance
@@ -139,7 +140,7 @@ def _one_step(
 
 
 def _whole_run(
-    recipe: Plan,
+    recipe: Recipe,
     record: Record,
     words: str,
     steps: int,
@@ -164,12 +165,12 @@ def _played(
     advance: Callable[[int, int], None] | None,
 ) -> Row:
     audit = play(game, trials=trials, delta=COARSE_DELTA, generator=generator, advance=advance)
-    claim, horizon = plan.charge().claimed, plan.known_horizon
+    claim, horizon = plan.charge().claimed, plan.horizon
     return Row(
         method=plan.method,
         parameters=_parameters(
             game=words,
-            noise=plan.known_noise,
+            noise=plan.noise,
             rate=horizon.rate,
             steps=horizon.steps,
             delta=COARSE_DELTA,

@@ -156,7 +156,7 @@ def _train(
     fit(recipe, model, TensorDataset(x[chosen], y[chosen]), streams=streams, on_step=on_step)
     while len(answers) < len(steps):
         look()
-    told.one_more(recipe.plan.known_horizon.steps)
+    told.one_more(recipe.plan.horizon.steps)
     return Trained(tuple(answers), y, members, tuple(on_candidates))
 
 

@@ -117,7 +117,7 @@ def fit(
                     group["lr"] = config.learning_rate / private.progress.scale
             private.step(loss(model, batch))
             if on_step is not None and private.settled:
-                on_step(private.progress.step, played.known_horizon.steps)
+                on_step(private.progress.step, played.horizon.steps)
         if private.average is not None:
             with private.averaged():
                 weights = {name: value.clone() for name, value in model.state_dict().items()}

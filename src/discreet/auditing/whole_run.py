@@ -31,7 +31,9 @@ from discreet.methods.dpsgd_dc.curvature import LinearModel
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.bounding import AutoS, AutoV, FlatClip, Psac, UnitDirection
+from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, Poisson
 from discreet.stages.selection import Everything
 from discreet.training.private import Private
@@ -45,25 +47,19 @@ _LOUD = 1e3  # the norm of a crafted gradient: beyond every clip
 _ONE_RECORD = (FlatClip, AutoS, AutoV, Psac, PerLayer, UnitDirection)  # weights that follow one record's norm
 
 
-def couples_nothing(plan: Plan) -> bool:
+def couples_nothing(stages: Pipeline) -> bool:
     """Whether copies of a model in one run are independent: every stage that is not known to leave them so counts."""
-    usual = Plan(
-        method=plan.method,
-        bounder=plan.bounder,
-        selection=plan.selection,
-        schedule=plan.schedule,
-        sampling=plan.sampling,
-        relation=plan.relation,
-        noise=plan.noise,
-        horizon=plan.horizon,
-        delta=plan.delta,
-        claims=plan.claims,
-    )
+    left_alone = Recipe(method=stages.method, bounder=stages.bounder)
     return (
-        plan == usual  # Gaussian noise, one query, no domain, no test, composition
-        and type(plan.bounder) in _ONE_RECORD
-        and type(plan.selection) in (Everything, RandomFreeze)
-        and type(plan.sampling) in (Poisson, FullBatch, BallsInBins)
+        # Gaussian noise, one query, no domain, no test, composition
+        stages.mechanism == left_alone.mechanism
+        and stages.combination == left_alone.combination
+        and stages.acceptance == left_alone.acceptance
+        and stages.domain == left_alone.domain
+        and stages.analysis == left_alone.analysis
+        and type(stages.bounder) in _ONE_RECORD
+        and type(stages.selection) in (Everything, RandomFreeze)
+        and type(stages.sampling) in (Poisson, FullBatch, BallsInBins)
     )
 
 
@@ -147,7 +143,7 @@ class WholeRun:
 
     def __init__(
         self,
-        recipe: Plan,
+        recipe: Recipe,
         record: Record,
         *,
         rate: float,
@@ -226,7 +222,7 @@ class WholeRun:
         if self.plan.relation is Neighbouring.REPLACE_ONE:
             index.append(copies)
             inputs.append(torch.where(there.unsqueeze(1), own, -own))
-            missing = self.plan.known_horizon.known_records - sum(map(len, index))
+            missing = self.plan.horizon.size.records - sum(map(len, index))
             index.append(copies.new_zeros(missing))
             inputs.append(own.new_zeros(missing, len(own)))
         else:
@@ -272,7 +268,7 @@ class Attacker:
         towards = share / norm.unsqueeze(1)
         others, _ = self._contributions(weights, self._record.others.double() * active.unsqueeze(1))
         along = torch.einsum("knd,kd->kn", others, towards)
-        rate = self._plan.known_horizon.rate
+        rate = self._plan.horizon.rate
         found = (seen * towards).sum(1) - rate * along.sum(1)
         variance = (std * context.batch) ** 2 + rate * (1 - rate) * along.square().sum(1)
         exponent = (found * norm - norm.square() / 2) / variance

@@ -12,12 +12,13 @@ import typer
 
 from discreet.accounting import Certificate, Charge, calibrate_batch, calibrate_steps, certify, merge, read
 from discreet.cli import recipes
-from discreet.cli.flags import JsonFlag, ToClaimFlag, known_delta, known_epsilon, known_noise
+from discreet.cli.flags import JsonFlag, ToClaimFlag, required_delta, required_epsilon, required_noise
 from discreet.cli.output import emit
 from discreet.cli.plans import PlanFlags, horizon_of, not_both, recipe_of
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 
 
 class Unknown(enum.Enum):
@@ -53,15 +54,17 @@ def account(
     method, recipe = recipe_of(flags)
     horizon = horizon_of(flags)
     if flags.epsilon is None:
-        plan = recipe.bind(noise=known_noise(flags.noise), horizon=horizon, delta=known_delta(flags.delta))
+        plan = recipe.bind(
+            noise=required_noise(flags.noise), horizon=horizon, delta=required_delta(flags.delta)
+        )
         solved: dict[str, Any] = {}
     else:
         plan = recipe.for_horizon(
-            epsilon=known_epsilon(flags.epsilon), delta=known_delta(flags.delta), horizon=horizon
+            epsilon=required_epsilon(flags.epsilon), delta=required_delta(flags.delta), horizon=horizon
         )
-        solved = {"noise": plan.known_noise}
+        solved = {"noise": plan.noise}
     points = None if curve is None else _saved(plan, curve)
-    _show(method.name, plan.charge(), plan.known_delta, plan.relation, solved, as_json)
+    _show(method.name, plan.charge(), plan.delta, plan.relation, solved, as_json)
     if points is not None and not as_json:
         from discreet.report import terminal
 
@@ -86,18 +89,18 @@ def calibrate(
     )
     if solve is Unknown.NOISE:
         not_both(flags, ("--noise",), ("--epsilon",))
-        epsilon, delta = known_epsilon(flags.epsilon), known_delta(flags.delta)
+        epsilon, delta = required_epsilon(flags.epsilon), required_delta(flags.delta)
         calibrated = recipe.for_claim if calibrate_to_claim else recipe.for_horizon
         plan = calibrated(epsilon=epsilon, delta=delta, horizon=horizon_of(flags))
         solved: dict[str, Any] = {}
     elif solve is Unknown.STEPS:
         plan = _most_steps(recipe, flags)
-        solved = {"steps": plan.known_horizon.steps}
+        solved = {"steps": plan.horizon.steps}
     else:
         plan = _largest_batch(recipe, flags)
-        solved = {"batch": int(plan.known_horizon.known_batch)}
-    solved = {"noise": plan.known_noise, **solved}
-    _show(method.name, plan.charge(), plan.known_delta, plan.relation, solved, as_json)
+        solved = {"batch": int(plan.horizon.size.batch)}
+    solved = {"noise": plan.noise, **solved}
+    _show(method.name, plan.charge(), plan.delta, plan.relation, solved, as_json)
 
 
 def methods(as_json: JsonFlag = False) -> None:
@@ -127,7 +130,7 @@ def methods(as_json: JsonFlag = False) -> None:
 # -- inside -------------------------------------------------------------------------------------------------
 
 
-def _most_steps(recipe: Plan, flags: PlanFlags) -> Plan:
+def _most_steps(recipe: Recipe, flags: PlanFlags) -> Plan:
     """The plan with the most steps that the budget pays for."""
     check.require(
         flags.steps is None and flags.epochs is None,
@@ -135,7 +138,7 @@ def _most_steps(recipe: Plan, flags: PlanFlags) -> Plan:
         " and ".join(flag for flag in flags.given() if flag in ("--steps", "--epochs")),
         "drop it: it is the answer",
     )
-    noise, delta = known_noise(flags.noise), known_delta(flags.delta)
+    noise, delta = required_noise(flags.noise), required_delta(flags.delta)
     once = horizon_of(dataclasses.replace(flags, steps=1))
 
     def plan(steps: int) -> Plan:
@@ -143,7 +146,7 @@ def _most_steps(recipe: Plan, flags: PlanFlags) -> Plan:
 
     steps = calibrate_steps(
         lambda steps: plan(steps).charge(),
-        epsilon=known_epsilon(flags.epsilon),
+        epsilon=required_epsilon(flags.epsilon),
         delta=delta,
         relation=recipe.relation,
     )
@@ -156,14 +159,14 @@ def _most_steps(recipe: Plan, flags: PlanFlags) -> Plan:
     return plan(steps)
 
 
-def _largest_batch(recipe: Plan, flags: PlanFlags) -> Plan:
+def _largest_batch(recipe: Recipe, flags: PlanFlags) -> Plan:
     """The plan with the largest batch that the budget pays for."""
     given = [flag for flag in flags.given() if flag in ("--batch", "--rate")]
     remedy = "drop it: the batch is the answer; give --records"
     check.require(not given, "neither --batch nor --rate with --solve batch", " and ".join(given), remedy)
     if flags.records is None:
         check.refuse("--records with --solve batch", "none", "give the public number of records")
-    noise, delta, records = known_noise(flags.noise), known_delta(flags.delta), flags.records
+    noise, delta, records = required_noise(flags.noise), required_delta(flags.delta), flags.records
     check.count("records is a public number", records=records)
 
     def plan(batch: int) -> Plan:
@@ -173,7 +176,7 @@ def _largest_batch(recipe: Plan, flags: PlanFlags) -> Plan:
     batch = calibrate_batch(
         lambda batch: plan(batch).charge(),
         largest=records,
-        epsilon=known_epsilon(flags.epsilon),
+        epsilon=required_epsilon(flags.epsilon),
         delta=delta,
         relation=recipe.relation,
     )
@@ -194,7 +197,7 @@ def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as
         check.require(
             record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy
         )
-    _show("ledger", merge(paths), known_delta(flags.delta), relation, {}, as_json)
+    _show("ledger", merge(paths), required_delta(flags.delta), relation, {}, as_json)
 
 
 def _show(
@@ -220,5 +223,5 @@ def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
     from discreet.report import curves
 
     points = curves.epsilon_curve(plan)
-    curves.save(path, points, title=f"{plan.method}, delta {plan.known_delta:g}, {plan.relation}")
+    curves.save(path, points, title=f"{plan.method}, delta {plan.delta:g}, {plan.relation}")
     return points

@@ -25,9 +25,9 @@ from discreet.cli.flags import (
     StepsFlag,
     WholeBatchFlag,
     flag,
-    known_delta,
-    known_epsilon,
-    known_out,
+    required_delta,
+    required_epsilon,
+    required_out,
 )
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
@@ -112,10 +112,10 @@ def _settings(flags: CompareFlags) -> CompareSettings:
         settings["rows"] = comparison.candidates(flags.data or "digits", names)
     return comparison.CompareSettings(
         **settings,
-        out=known_out(flags.out),
+        out=required_out(flags.out),
         epsilon=epsilon,
         others=others,
-        delta=known_delta(flags.delta),
+        delta=required_delta(flags.delta),
         data_dir=None if flags.data_dir is None else str(flags.data_dir),
         seeds=_seeds(flags),
         command=command_line(),
@@ -129,7 +129,7 @@ def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
             "--epsilon", "none", "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8"
         )
     try:
-        budgets = [known_epsilon(float(part)) for part in flags.epsilon.split(",")]
+        budgets = [required_epsilon(float(part)) for part in flags.epsilon.split(",")]
     except ValueError as error:
         if isinstance(error, check.Refused):
             raise

@@ -58,7 +58,7 @@ MicroBatchFlag = Annotated[
 ]
 
 
-def known_delta(delta: float | None) -> float:
+def required_delta(delta: float | None) -> float:
     """delta, which the user must give."""
     if delta is None:
         check.refuse("--delta", "none", "choose it far below 1/records, e.g. --delta 1e-5")
@@ -66,7 +66,7 @@ def known_delta(delta: float | None) -> float:
     return delta
 
 
-def known_noise(noise: float | None) -> float:
+def required_noise(noise: float | None) -> float:
     """The noise, which must be given here."""
     if noise is None:
         check.refuse("--noise", "none", "give the multiplier, e.g. --noise 1.1, or a budget with --epsilon")
@@ -74,7 +74,7 @@ def known_noise(noise: float | None) -> float:
     return noise
 
 
-def known_epsilon(epsilon: float | None) -> float:
+def required_epsilon(epsilon: float | None) -> float:
     """The budget, which must be given here."""
     if epsilon is None:
         check.refuse("--epsilon", "none", "give the budget, e.g. --epsilon 3")
@@ -82,7 +82,7 @@ def known_epsilon(epsilon: float | None) -> float:
     return epsilon
 
 
-def known_out(out: Path | None) -> Path:
+def required_out(out: Path | None) -> Path:
     """The directory, which must be given here."""
     if out is None:
         check.refuse("--out", "none", "name a directory to write, e.g. --out runs/first")

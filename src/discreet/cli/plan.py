@@ -16,8 +16,8 @@ from discreet.cli.flags import (
     MicroBatchFlag,
     WholeBatchFlag,
     flag,
-    known_delta,
-    known_epsilon,
+    required_delta,
+    required_epsilon,
 )
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
@@ -100,8 +100,8 @@ def _question(flags: QuestionFlags) -> Question:
         records=flags.records,
         batch=flags.batch,
         epochs=flags.epochs,
-        epsilon=known_epsilon(flags.epsilon),
-        delta=known_delta(flags.delta),
+        epsilon=required_epsilon(flags.epsilon),
+        delta=required_delta(flags.delta),
         methods=tuple(dict.fromkeys(names)),
     )
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 from discreet.cli import recipes
 from discreet.cli.flags import (
@@ -27,7 +27,7 @@ from discreet.cli.flags import (
 from discreet.core import check
 from discreet.methods import Method
 from discreet.stages import sampling
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table
 
@@ -85,18 +85,17 @@ def not_both(flags: PlanFlags, first: tuple[str, ...], second: tuple[str, ...]) 
     )
 
 
-def recipe_of(flags: PlanFlags) -> tuple[Method, Plan]:
-    """The method and its plan, before noise and horizon."""
+def recipe_of(flags: PlanFlags) -> tuple[Method, Recipe]:
+    """The method and its recipe, with the stages that the flags exchange."""
     method = recipes.method_called(flags.method)
-    plan = recipes.plan_of(method, recipes.arguments(method, flags.recipe_flags))
-    changes: dict[str, Any] = {}
-    if flags.schedule is not None or flags.schedule_per is not None:
-        changes["schedule"] = schedule_from(flags.schedule, flags.schedule_per)
-    if flags.sampling is not None or flags.cap is not None:
-        changes["sampling"] = sampling_from(flags.sampling, flags.cap)
-    if flags.relation is not None:
-        changes["relation"] = flags.relation
-    return method, dataclasses.replace(plan, **changes)
+    recipe = recipes.recipe_of(method, recipes.arguments(method, flags.recipe_flags))
+    has_schedule = flags.schedule is not None or flags.schedule_per is not None
+    has_sampling = flags.sampling is not None or flags.cap is not None
+    return method, recipe.using(
+        schedule=schedule_from(flags.schedule, flags.schedule_per) if has_schedule else None,
+        sampling=sampling_from(flags.sampling, flags.cap) if has_sampling else None,
+        relation=flags.relation,
+    )
 
 
 def horizon_of(flags: PlanFlags) -> Horizon:

@@ -14,7 +14,7 @@ import typer
 
 from discreet.core import check
 from discreet.methods import METHODS, Method
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 
 __all__ = [
     "METHODS",
@@ -25,7 +25,7 @@ __all__ = [
     "flags",
     "method_called",
     "parameters",
-    "plan_of",
+    "recipe_of",
 ]
 
 _REQUIRED = inspect.Parameter.empty
@@ -209,9 +209,9 @@ def arguments(method: Method, given: Given) -> dict[str, Any]:
     return {own[key].name: read(own[key], text) for key, text in texts.items()}
 
 
-def plan_of(method: Method, arguments: Mapping[str, Any]) -> Plan:
+def recipe_of(method: Method, arguments: Mapping[str, Any]) -> Recipe:
     """The recipe, called."""
-    recipe: Callable[..., Plan] = method.recipe
+    recipe: Callable[..., Recipe] = method.recipe
     return recipe(**arguments)
 
 

@@ -37,8 +37,8 @@ from discreet.cli.flags import (
     ToClaimFlag,
     WholeBatchFlag,
     flag,
-    known_delta,
-    known_out,
+    required_delta,
+    required_out,
 )
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
@@ -126,8 +126,8 @@ def _config(flags: TrainFlags) -> RunConfig:
         "give --accept-uncertified too: the certificate of that noise will stand beside the claim",
     )
     parameters = recipes.arguments(method, flags.recipe_flags)
-    known_out(flags.out)
-    known_delta(flags.delta)
+    required_out(flags.out)
+    required_delta(flags.delta)
     for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
         if (value := getattr(flags, name)) is not None:
             check.count("leave the flag out for the usual value", **{name: value})

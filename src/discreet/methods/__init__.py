@@ -14,7 +14,7 @@ from discreet.methods.dpsgd_dc.recipes import dpsgd_dc, dpsgd_gc
 from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
 from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
 from discreet.methods.selective_update.recipe import sur
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 
 __all__ = [
     "METHODS",
@@ -48,7 +48,7 @@ class Method:
     """A recipe, the optimizer it is usually run with, and its guarantee in words."""
 
     name: str
-    recipe: Callable[..., Plan]
+    recipe: Callable[..., Recipe]
     guarantee: str
     certified: bool = True
     adam: bool = False

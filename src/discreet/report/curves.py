@@ -15,7 +15,7 @@ SUFFIXES = (".svg", ".png")
 
 def epsilon_curve(plan: Plan, points: int = 16) -> tuple[tuple[int, float], ...]:
     """The certified epsilon after evenly spread numbers of steps, up to the whole run."""
-    steps = plan.known_horizon.steps
+    steps = plan.horizon.steps
     stops = sorted({max(1, round(steps * k / points)) for k in range(1, points + 1)})
     return tuple((stop, plan.certificate(stop).epsilon) for stop in stops)
 

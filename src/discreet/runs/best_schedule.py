@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from discreet.core import check
 from discreet.methods import automatic
 from discreet.methods.d2p2.recipes import Decay, decaying
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Period, Schedule, Table
 
@@ -93,7 +93,7 @@ def choose_schedule(
     epsilon: float,
     delta: float,
     epochs: int,
-    recipe: Plan | None = None,
+    recipe: Recipe | None = None,
     stand_in: str = "digits",
     steps: int | None = None,
     seeds: Sequence[int] = (0, 1, 2),
@@ -154,7 +154,7 @@ def _public(stand_in: str, data_dir: str | None) -> Task:
 
 def _try(
     candidate: DecayCandidate,
-    recipe: Plan,
+    recipe: Recipe,
     task: Task,
     epsilon: float,
     delta: float,
@@ -169,8 +169,7 @@ def _try(
     length = steps or usual.steps or -(-task.records // usual.batch) * (usual.epochs or 1)
     schedule = stretched(candidate.over(epochs), epochs, length)
     horizon = Horizon.of(records=task.records, batch=usual.batch, steps=length)
-    plan = dataclasses.replace(recipe, schedule=schedule)
-    plan = plan.for_horizon(epsilon=epsilon, delta=delta, horizon=horizon)
+    plan = recipe.using(schedule=schedule).for_horizon(epsilon=epsilon, delta=delta, horizon=horizon)
     found = [_accuracy(plan, task, seed) for seed in seeds]
     mean = math.fsum(found) / len(found)
     error = None

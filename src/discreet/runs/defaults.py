@@ -130,14 +130,14 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
     from discreet.core.relation import Neighbouring
 
     recipe = METHODS[config.method].recipe(**dict(config.parameters))
-    plan = dataclasses.replace(recipe, sampling=config.sampler(), relation=Neighbouring(config.relation))
+    recipe = recipe.using(sampling=config.sampler(), relation=Neighbouring(config.relation))
     records = records_of(config, task)
     batch = records if config.batch is None else config.batch  # None stays only with full batches
     horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)
     if config.noise is not None:
-        return plan.bind(noise=config.noise, horizon=horizon, delta=config.delta)
+        return recipe.bind(noise=config.noise, horizon=horizon, delta=config.delta)
     assert config.epsilon is not None
-    calibrated = plan.for_claim if config.calibrate_to_claim else plan.for_horizon
+    calibrated = recipe.for_claim if config.calibrate_to_claim else recipe.for_horizon
     return calibrated(epsilon=config.epsilon, delta=config.delta, horizon=horizon)
 
 
@@ -159,5 +159,5 @@ def learning_rate_of(config: RunConfig, plan: Plan) -> float:
 
 def every_of(config: RunConfig, plan: Plan) -> tuple[int, int]:
     """Steps between evaluations and between checkpoints: about twenty of each in a run."""
-    usual = math.ceil(plan.known_horizon.steps / 20)
+    usual = math.ceil(plan.horizon.steps / 20)
     return config.eval_every or usual, config.checkpoint_every or config.eval_every or usual

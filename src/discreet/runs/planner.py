@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import (
     BallsInBins,
     FixedSize,
@@ -204,7 +204,7 @@ class _Desk:
         curve = self._curve(recipe) if own.noise is not None else ()
         return _row(method, own, curve, self._samplers(recipe))
 
-    def _samplers(self, recipe: Plan) -> tuple[tuple[str, Price], ...]:
+    def _samplers(self, recipe: Recipe) -> tuple[tuple[str, Price], ...]:
         """Each sampler, until patience ends."""
         started, found = time.perf_counter(), []
         for name in SAMPLERS:
@@ -212,38 +212,40 @@ class _Desk:
             found.append((name, Price(why=_LATE) if late else self._sampled(recipe, name)))
         return tuple(found)
 
-    def _sampled(self, recipe: Plan, name: str) -> Price:
+    def _sampled(self, recipe: Recipe, name: str) -> Price:
         batch = self._of.records if name == "full-batch" else self._of.batch
         sampling = SAMPLERS[name](batch)
         try:
-            plan = dataclasses.replace(recipe, sampling=sampling, relation=sampling.relations[0])
+            drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
             pieces = len(
-                plan.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta).charge().certified
+                drawn.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta)
+                .charge()
+                .certified
             )
         except check.Refused as error:
             return Price(why=str(error))
         if name == "fixed-size" and pieces > FEW:  # each piece is a mixture of its own, at seconds apiece
             return Price(why=_LATE)
-        return self._price(plan, batch)
+        return self._price(drawn, batch)
 
-    def _price(self, plan: Plan, batch: int) -> Price:
+    def _price(self, recipe: Recipe, batch: int) -> Price:
         """The least noise for the budget; a plan that cannot be priced says why."""
         horizon = self._of.horizon(batch)
         try:
             unit = digest(
                 (
-                    plan.relation,
-                    plan.bind(noise=1.0, horizon=horizon, delta=self._of.delta).charge().certified,
+                    recipe.relation,
+                    recipe.bind(noise=1.0, horizon=horizon, delta=self._of.delta).charge().certified,
                 )
             )
             if unit not in self._known:
-                bound = plan.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
+                bound = recipe.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
                 self._known[unit] = _priced(bound)
         except check.Refused as error:
             return Price(why=str(error))
         return self._known[unit]
 
-    def _curve(self, recipe: Plan) -> tuple[tuple[float, float], ...]:
+    def _curve(self, recipe: Recipe) -> tuple[tuple[float, float], ...]:
         """(epsilon, noise) around the budget, as many points as there is patience for."""
         horizon, delta = self._of.horizon(self._of.batch), self._of.delta
         unit = digest(recipe.bind(noise=1.0, horizon=horizon, delta=delta).charge().certified)
@@ -259,7 +261,7 @@ class _Desk:
             self._curves[unit] = tuple(sorted(point for point in points if math.isfinite(point[0])))
         return self._curves[unit]
 
-    def _batch(self, recipe: Plan, batch: int) -> BatchPrice | None:
+    def _batch(self, recipe: Recipe, batch: int) -> BatchPrice | None:
         self._tell(f"batch {batch}")
         price = self._price(recipe, batch)
         if price.noise is None or price.steps is None or price.effective is None:
@@ -286,10 +288,10 @@ def _row(
 
 
 def _priced(plan: Plan) -> Price:
-    horizon = plan.known_horizon
+    horizon = plan.horizon
     return Price(
-        noise=plan.known_noise,
-        effective=plan.known_noise / horizon.known_batch,
+        noise=plan.noise,
+        effective=plan.noise / horizon.size.batch,
         steps=horizon.steps,
         relation=str(plan.relation),
     )

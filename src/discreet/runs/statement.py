@@ -31,8 +31,8 @@ def statement(private: Private, *, data: str) -> str:
     """
     plan, spent = private.plan, private.spent()
     check.require(
-        plan.analysis.visible or spent.steps == plan.known_horizon.steps,
-        f"all {plan.known_horizon.steps} steps of a run whose iterates must stay hidden",
+        plan.analysis.visible or spent.steps == plan.horizon.steps,
+        f"all {plan.horizon.steps} steps of a run whose iterates must stay hidden",
         f"{spent.steps} steps",
         "finish the run: its certificate covers the last iterate alone",
     )
@@ -87,7 +87,7 @@ def _headline(spent: Spent) -> str:
 
 
 def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, str]]:
-    proven, horizon = spent.certified, plan.known_horizon
+    proven, horizon = spent.certified, plan.horizon
     return [
         ("protected", data),
         ("unit", "one record; a person who gave several is protected less"),
@@ -132,7 +132,7 @@ def _covers(plan: Plan) -> str:
 def _noise(plan: Plan) -> str:
     steady = isinstance(plan.schedule, Constant)
     changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
-    return f"Gaussian, {plan.known_noise:.6g} times the bound on one record's share of the sum{changes}"
+    return f"Gaussian, {plan.noise:.6g} times the bound on one record's share of the sum{changes}"
 
 
 _LIMITS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any, final
@@ -69,8 +68,8 @@ def measure(
     chance = torch.Generator().manual_seed(seed)
     x = torch.randn((count, *shape), generator=chance)
     y = torch.randint(0, classes, (count,), generator=chance)
-    plan = dataclasses.replace(methods.dp_sgd(), sampling=FullBatch())
-    plan = plan.bind(noise=1.0, horizon=Horizon.of(records=count, batch=count, steps=3), delta=1e-5)
+    recipe = methods.dp_sgd().using(sampling=FullBatch())
+    plan = recipe.bind(noise=1.0, horizon=Horizon.of(records=count, batch=count, steps=3), delta=1e-5)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     activations = _outputs(model, x[:1])
     private = Private(

@@ -157,7 +157,7 @@ class _Run:
 
     def _tick(self) -> None:
         """After each step: tell, evaluate and save where that is due."""
-        step, steps = self.private.progress.step, self._plan.known_horizon.steps
+        step, steps = self.private.progress.step, self._plan.horizon.steps
         if step == self._seen or not self.private.settled:
             return
         due = step // self._eval_every > self._seen // self._eval_every and self._plan.analysis.visible
@@ -172,7 +172,7 @@ class _Run:
 
     def _evaluate(self) -> RunProgress:
         private, test = self.private, self._task.test
-        step, steps = private.progress.step, self._plan.known_horizon.steps
+        step, steps = private.progress.step, self._plan.horizon.steps
         accuracy, loss = measure(private.model, test, self._config.device)
         averaged = None
         if private.average is not None:
@@ -184,7 +184,7 @@ class _Run:
             "test_accuracy": accuracy,
             "test_accuracy_averaged": averaged,
             "epsilon": epsilon if math.isfinite(epsilon) else "inf",
-            "delta": self._plan.known_delta,
+            "delta": self._plan.delta,
         }
         if self._config.public_data:
             right, train_loss = measure(private.model, self._task.train, self._config.device)

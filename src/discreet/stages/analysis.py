@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from discreet.accounting.events import Event, NonPrivate
+from discreet.stages.guard import NoGuard, RunGuard
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
 
 
@@ -22,14 +27,17 @@ class Analysis(Protocol):
     def composes(self) -> bool:
         """Whether the argument holds beside further charged queries, such as tests of updates."""
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan that the argument does not cover."""
+    def check(self, stages: Pipeline) -> None:
+        """Refuse stages that the argument does not cover."""
 
     def whole_run(self, plan: Plan) -> Event | None:
         """One event for the run, charged before its first release; None: each step is charged on its own."""
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         """What the certificate rests on besides the plan: printed wherever epsilon is."""
+
+    def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
+        """The checks that a run of this plan needs; refuses at once a model or optimizer that breaks them."""
 
 
 @final
@@ -48,14 +56,17 @@ class Composition:
     def composes(self) -> bool:
         return True
 
-    def check(self, plan: Plan) -> None:
-        """Every plan composes."""
+    def check(self, stages: Pipeline) -> None:
+        """Every step composes."""
 
     def whole_run(self, plan: Plan) -> Event | None:
         return None
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return ()
+
+    def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
+        return NoGuard()
 
 
 @final
@@ -76,7 +87,7 @@ class Unproven:
     def composes(self) -> bool:
         return True  # infinity plus anything
 
-    def check(self, plan: Plan) -> None:
+    def check(self, stages: Pipeline) -> None:
         """Nothing is promised, so nothing is refused."""
 
     def whole_run(self, plan: Plan) -> Event | None:
@@ -84,3 +95,6 @@ class Unproven:
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return (f"no proven guarantee: {self.reason}",)
+
+    def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
+        return NoGuard()

@@ -6,14 +6,13 @@ Settings are public. The size of the data, the stream and the indices are privat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from discreet.accounting import events
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.stages.schedule import Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +22,14 @@ if TYPE_CHECKING:
 
     Indices = npt.NDArray[np.int64]
 
-Bill = tuple[tuple[events.Event, int], ...]
+
+@final
+@dataclass(frozen=True)
+class Size:
+    """The public numbers of records in the data and in a step."""
+
+    records: int
+    batch: float
 
 
 @final
@@ -80,16 +86,13 @@ class Horizon:
         return Horizon(rate=rate, steps=steps, steps_per_epoch=math.ceil(1 / rate))
 
     @property
-    def known_records(self) -> int:
-        if self.records is None:
-            check.refuse("a public number of records", "a rate alone", "give records and batch")
-        return self.records
-
-    @property
-    def known_batch(self) -> float:
-        if self.batch is None:
-            check.refuse("a public batch size", "a rate alone", "give records and batch")
-        return self.batch
+    def size(self) -> Size:
+        """Records and batch, for whatever draws or divides; a horizon of a rate alone is for accounting only."""
+        if self.records is None or self.batch is None:
+            check.refuse(
+                "a public number of records and a batch size", "a rate alone", "give records and batch"
+            )
+        return Size(self.records, self.batch)
 
 
 class Sampling(Protocol):
@@ -148,11 +151,11 @@ class TruncatedPoisson(_PerStep):
         return (Neighbouring.ADD_REMOVE,)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
-        return events.TruncatedPoissonSampled(horizon.rate, self.cap, horizon.known_records, release)
+        return events.TruncatedPoissonSampled(horizon.rate, self.cap, horizon.size.records, release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         check.require(
-            size <= horizon.known_records,
+            size <= horizon.size.records,
             "no more records than the plan's public upper bound",
             "more",
             "plan with a larger `records`",
@@ -166,8 +169,8 @@ class TruncatedPoisson(_PerStep):
 
 def _equal_size(size: int, horizon: Horizon) -> None:
     check.require(
-        size == horizon.known_records,
-        f"exactly records={horizon.known_records} records",
+        size == horizon.size.records,
+        f"exactly records={horizon.size.records} records",
         f"{size}",
         "this sampling is for replace-one, where the size is public; give it as `records`",
     )
@@ -183,7 +186,7 @@ class FixedSize(_PerStep):
         return (Neighbouring.REPLACE_ONE,)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
-        return events.WithoutReplacement(horizon.known_records, self._batch(horizon), release)
+        return events.WithoutReplacement(horizon.size.records, self._batch(horizon), release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         _equal_size(size, horizon)
@@ -192,7 +195,7 @@ class FixedSize(_PerStep):
 
     @staticmethod
     def _batch(horizon: Horizon) -> int:
-        batch = horizon.known_batch
+        batch = horizon.size.batch
         check.require(
             batch == int(batch), "a whole batch", f"batch={batch}", "fixed-size batches are whole numbers"
         )
@@ -277,41 +280,3 @@ class OwnLoader(_PerStep):
             "a plan for your own loader",
             "iterate your loader and call private.step",
         )
-
-
-def bill_run(
-    sampling: Sampling,
-    schedule: Schedule,
-    release: Callable[[float], Any],
-    horizon: Horizon,
-    start: int,
-    stop: int,
-) -> Bill:
-    """What steps start..stop cost, where `release(factor)` is one release before sampling."""
-    per_epoch = horizon.steps_per_epoch
-    if not sampling.per_epoch:
-        pieces = schedule.pieces(start, stop, per_epoch)
-        return tuple((_billed(sampling, release(factor), horizon), count) for factor, count in pieces)
-    first = -(-start // per_epoch) * per_epoch
-    return tuple(
-        (event_at(sampling, schedule, release, horizon, step), 1) for step in range(first, stop, per_epoch)
-    )
-
-
-def event_at(
-    sampling: Sampling, schedule: Schedule, release: Callable[[float], Any], horizon: Horizon, step: int
-) -> events.Event:
-    """The charge due at `step`: free inside a paid epoch; an epoch costs its least noisy step."""
-    per_epoch = horizon.steps_per_epoch
-    if not sampling.per_epoch:
-        return _billed(sampling, release(schedule.factor(step, per_epoch)), horizon)
-    if step % per_epoch:
-        return events.Free()
-    stop = min(step + per_epoch, horizon.steps)
-    least = min(factor for factor, _ in schedule.pieces(step, stop, per_epoch))
-    return _billed(sampling, release(least), horizon)
-
-
-def _billed(sampling: Sampling, release: Any, horizon: Horizon) -> events.Event:
-    """What is not private stays so, however few records it sees."""
-    return release if isinstance(release, events.NonPrivate) else sampling.bill(release, horizon)

@@ -22,13 +22,10 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.support import Snapshot
 from discreet.engine.trace.capture import replace
-from discreet.methods.dpsgd_dc.guard import watch_of
 from discreet.stages.averaging import Average
-from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
-from discreet.stages.update import unpack, update
-from discreet.stages.values import Released
+from discreet.stages.update import unpack
 from discreet.training import checkpoint
 from discreet.training.binding import (
     check_data,
@@ -40,14 +37,12 @@ from discreet.training.binding import (
     records_in,
     share_public_streams,
 )
-from discreet.training.candidate import CandidateUpdate
 from discreet.training.loader import Loader, to_device
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.spending import Spent
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import Parameters, PrivateStep, RunState
 
 TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
-INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
 
 
 @final
@@ -102,15 +97,14 @@ class Private:
         check.count("how many augmented copies of each record", views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = streams if streams is not None else Streams.from_os()
-        self.progress, self.updates = RunState(), 0
+        self.progress = RunState()
         self.world = World.current()
         check_processes(plan, self.world)
         self._device = torch.device(device) if device is not None else device_of(model)
         self._data, self._views, self._augment = data, views, augment
         self._schedulers = tuple(schedulers)
-        self._batch: LogicalBatch | None = None
-        self._trial: CandidateUpdate | None = None
-        self._turns, self._records, self._keys_noted = LoopGuard(), 0, False
+        self._step: PrivateStep | None = None
+        self._loop, self._records, self._keys_noted = LoopGuard(), 0, False
         # Processes of one run share a seed, if there is one, and must not draw the same records.
         share_public_streams(self.streams, self.world)
         sampling = self.streams.sampling
@@ -120,46 +114,46 @@ class Private:
         try:
             check_optimizer(optimizer, model)
             plan.mechanism.check(self._engine.layout)
-            self._average = None if average is None else Average(model, average)
+            mean = None if average is None else Average(model, average)
+            self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._loop.updating)
             example = dry_run(self._engine, data, collate_fn, inputs, self._device)
             alike = example if collate_fn is None else None
-            share = plan.known_horizon.known_batch / self.world.size
+            share = plan.horizon.size.batch / self.world.size
             self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
-            self._watch = watch_of(plan, model, optimizer)
-            self._watch.begin(average, self._schedulers, views, self.world)
+            self._guard = plan.analysis.guard(plan, model, optimizer)
+            self._guard.begin(average, self._schedulers, views, self.world)
             self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
             for tensor in model.state_dict().values():
                 self.world.broadcast_(tensor)
-            if plan.domain.needs_initial and INITIAL not in self.progress.memory:
-                self.progress.memory[INITIAL] = torch.cat([p.detach().flatten() for p in self._trained()])
+            self._parameters.begin(self.progress.memory)
         except BaseException:
             self._engine.close()
             raise
-        self._guard = optimizer.register_step_pre_hook(self._turns.check_updating)
+        self._optimizer_hook = optimizer.register_step_pre_hook(self._loop.check_updating)
 
     # -- the loop --------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches of all steps that are left, on the device."""
         loader, size = self._sampled()
-        loop = self._turns.new_loop(between_steps=self._is_between_steps)
-        horizon, start = self.plan.known_horizon, self.progress.step
+        loop = self._loop.new_loop(between_steps=self._is_between_steps)
+        horizon, start = self.plan.horizon, self.progress.step
         drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
         if self.plan.has_tests:
             tested = self.plan.sampling.batches(size, horizon, self._testing, start)
             drawn = (draw for one, other in zip(drawn, tested, strict=True) for draw in (one, other, other))
         for micro in loader.load(drawn):
-            if self._batch is None and self._trial is None:
-                self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
+            if self._step is None:
+                self._step = self._new_step()
             if micro.records == 0:
-                self._end_batch()
+                self._end_sample()
                 continue
             try:
                 yield self._offer(micro.batch, micro.records, micro.is_last)
             finally:  # also when the loop is left
                 self._engine.watch.close()
-            self._turns.go_on(loop)
+            self._loop.go_on(loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
@@ -169,106 +163,75 @@ class Private:
             f"{type(self.plan.sampling).__name__}",
             "iterate `private` itself: it draws the batches that the plan is priced for",
         )
-        loop = self._turns.new_loop(between_steps=self._is_between_steps)
+        loop = self._loop.new_loop(between_steps=self._is_between_steps)
         for batch in batches:
-            if self.progress.step >= self.plan.known_horizon.steps:
+            if self.progress.step >= self.plan.horizon.steps:
                 return
             records = records_in(batch)
-            self._batch = LogicalBatch(self.plan, self._engine, self.progress, self.streams)
+            self._step = self._new_step()
             if records == 0:
-                self._end_batch()
+                self._end_sample()
                 continue
             try:
                 yield self._offer(to_device(batch, self._device), records, True)
             finally:
                 self._engine.watch.close()
-            self._turns.go_on(loop)
+            self._loop.go_on(loop)
 
     def step(self, losses: Tensor) -> bool:
         """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
-        with self._turns.taking():
-            if self._trial is not None:
+        with self._loop.taking():
+            assert self._step is not None
+            if self._step.is_testing:
                 self._engine.check(losses)
                 self._untested.compare(self.model)
-                self._trial.add(losses, self._records, self._views)
+                self._step.add_to_test(losses, self._records, self._views)
             else:
-                assert self._batch is not None
-                self._watch.losses(losses)
-                self._batch.add(losses)
-        return self._turns.sample_ended and self._end_batch()
+                self._guard.losses(losses)
+                self._step.add(losses)
+        return self._loop.sample_ended and self._end_sample()
 
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
         if self._views > 1:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
-        if self._trial is None:
-            self._engine.begin(records, self._views)
-        else:
+        if self._step is not None and self._step.is_testing:
             self._untested = Snapshot(self.model)
+        else:
+            self._engine.begin(records, self._views)
         self._engine.follow(batch, records, self._views, private=self._data)
         if self._augment is not None:
             batch = self._augment(batch)
         self._records = records
-        self._turns.give(is_last=is_last)
+        self._loop.give(is_last=is_last)
         return batch
 
-    def _end_batch(self) -> bool:
-        """A sample has ended, of a step or of the test of its update; whether the parameters moved."""
-        with self._turns.ending():
-            if self._trial is not None:
-                return self._trial.went_through() and self._decide(self._trial)
-            assert self._batch is not None
-            self._watch.release()
-            released = self._batch.release(self._charge, self.world)
-            self._batch = None
-            if self.plan.has_tests:
-                self._trial = CandidateUpdate(self._trained(), self.optimizer, lambda: self._update(released))
-                return False
-            self._update(released)
-            self._moved()
-            return True
+    def _new_step(self) -> PrivateStep:
+        return PrivateStep(self.plan, self._engine, self.progress, self.streams, self._charge, self.world)
 
-    def _decide(self, trial: CandidateUpdate) -> bool:
-        kept = trial.decide(self.plan, self._context(), self._charge, self.world)
-        self._trial = None
-        if kept:
-            self._moved()
-        return kept
+    def _end_sample(self) -> bool:
+        """Finish the sample of a step, or of the test of its update; whether the parameters moved."""
+        with self._loop.ending():
+            assert self._step is not None
+            if not self._step.is_testing:
+                self._guard.release()
+            moved = self._step.end_sample(self._parameters)
+            if moved is not None:
+                self._step = None
+            return bool(moved)
 
-    def _context(self) -> StepContext:
-        """The step that was released last."""
-        return StepContext(
-            step=self.progress.step - 1,
-            steps_per_epoch=self.plan.known_horizon.steps_per_epoch,
-            batch=self.plan.known_horizon.known_batch,
-            layout=self._engine.layout,
-            streams=self.streams,
-        )
-
-    def _update(self, released: Released) -> None:
-        parameters = self._trained()
-        with self._turns.updating():
-            update(self.optimizer, parameters, released, self.plan.selection.frozen)
-        initial = self.progress.memory.get(INITIAL)
-        with torch.no_grad():
-            around = () if initial is None else self._engine.layout.views(initial)
-            self.plan.domain.project_(parameters, around)
-
-    def _moved(self) -> None:
-        self.updates += 1
-        if self._average is not None:
-            self._average.update(self.model)
+    @property
+    def updates(self) -> int:
+        """How many updates were kept so far."""
+        return self._parameters.updates
 
     @property
     def settled(self) -> bool:
         """Whether every update so far is kept or rejected: no test of one is under way."""
-        return self._trial is None
+        return self._step is None or not self._step.is_testing
 
     @property
     def _is_between_steps(self) -> bool:
-        return self._batch is None and self.settled
-
-    def _trained(self) -> list[Tensor]:
-        return [p for p in self.model.parameters() if p.requires_grad]
+        return self._step is None
 
     def _charge(self, event: Event, step: int) -> None:
         if isinstance(event, Free) and not self.plan.pays_at_once:
@@ -292,15 +255,15 @@ class Private:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The model with its averaged weights, inside the `with` block."""
-        if self._average is None:
+        if self._parameters.average is None:
             check.refuse("an average", "none", "build Private with average=0.99")
-        with self._average.applied_to(self.model):
+        with self._parameters.average.applied_to(self.model):
             yield
 
     @property
     def average(self) -> Average | None:
         """The running average of released iterates, if asked for."""
-        return self._average
+        return self._parameters.average
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: an iterate and public state; private before the end where iterates must stay hidden."""
@@ -323,9 +286,9 @@ class Private:
             model=self.model.state_dict(),
             optimizer_kind=checkpoint.kind_of(self.optimizer),
             optimizer=self.optimizer.state_dict(),
-            average=None if self._average is None else self._average.state_dict(),
+            average=None if self._parameters.average is None else self._parameters.average.state_dict(),
             schedulers=[scheduler.state_dict() for scheduler in self._schedulers],
-            hidden=not self.plan.analysis.visible and self.progress.step < self.plan.known_horizon.steps,
+            hidden=not self.plan.analysis.visible and self.progress.step < self.plan.horizon.steps,
         )
         state.write(path)
 
@@ -333,8 +296,8 @@ class Private:
         """Let go of the model, the optimizer and the ledger; model and optimizer are ordinary ones again."""
         self._engine.close()
         unpack(self.optimizer)
-        self._watch.close()
-        self._guard.remove()
+        self._guard.close()
+        self._optimizer_hook.remove()
         self._ledger.close()
 
     # -- inside ----------------------------------------------------------------------------------------
@@ -356,11 +319,11 @@ class Private:
                 "data to draw batches from", "a plan for your own loader", "use private.over(loader)"
             )
         size = len(self._data)  # type: ignore[arg-type]
-        self._watch.data(size)
+        self._guard.data(size)
         if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
             total = torch.tensor(float(size))
             self.world.sum_(total)
-            records = self.plan.known_horizon.known_records
+            records = self.plan.horizon.size.records
             check.require(
                 int(total) == records,
                 f"exactly records={records} records",
@@ -373,7 +336,7 @@ class Private:
         header = {
             "plan": self.plan.digest,
             "relation": str(self.plan.relation),
-            "delta": self.plan.known_delta,
+            "delta": self.plan.delta,
             "assumptions": list(self.plan.analysis.assumptions(self.plan)),
         }
         if path is None or not self.world.is_first:
@@ -387,7 +350,7 @@ class Private:
                 "the run's ledger beside its checkpoint", "none", "pass ledger=, the file of the run"
             )
         saved = checkpoint.Checkpoint.read(resume)
-        saved.check_fits(self.plan, self.model, self.optimizer, self._average, self._schedulers)
+        saved.check_fits(self.plan, self.model, self.optimizer, self._parameters.average, self._schedulers)
         if self.world.is_first:
             ledger = checkpoint.reopen(path, self.plan, saved, self.streams)
         self._wait()  # the others read what the first has put right, before it writes on
@@ -396,10 +359,10 @@ class Private:
             for entry in scan(Path(path))[0].entries:
                 ledger.append(entry.event, step=entry.step, note=entry.note)
         self._wait()
-        saved.restore(self.model, self.optimizer, self._average, self._schedulers)
+        saved.restore(self.model, self.optimizer, self._parameters.average, self._schedulers)
         step = self.plan.steps_paid(ledger.length)
         self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
-        self.updates = saved.updates
+        self._parameters.updates = saved.updates
         return ledger
 
     def _wait(self) -> None:

@@ -26,10 +26,10 @@ class Spent:
     @staticmethod
     def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
         """From the ledger's charge; the claim is the whole run's, so it is there only at the end."""
-        certified = certify(charge, delta=plan.known_delta, relation=plan.relation)
-        finished = steps == plan.known_horizon.steps and plan.claims is not None
+        certified = certify(charge, delta=plan.delta, relation=plan.relation)
+        finished = steps == plan.horizon.steps and plan.claims is not None
         claim = plan.charge().claimed if finished else None
-        claimed = None if claim is None else claim.epsilon(plan.known_delta)
+        claimed = None if claim is None else claim.epsilon(plan.delta)
         return Spent(certified=certified, claimed=claimed, steps=steps, statement=streams.statement)
 
     def __str__(self) -> str:

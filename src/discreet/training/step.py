@@ -1,33 +1,49 @@
 """Read first: one private step, the stages in order.
 
-sampling gives a logical batch in micro-batches, selection its active coordinates; for each micro-batch
-    engine       per-sample losses -> norms                      (add)
-    bounding     norms -> weights, one record's influence <= C   (add)
-    aggregation  weights -> bounded sums                         (add)
-and then once, when the batch is complete,
-    accounting   the charge goes to the ledger, on disk          (release)
-    mechanism    bounded sums -> noisy sums, safe to publish     (release)
-    combination  noisy sums -> one gradient                      (release)
-    update       gradient / public batch -> the optimizer        (private.py)
+Sampling gives a logical batch in micro-batches; selection chooses its active coordinates. For each micro-batch
+    engine       per-record losses -> per-record gradient norms          (add)
+    bounding     norms -> weights, so that one record adds at most C     (add)
+    aggregation  weights -> bounded sums                                 (add)
+and then once, when the logical batch is complete,
+    accounting   the charge goes to the ledger, on disk                  (release)
+    mechanism    bounded sums -> noisy sums, safe to publish             (release)
+    combination  noisy sums -> one gradient                              (release)
+    update       gradient / public batch size -> the optimizer           (update)
+    domain       the parameters are projected to where they may lie      (update)
+    acceptance   a noisy test on a fresh sample, where the plan has one  (test)
+    average      an average of the released iterates, if asked for       (keep)
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from discreet.accounting.events import Event
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.stages.aggregation import Aggregation
+from discreet.stages.aggregation import Aggregation, sum_of_numbers
+from discreet.stages.averaging import Average
+from discreet.stages.bounding import Query
 from discreet.stages.context import StepContext
+from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.mechanism import Mechanism
 from discreet.stages.plan import Plan
-from discreet.stages.values import PrivateState, Released
+from discreet.stages.update import update
+from discreet.stages.values import BoundedSum, PrivateState, Released
+from discreet.training.candidate import CandidateUpdate
+
+INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
+
+Pay = Callable[[Event, int], None]
+"""Writes the charge of a step to the ledger, before what it pays for is released."""
 
 
 @final
@@ -45,45 +61,153 @@ class RunState:
 
 
 @final
-class LogicalBatch:
-    """One step of a plan, from its first micro-batch to its release."""
+class PrivateStep:
+    """One step of a plan, from its first micro-batch to parameters that moved.
 
-    def __init__(self, plan: Plan, engine: Engine, progress: RunState, streams: Streams) -> None:
-        self._plan, self._engine, self._progress = plan, engine, progress
+    Guarantee: nothing about the records leaves but through `_publish`, which pays first.
+    """
+
+    def __init__(
+        self, plan: Plan, engine: Engine, state: RunState, streams: Streams, pay: Pay, world: World
+    ) -> None:
+        self._plan, self._engine, self._state, self._pay, self._world = plan, engine, state, pay, world
         now = StepContext(
-            step=progress.step,
-            steps_per_epoch=plan.known_horizon.steps_per_epoch,
-            batch=plan.known_horizon.known_batch,
+            step=state.step,
+            steps_per_epoch=plan.horizon.steps_per_epoch,
+            batch=plan.horizon.size.batch,
             layout=engine.layout,
             streams=streams,
             device=engine.device,
-            memory=progress.memory,
-            secrets=progress.secrets,
+            memory=state.memory,
+            secrets=state.secrets,
         )
         self._context = dataclasses.replace(now, mask=plan.selection.mask(now))
         # The one mask of the batch: every micro-batch is summed on it, and noise is drawn on it.
         mask, order = self._context.mask, plan.selection.order
-        self._sums = Aggregation(plan.bounder, progress.scale, engine, mask, order, progress.memory)
+        self._sums = Aggregation(plan.bounder, state.scale, engine, mask, order, state.memory)
+        self._candidate: CandidateUpdate | None = None
+
+    @property
+    def is_testing(self) -> bool:
+        """Whether the gradient is released already, and losses now serve the test of its update."""
+        return self._candidate is not None
 
     def add(self, losses: Tensor) -> None:
-        """A micro-batch: its records enter the sums, each bounded; nothing leaves yet."""
+        """Add a micro-batch: its records enter the sums, each bounded; nothing leaves yet."""
         self._engine.backward(losses)
         self._sums.add()
 
-    def release(self, charge: Callable[[Event, int], None], world: World) -> Released:
-        """Pay, then publish: the charge is on disk before the noise is drawn."""
-        plan, progress = self._plan, self._progress
-        sums = self._sums.sums(world)
+    def add_to_test(self, losses: Tensor, records: int, views: int) -> None:
+        """Add a micro-batch of the sample that tests the update."""
+        assert self._candidate is not None
+        self._candidate.add(losses, records, views)
+
+    def end_sample(self, parameters: Parameters) -> bool | None:
+        """Finish the sample. True: the parameters moved; False: they stay; None: the step needs a further sample."""
+        if self._candidate is None:
+            released = self.release()
+            if self._plan.has_tests:
+                self._candidate = CandidateUpdate(parameters, released)
+                return None
+            parameters.update(released)
+            parameters.keep()
+            return True
+        if self._candidate.needs_another_pass():
+            return None
+        kept = self._test(self._candidate)
+        if kept:
+            parameters.keep()
+        else:
+            self._candidate.undo()
+        return kept
+
+    def release(self) -> Released:
+        """Pay, add noise, publish: from the sums of the logical batch to a gradient that anyone may see."""
+        plan, state = self._plan, self._state
+        sums = self._sums.sums(self._world)
         context = dataclasses.replace(self._context, raw=sums.hidden)
-        charge(plan.event_at(progress.step), progress.step)
-        queries, multiplier = plan.queries(progress.scale), plan.noise_at(progress.step)
-        noisy = plan.mechanism.release([*sums.vectors, *sums.scalars], queries, multiplier, context)
-        for value in noisy:
-            world.broadcast_(value)  # one draw of noise for all processes
+        queries, noise = plan.queries(state.scale), plan.noise_at(state.step)
+        values = [*sums.vectors, *sums.scalars]
+        noisy = self._publish(plan.mechanism, plan.event_at(state.step), values, queries, noise, context)
         vectors, numbers = noisy[: len(sums.vectors)], [float(one) for one in noisy[len(sums.vectors) :]]
         gradient = plan.combination.gradient(vectors, numbers, context)
-        progress.scale = plan.bounder.advance(progress.scale, numbers, context.batch)
-        progress.step += 1
+        state.scale = plan.bounder.advance(state.scale, numbers, context.batch)
+        state.step += 1
         released = Released.on(context.mask, gradient, context.layout, context.batch)
-        plan.selection.observe(released, queries[0].std(multiplier) / context.batch, context)
+        plan.selection.observe(released, queries[0].std(noise) / context.batch, context)
         return released
+
+    def _test(self, candidate: CandidateUpdate) -> bool:
+        """Whether the candidate is kept, by a noisy test of its change of loss on a fresh sample."""
+        plan, context = (
+            self._plan,
+            dataclasses.replace(self._context, mask=None),
+        )  # a number has no coordinates
+        queries, noise = plan.acceptance.queries(), plan.noise_at(context.step)
+        change = sum_of_numbers(candidate.changes(), queries[0].sensitivity, self._world)
+        event = plan.test_at(context.step)
+        (noisy,) = self._publish(GaussianNoise(), event, [change], queries, noise, context)
+        return plan.acceptance.accepts(float(noisy) / context.batch)
+
+    def _publish(
+        self,
+        mechanism: Mechanism,
+        event: Event,
+        values: Sequence[BoundedSum],
+        queries: Sequence[Query],
+        noise: float,
+        context: StepContext,
+    ) -> list[Tensor]:
+        """Write the charge to disk, and only then draw the noise: one draw, and one result, for all processes."""
+        self._pay(event, context.step)
+        noisy = mechanism.release(values, queries, noise, context)
+        for value in noisy:
+            self._world.broadcast_(value)
+        return noisy
+
+
+@final
+class Parameters:
+    """The trained parameters, and all that may move them: the optimizer, the domain, the average.
+
+    Guarantee: they see released values only.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        engine: Engine,
+        average: Average | None,
+        stepping: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.optimizer, self.average, self.updates = optimizer, average, 0
+        self._model, self._plan, self._engine, self._stepping = model, plan, engine, stepping
+        self._initial: list[Tensor] = []
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters that take gradients, in the order of the layout."""
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+    def begin(self, memory: dict[str, Tensor]) -> None:
+        """Note where the parameters started, for a domain around that point; a resumed run has it in `memory`."""
+        if self._plan.domain.needs_initial:
+            if INITIAL not in memory:
+                memory[INITIAL] = torch.cat([parameter.detach().flatten() for parameter in self.trained])
+            self._initial = self._engine.layout.views(memory[INITIAL])
+
+    def update(self, released: Released) -> None:
+        """Step the optimizer on the release, then project to the domain."""
+        parameters = self.trained
+        with self._stepping():
+            update(self.optimizer, parameters, released, self._plan.selection.frozen)
+        with torch.no_grad():
+            self._plan.domain.project_(parameters, self._initial)
+
+    def keep(self) -> None:
+        """Count the update, and let the average see it."""
+        self.updates += 1
+        if self.average is not None:
+            self.average.update(self._model)

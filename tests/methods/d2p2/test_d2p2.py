@@ -21,6 +21,7 @@ from discreet.methods.d2p2.recipes import Decay, Projection, Scale
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.runs import RunConfig
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon
 from discreet.stages.schedule import Constant, Exponential, InverseRoot, Period
 
@@ -32,7 +33,7 @@ PAPER = Horizon.of(records=60_000, batch=1024, epochs=40)
 def claimed(plan: Plan) -> float:
     claim = plan.charge().claimed
     assert claim is not None
-    epsilon = claim.epsilon(plan.known_delta)
+    epsilon = claim.epsilon(plan.delta)
     assert epsilon is not None
     return epsilon
 
@@ -40,11 +41,11 @@ def claimed(plan: Plan) -> float:
 def one_step(*widths: int) -> Plan:
     """One full-batch step at z=1.1 with dense projections of these widths."""
     recipe = methods.dp2_sgd(reduction=0.5, projection=Projection.DENSE, widths=widths)
-    recipe = dataclasses.replace(recipe, sampling=FullBatch())
+    recipe = recipe.using(sampling=FullBatch())
     return recipe.bind(noise=1.1, horizon=Horizon.of_rate(rate=1.0, steps=1), delta=DELTA)
 
 
-def trained(recipe: Plan, *, steps: int = 6, seed: int = 7) -> torch.Tensor:
+def trained(recipe: Recipe, *, steps: int = 6, seed: int = 7) -> torch.Tensor:
     private = loop.private(which=loop.plan(recipe, steps=steps), seed=seed)
     loop.train(private)
     return loop.weights(private.model)
@@ -89,7 +90,7 @@ def test_dense_runs_cost_more_than_claimed_too(block: int | None) -> None:
 
 
 def test_no_claim_where_the_paper_says_nothing() -> None:
-    recipe = dataclasses.replace(methods.d2p2_sgd(), sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
+    recipe = methods.d2p2_sgd().using(sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
     plan = recipe.bind(noise=3.0, horizon=Horizon.of(records=1000, batch=100, steps=5), delta=DELTA)
     assert plan.charge().claimed is None
     assert math.isfinite(plan.certificate().epsilon)
@@ -97,10 +98,10 @@ def test_no_claim_where_the_paper_says_nothing() -> None:
 
 def test_a_dense_projection_with_a_count_has_no_price() -> None:
     recipe = methods.dp2_sgd(projection=Projection.DENSE, widths=(3,))
-    recipe = dataclasses.replace(recipe, bounder=AdaptiveQuantile())
+    recipe = recipe.using(bounder=AdaptiveQuantile())
     with pytest.raises(Refused, match="one sum under a dense projection"):
         recipe.bind(noise=1.0, horizon=PAPER, delta=DELTA).charge()
-    orthonormal = dataclasses.replace(methods.dp2_sgd(), bounder=AdaptiveQuantile())
+    orthonormal = methods.dp2_sgd().using(bounder=AdaptiveQuantile())
     assert math.isfinite(orthonormal.bind(noise=1.0, horizon=PAPER, delta=DELTA).certificate().epsilon)
 
 
@@ -111,7 +112,7 @@ def test_a_dense_projection_with_a_count_has_no_price() -> None:
 def test_no_reduction_and_no_decay_is_automatic_clipping_bit_for_bit(lift: Scale) -> None:
     plain = trained(methods.automatic(gamma=0.01))
     assert torch.equal(trained(methods.dp2_sgd(reduction=0.0, gamma=0.01, lift=lift)), plain)
-    steady = dataclasses.replace(methods.d2p2_sgd(reduction=0.0, lift=lift), schedule=Constant())
+    steady = methods.d2p2_sgd(reduction=0.0, lift=lift).using(schedule=Constant())
     assert torch.equal(trained(steady), plain)
 
 
@@ -170,7 +171,7 @@ def test_other_stages_fit_in() -> None:
 
 def test_masks_fit_in() -> None:
     """A frozen coordinate rests, and the price stays."""
-    recipe = dataclasses.replace(methods.d2p2_sgd(), selection=methods.random_freeze().selection)
+    recipe = methods.d2p2_sgd().using(selection=methods.random_freeze().selection)
     assert bool(trained(recipe).isfinite().all())
     plan = loop.plan(recipe, steps=6)
     plain = dataclasses.replace(plan, selection=methods.dp_sgd().selection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pickle
 from pathlib import Path
@@ -27,9 +26,9 @@ from discreet.engine.engine import Engine
 from discreet.methods.dicesgd.bounding import LOUDEST, FeedbackClip, FeedbackNormalised
 from discreet.methods.dicesgd.mechanism import ERROR, ErrorFeedback, Normalising
 from discreet.stages.bounding import Query
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 
 BATCH = 4
 
@@ -38,7 +37,7 @@ class Line:
     """A linear model whose gradient on a record is the record itself, step by step through the library's stages."""
 
     def __init__(
-        self, recipe: Plan, *, noise: float = 0.0, size: int = 3, steps: int = 50, seed: int = 0
+        self, recipe: Recipe, *, noise: float = 0.0, size: int = 3, steps: int = 50, seed: int = 0
     ) -> None:
         horizon = Horizon.of(records=40, batch=BATCH, steps=steps)
         self.plan = recipe.bind(noise=noise, horizon=horizon, delta=1e-5)
@@ -47,11 +46,13 @@ class Line:
         self.progress, self.streams = RunState(), Streams.seeded(seed)
 
     def step(self, records: Tensor) -> Tensor:
-        batch = LogicalBatch(self.plan, self.engine, self.progress, self.streams)
+        batch = PrivateStep(
+            self.plan, self.engine, self.progress, self.streams, lambda event, step: None, World.current()
+        )
         if len(records):
             self.engine.begin(len(records))
             batch.add(self.net(records).squeeze(1))
-        return batch.release(lambda event, step: None, World.current()).value.double()
+        return batch.release().value.double()
 
     @property
     def error(self) -> Tensor:
@@ -173,7 +174,7 @@ HOSTILE = [1e30, 3e38, 1e19, 1e7, math.inf, math.nan]
     "recipe", [methods.dicesgd(), methods.dicesgd(preclip=5.0), methods.dicesgd_automatic()]
 )
 @pytest.mark.parametrize("size", HOSTILE)
-def test_a_hostile_record_poisons_nothing(recipe: Plan, size: float) -> None:
+def test_a_hostile_record_poisons_nothing(recipe: Recipe, size: float) -> None:
     """The release stays within clip * records + feedback clip * batch, the error within what is kept of a record."""
     line = Line(recipe)
     usual = torch.tensor([[0.3, 0.2, -0.1], [2.0, -1.0, 0.5]])
@@ -306,7 +307,7 @@ def test_masks_and_other_bounders_are_refused() -> None:
         {"schedule": methods.d2p_sgd().schedule},
     ):
         with pytest.raises(Refused):
-            dataclasses.replace(recipe, **change)
+            recipe.using(**change)
 
 
 def test_the_loudest_is_loud() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -19,13 +18,14 @@ from discreet.methods.dicesgd.analysis import FeedbackRun
 from discreet.methods.dicesgd.mechanism import ErrorFeedback, Normalising
 from discreet.stages.analysis import Composition
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, TruncatedPoisson
 
 DELTA = 1e-5
 CIFAR = Horizon.of(records=50_000, batch=1000, steps=100)  # the paper's ablation
 
 
-def bound(recipe: Plan, *, std: float, clip: float = 1.0) -> Plan:
+def bound(recipe: Recipe, *, std: float, clip: float = 1.0) -> Plan:
     """The CIFAR setting with this noise on the mean."""
     return recipe.bind(noise=std * 1000 / clip, horizon=CIFAR, delta=DELTA)
 
@@ -76,7 +76,7 @@ def test_budgets_need_the_golden_noise() -> None:
         (methods.dicesgd(preclip=2.0), 0.01396, 0.0132),
     ):
         plan = recipe.for_horizon(epsilon=2.0, delta=DELTA, horizon=CIFAR)
-        assert least <= plan.known_noise / 1000 <= most
+        assert least <= plan.noise / 1000 <= most
         assert 1.99 <= plan.certificate().epsilon <= 2.0
 
 
@@ -98,7 +98,7 @@ def test_the_claim_of_algorithm_4_drops_the_batch() -> None:
     [(methods.dicesgd(), 45.60), (methods.dicesgd_automatic(), 45.60)],
     ids=["dicesgd", "automatic"],
 )
-def test_the_claimed_noise_has_a_true_certificate(recipe: Plan, attacked: float) -> None:
+def test_the_claimed_noise_has_a_true_certificate(recipe: Recipe, attacked: float) -> None:
     """Calibrated to the claim, epsilon 2: the certificate stands beside it, above the known attack."""
     plan = recipe.for_claim(epsilon=2.0, delta=DELTA, horizon=CIFAR)
     assert 1.99 <= claimed(plan) <= 2.0
@@ -119,14 +119,14 @@ def test_nothing_is_claimed_where_the_theorem_is_silent() -> None:
 
 def test_automatic_clipping_gets_no_energy_bound() -> None:
     """A pre-clip with a normalised error is priced as if nothing bounded the gradients."""
-    recipe = dataclasses.replace(methods.dicesgd(preclip=2.0), mechanism=ErrorFeedback(1.0, Normalising()))
+    recipe = methods.dicesgd(preclip=2.0).using(mechanism=ErrorFeedback(1.0, Normalising()))
     event = bound(recipe, std=1.0).analysis.whole_run(bound(recipe, std=1.0))
     assert isinstance(event, FeedbackEvent)
     assert event.preclip is None
 
 
 def test_composition_prices_feedback_as_non_private() -> None:
-    plan = bound(dataclasses.replace(methods.dicesgd(), analysis=Composition()), std=80.0)
+    plan = bound(methods.dicesgd().using(analysis=Composition()), std=80.0)
     assert plan.certificate().epsilon == math.inf
 
 
@@ -150,7 +150,7 @@ def test_without_noise_nothing_is_certified() -> None:
 )
 def test_what_no_proof_covers_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(Refused):
-        dataclasses.replace(methods.dicesgd(), **change)
+        methods.dicesgd().using(**change)
 
 
 def test_the_ledger_holds_the_run_once_and_counts_its_steps() -> None:
@@ -169,7 +169,7 @@ def test_the_ledger_holds_the_run_once_and_counts_its_steps() -> None:
 # -- record and replay ----------------------------------------------------------------------------------------
 
 
-def _three_steps(recipe: Plan) -> Plan:
+def _three_steps(recipe: Recipe) -> Plan:
     return recipe.bind(noise=1.0, horizon=Horizon.of(records=8, batch=8, steps=3), delta=DELTA)
 
 

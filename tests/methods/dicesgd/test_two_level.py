@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -132,9 +131,9 @@ def test_the_memory_is_public() -> None:
 
 def test_other_bounders_and_masks_are_refused_when_the_plan_is_built() -> None:
     with pytest.raises(Refused, match="TwoLevel"):
-        dataclasses.replace(methods.two_level(), bounder=FlatClip(1.0))
+        methods.two_level().using(bounder=FlatClip(1.0))
     with pytest.raises(Refused, match="all coordinates active"):
-        dataclasses.replace(methods.two_level(), selection=RandomFreeze(final_rate=0.5))
+        methods.two_level().using(selection=RandomFreeze(final_rate=0.5))
 
 
 @pytest.mark.parametrize("kappa", [0.0, 1.5, math.nan])

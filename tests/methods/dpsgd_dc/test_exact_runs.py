@@ -80,7 +80,7 @@ class Case:
             drawn = list(itertools.combinations(data, self.batch))
             return [(1 / len(drawn), batch) for batch in drawn]
         assert isinstance(self.sampling, TruncatedPoisson)
-        rate, cap = self.plan.known_horizon.rate, self.sampling.cap
+        rate, cap = self.plan.horizon.rate, self.sampling.cap
         found = []
         for size in range(len(data) + 1):
             chance = rate**size * (1 - rate) ** (len(data) - size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 import math
 from typing import Any
@@ -126,7 +125,7 @@ def test_records_that_are_not_finite_are_passed_over() -> None:
 
 def test_softmax_and_fixed_size_batches() -> None:
     recipe = methods.dpsgd_dc(link=Link.SOFTMAX, learning_rate=RATE, radius=2.0)
-    fixed = dataclasses.replace(recipe, sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
+    fixed = recipe.using(sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
     run = private(model(scores=3), plan(fixed, batch=10))
     train(run)
     assert run.updates == STEPS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -99,7 +98,7 @@ def test_a_mask_leaves_a_smaller_gradient() -> None:
     total = torch.randn(10)
     found = release(GeometricNoise(), total, 0.0, context(10, Streams.seeded(0), mask))
     assert torch.allclose(found, total[[0, 2, 4, 6, 8]], atol=1e-6)
-    plan = dataclasses.replace(methods.geodp(), selection=RandomFreeze(final_rate=0.5))
+    plan = methods.geodp().using(selection=RandomFreeze(final_rate=0.5))
     loop.train(loop.private(which=loop.plan(plan)))
 
 
@@ -136,7 +135,7 @@ def test_the_claim_is_broken_by_the_mechanism_itself() -> None:
 
 
 def _bound(recipe: methods.Plan, steps: int) -> methods.Plan:
-    plan = dataclasses.replace(recipe, sampling=FullBatch())
+    plan = recipe.using(sampling=FullBatch())
     return plan.bind(noise=1.0, horizon=Horizon.of(records=100, batch=100, steps=steps), delta=1e-5)
 
 
@@ -177,6 +176,6 @@ def test_beta_is_a_share(beta: float) -> None:
 
 
 def test_other_queries_are_refused() -> None:
-    plan = dataclasses.replace(methods.geodp(), bounder=AdaptiveQuantile())
+    plan = methods.geodp().using(bounder=AdaptiveQuantile())
     with pytest.raises(Refused, match="one sum"):
         loop.train(loop.private(which=loop.plan(plan)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from pathlib import Path
@@ -30,6 +29,7 @@ from discreet.stages.bounding import ROUND_DOWN
 from discreet.stages.context import StepContext
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Order
 
@@ -315,18 +315,18 @@ def test_averaged_angles_are_not_the_angle_of_the_average() -> None:
 
 def test_polar_takes_masks() -> None:
     for order in Order:
-        plan = dataclasses.replace(methods.polar(), selection=RandomFreeze(final_rate=0.5, order=order))
+        plan = methods.polar().using(selection=RandomFreeze(final_rate=0.5, order=order))
         bound = plan.bind(noise=1.0, horizon=Horizon.of(records=8, batch=8, steps=2), delta=1e-5)
         assert replay.leave_one_out(bound) > 0.5
 
 
 def test_angles_refuse_masks_at_construction() -> None:
     with pytest.raises(Refused, match="all coordinates active"):
-        dataclasses.replace(methods.geodp_sound(), selection=RandomFreeze(final_rate=0.5))
+        methods.geodp_sound().using(selection=RandomFreeze(final_rate=0.5))
     with pytest.raises(Refused, match="whose angles are read here"):
-        dataclasses.replace(methods.geodp_sound(), bounder=AngleWindow(clip=3.0))
+        methods.geodp_sound().using(bounder=AngleWindow(clip=3.0))
     with pytest.raises(Refused, match="directions and magnitudes"):
-        dataclasses.replace(methods.polar(), bounder=AngleWindow(clip=3.0))
+        methods.polar().using(bounder=AngleWindow(clip=3.0))
 
 
 def test_a_resumed_run_goes_on_from_the_last_released_angles(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_resumed_run_goes_on_from_the_last_released_angles(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("recipe", [methods.polar(clip=0.5), methods.geodp_sound(clip=0.5)])
-def test_a_run_trains_and_remembers_its_reference(recipe: Plan) -> None:
+def test_a_run_trains_and_remembers_its_reference(recipe: Recipe) -> None:
     run = loop.private(which=loop.plan(recipe))
     assert loop.train(run) == loop.STEPS
     assert (ANGLES in run.progress.memory) is (recipe.method == "geodp-sound")

@@ -31,11 +31,11 @@ from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze,
 from discreet.stages import gaussian
 from discreet.stages.context import StepContext
 from discreet.stages.gaussian import GaussianNoise
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader
 from discreet.stages.selection import Frozen, Order
 from discreet.stages.values import Released
-from discreet.training.step import LogicalBatch, RunState
+from discreet.training.step import PrivateStep, RunState
 
 ALPHA = 1e-6  # false-alarm rate of every statistical test here
 HALF = methods.random_freeze(clip=0.5, final_rate=0.5, cooling_epochs=1)
@@ -56,7 +56,7 @@ RANKED = methods.ranked_freeze(clip=0.5, final_rate=0.5, cooling_epochs=1)
     ],
 )
 def test_the_certificate_is_that_of_dp_sgd_to_the_last_digit(
-    recipe: Plan, sampling: Any, relation: Neighbouring
+    recipe: Recipe, sampling: Any, relation: Neighbouring
 ) -> None:
     stages = {} if sampling is None else {"sampling": sampling, "relation": relation}
     horizon = Horizon.of(records=6000, batch=100, epochs=2)
@@ -181,7 +181,7 @@ def test_only_active_noise_is_drawn() -> None:
         net, streams = nn.Linear(999, 1000), Streams.seeded(1)
         engine = Engine(net)
         plan = loop.plan(methods.random_freeze(final_rate=rate, cooling_epochs=1))
-        LogicalBatch(plan, engine, RunState(), streams).release(lambda event, step: None, World.current())
+        PrivateStep(plan, engine, RunState(), streams, lambda event, step: None, World.current()).release()
         spent.append(streams.noise.spent)
         engine.close()
     assert spent[1] == spent[0] // 10
@@ -306,7 +306,7 @@ def test_frozen_parameters_and_state_stay_in_a_run(refresh: Refresh) -> None:
     frozen_contract(recipe)
     coasting = dataclasses.replace(recipe.selection, frozen=Frozen.COASTING)  # type: ignore[type-var]
     with pytest.raises(AssertionError, match="weights moves"):  # negative control
-        frozen_contract(dataclasses.replace(recipe, selection=coasting))
+        frozen_contract(recipe.using(selection=coasting))
 
 
 def test_a_checkpoint_inside_an_epoch_holds_whole_state(tmp_path: Path) -> None:

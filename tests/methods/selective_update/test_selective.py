@@ -23,6 +23,7 @@ from discreet.stages.acceptance import LossTest
 from discreet.stages.aggregation import sum_of_numbers
 from discreet.stages.analysis import Unproven
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FullBatch, Horizon
 
 HORIZON = Horizon.of(records=60, batch=20, steps=8)
@@ -37,7 +38,7 @@ def data(records: int = 60) -> TensorDataset:
 
 
 def bound(noise: float = 1.0, acceptance: LossTest | None = None, **changes: Any) -> Plan:
-    plan = dataclasses.replace(methods.dp_sgd(clip=1.0), acceptance=acceptance or LossTest(), **changes)
+    plan = methods.dp_sgd(clip=1.0).using(acceptance=acceptance or LossTest(), **changes)
     return plan.bind(noise=noise, horizon=HORIZON, delta=1e-5)
 
 
@@ -241,12 +242,12 @@ def test_what_is_not_proven_is_refused() -> None:
     with pytest.raises(Refused, match="fresh sample"):
         bound(sampling=BallsInBins())
     with pytest.raises(Refused, match="charges every release"):
-        dataclasses.replace(methods.dicesgd(), acceptance=LossTest())
+        methods.dicesgd().using(acceptance=LossTest())
     with pytest.raises(Refused, match="threshold"):
         LossTest(loss_clip=0.01, threshold=0.02)
     with pytest.raises(Refused, match="share"):
         LossTest(share=0.0)
-    full = dataclasses.replace(methods.dp_sgd(), acceptance=LossTest(), sampling=FullBatch())
+    full = methods.dp_sgd().using(acceptance=LossTest(), sampling=FullBatch())
     horizon = Horizon.of(records=60, batch=60, steps=2)
     full.bind(noise=1.0, horizon=horizon, delta=1e-5).charge()
 
@@ -255,8 +256,8 @@ def test_what_is_not_proven_is_refused() -> None:
     "recipe",
     [methods.sur(clipping=Clipping.PSAC), methods.sur(clipping=Clipping.AUTO_S), methods.geodp_sound()],
 )
-def test_companions_cost_what_their_releases_and_tests_cost(recipe: Plan) -> None:
-    plan = dataclasses.replace(recipe, acceptance=LossTest()).bind(noise=1.0, horizon=HORIZON, delta=1e-5)
+def test_companions_cost_what_their_releases_and_tests_cost(recipe: Recipe) -> None:
+    plan = recipe.using(acceptance=LossTest()).bind(noise=1.0, horizon=HORIZON, delta=1e-5)
     assert plan.certificate().epsilon == bound().certificate().epsilon
     private = start(plan)
     assert len(go(private)) == 3 * HORIZON.steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 
 from discreet.accounting import AccountedClaim, Accounting
@@ -20,6 +19,7 @@ from discreet.methods.d2p2.projected_gaussian import (
 from discreet.stages.bounding import AutoS
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.schedule import (
     Constant,
     Exponential,
@@ -80,14 +80,14 @@ def d2p2_sgd(
     lift: Scale = Scale.UNBIASED,
     block: int | None = None,
     widths: tuple[int, ...] | None = None,
-) -> Plan:
+) -> Recipe:
     """D2P2-SGD: automatic clipping, noise that decays, on a random projection of the gradient.
 
     decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and in which period
     block, widths  for dense projections: coordinates in a block (None: one matrix per layer), and the width of
                    each part's projection, from `layer_widths` or `block_widths`: the price depends on them
     """
-    return Plan(
+    return Recipe(
         method="d2p2-sgd",
         bounder=AutoS(clip=1.0, gamma=gamma),
         mechanism=_projected(reduction, projection, lift, block, widths),
@@ -102,12 +102,12 @@ def d2p_sgd(
     decay_per: Period = Period.EPOCH,
     decay_to: float | None = None,
     decay_over: int | None = None,
-) -> Plan:
+) -> Recipe:
     """D2P-SGD: automatic clipping and noise that decays.
 
     decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and in which period
     """
-    return Plan(
+    return Recipe(
         method="d2p-sgd",
         bounder=AutoS(clip=1.0, gamma=gamma),
         schedule=decaying(decay, decay_per, decay_to, decay_over),
@@ -122,9 +122,9 @@ def dp2_sgd(
     lift: Scale = Scale.UNBIASED,
     block: int | None = None,
     widths: tuple[int, ...] | None = None,
-) -> Plan:
+) -> Recipe:
     """DP2-SGD: automatic clipping and constant noise, on a random projection of the gradient."""
-    return Plan(
+    return Recipe(
         method="dp2-sgd",
         bounder=AutoS(clip=1.0, gamma=gamma),
         mechanism=_projected(reduction, projection, lift, block, widths),
@@ -185,9 +185,8 @@ def _claim(plan: Plan) -> AccountedClaim | None:
     """The same run without its projection, which the paper calls post-processing."""
     if plan.relation is not Neighbouring.ADD_REMOVE:
         return None
-    plain = dataclasses.replace(plan, mechanism=GaussianNoise(), claims=None)
     return AccountedClaim(
-        events=plain.charge().certified,
+        events=plan.using(mechanism=GaussianNoise()).events(),
         by=Accounting.PLD,
         theorem="D2P2-SGD (arXiv 2509.09485), Theorem 1, by an accountant",
         assumes="the projection is post-processing, although the noise is added after it",

@@ -12,11 +12,16 @@ from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised
 from discreet.methods.dicesgd.mechanism import ErrorFeedback
 from discreet.stages.bounding import FlatClip
+from discreet.stages.guard import NoGuard, RunGuard
 from discreet.stages.sampling import Poisson
 from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
 
 
@@ -36,9 +41,9 @@ class FeedbackRun:
     def composes(self) -> bool:
         return False
 
-    def check(self, plan: Plan) -> None:
+    def check(self, stages: Pipeline) -> None:
         """Only what the proof covers: Poisson sampling, add/remove, one noise for all steps, every coordinate."""
-        mechanism = plan.mechanism
+        mechanism = stages.mechanism
         check.require(
             isinstance(mechanism, ErrorFeedback),
             "the mechanism ErrorFeedback",
@@ -48,10 +53,10 @@ class FeedbackRun:
         assert isinstance(mechanism, ErrorFeedback)
         fitting = (FeedbackClip, FeedbackNormalised) if mechanism.clip > 0 else (FeedbackClip, FlatClip)
         for stage, kinds in (
-            (plan.bounder, fitting),
-            (plan.sampling, (Poisson,)),
-            (plan.schedule, (Constant,)),
-            (plan.selection, (Everything,)),
+            (stages.bounder, fitting),
+            (stages.sampling, (Poisson,)),
+            (stages.schedule, (Constant,)),
+            (stages.selection, (Everything,)),
         ):
             check.require(
                 mechanism.clip == 0 or isinstance(stage, kinds),
@@ -60,15 +65,15 @@ class FeedbackRun:
                 "no price is proven for error feedback with anything else",
             )
         check.require(
-            mechanism.clip == 0 or plan.relation is Neighbouring.ADD_REMOVE,
+            mechanism.clip == 0 or stages.relation is Neighbouring.ADD_REMOVE,
             "add/remove",
-            str(plan.relation),
+            str(stages.relation),
             "the bounds on error feedback are proven for add/remove",
         )
 
     def whole_run(self, plan: Plan) -> Event | None:
         """The run; None where nothing is fed back: its steps are those of DP-SGD."""
-        mechanism, bounder, horizon = plan.mechanism, plan.bounder, plan.known_horizon
+        mechanism, bounder, horizon = plan.mechanism, plan.bounder, plan.horizon
         assert isinstance(mechanism, ErrorFeedback)
         if mechanism.clip == 0:
             return None
@@ -78,12 +83,15 @@ class FeedbackRun:
         return events.ClippedFeedback(
             rate=horizon.rate,
             steps=horizon.steps,
-            batch=horizon.known_batch,
+            batch=horizon.size.batch,
             clip=bounder.clip,
             feedback_clip=mechanism.clip,
-            noise_std_on_mean=plan.queries(1.0)[0].std(plan.known_noise) / horizon.known_batch,
+            noise_std_on_mean=plan.queries(1.0)[0].std(plan.noise) / horizon.size.batch,
             preclip=bounder.preclip if projected and isinstance(bounder, FeedbackClip) else None,
         )
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return ()
+
+    def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
+        return NoGuard()

@@ -5,10 +5,9 @@ Proof: docs/proofs/LastIterateRun.md. It pays for full batches and many steps; d
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from discreet.accounting.events import (
     Event,
@@ -30,6 +29,11 @@ from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from discreet.stages.guard import RunGuard
+    from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
 
 _COMPOSE = "or take analysis=Composition(), under which every plan is proven"
@@ -64,62 +68,62 @@ class LastIterate:
     def composes(self) -> bool:
         return False
 
-    def check(self, plan: Plan) -> None:
+    def check(self, stages: Pipeline) -> None:
         """Refuse every stage that the proof does not know."""
         _only(
-            isinstance(plan.bounder, FlatClip),
+            isinstance(stages.bounder, FlatClip),
             "FlatClip, the projection of each gradient to a ball",
-            type(plan.bounder).__name__,
+            type(stages.bounder).__name__,
             "other ways to bound can move two gradients apart: take bounder=FlatClip(...)",
         )
         _only(
-            isinstance(plan.mechanism, GaussianNoise),
+            isinstance(stages.mechanism, GaussianNoise),
             "Gaussian noise on the whole gradient",
-            type(plan.mechanism).__name__,
+            type(stages.mechanism).__name__,
             "a projected gradient absorbs no shift elsewhere: take mechanism=GaussianNoise()",
         )
         _only(
-            isinstance(plan.selection, Everything),
+            isinstance(stages.selection, Everything),
             "every coordinate in every step",
-            type(plan.selection).__name__,
+            type(stages.selection).__name__,
             "frozen coordinates get no noise: take selection=Everything()",
         )
         _only(
-            isinstance(plan.combination, TakeFirst),
+            isinstance(stages.combination, TakeFirst),
             "the noisy gradient itself",
-            type(plan.combination).__name__,
+            type(stages.combination).__name__,
             "what a combination remembers is hidden state: take combination=TakeFirst()",
         )
         _only(
-            isinstance(plan.schedule, Constant),
+            isinstance(stages.schedule, Constant),
             "the same noise at every step",
-            type(plan.schedule).__name__,
+            type(stages.schedule).__name__,
             "the bound is proven for one noise level: take schedule=Constant()",
         )
         _only(
-            math.isfinite(plan.domain.diameter),
+            math.isfinite(stages.domain.diameter),
             "a bounded domain",
-            type(plan.domain).__name__,
+            type(stages.domain).__name__,
             "nothing is forgotten in an unbounded one: take domain=Ball(radius=...)",
         )
         _only(
-            isinstance(plan.sampling, (FullBatch, FixedSize, Capped)),
+            isinstance(stages.sampling, (FullBatch, FixedSize, Capped)),
             "batches of a public largest size (FullBatch, FixedSize or TruncatedPoissonSampled)",
-            type(plan.sampling).__name__,
+            type(stages.sampling).__name__,
             "a batch larger than the divisor expands the update: take TruncatedPoissonSampled(cap=...)",
         )
 
     def whole_run(self, plan: Plan) -> Event | None:
         """The run as one event."""
-        horizon, bounder = plan.known_horizon, plan.bounder
+        horizon, bounder = plan.horizon, plan.bounder
         assert isinstance(bounder, FlatClip)
-        step = plan.sampling.bill(plan.mechanism.event(plan.queries(1.0), plan.known_noise), horizon)
+        step = plan.sampling.bill(plan.mechanism.event(plan.queries(1.0), plan.noise), horizon)
         assert isinstance(step, (Gaussian, TruncatedPoissonSampled, WithoutReplacement))
         return LastIterateRun(
             step=step,
             steps=horizon.steps,
             clip=bounder.clip,
-            batch=horizon.known_batch,
+            batch=horizon.size.batch,
             learning_rate=self.learning_rate,
             diameter=plan.domain.diameter,
             expansion=self.expansion(plan),
@@ -128,7 +132,7 @@ class LastIterate:
     def expansion(self, plan: Plan) -> float:
         """c of this plan: a batch holds at most cap (truncated Poisson) or batch records, over a divisor of batch."""
         capped = plan.sampling
-        ratio = capped.cap / plan.known_horizon.known_batch if isinstance(capped, Capped) else 1.0
+        ratio = capped.cap / plan.horizon.size.batch if isinstance(capped, Capped) else 1.0
         return self.curvature.expansion(learning_rate=self.learning_rate, ratio=ratio, decay=self.decay)
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
@@ -139,10 +143,18 @@ class LastIterate:
             said.append("the data never holds more records than the stated public bound")
         return tuple(said)
 
+    def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
+        from discreet.methods.dpsgd_dc.guard import LastIterateGuard
 
-def with_visible_iterates(plan: Plan) -> Plan:
-    """The same plan, priced for an observer who sees every iterate: by composition."""
-    return dataclasses.replace(plan, analysis=Composition())
+        return LastIterateGuard(plan, model, optimizer)
+
+
+Stages = TypeVar("Stages", bound="Pipeline")
+
+
+def with_visible_iterates(stages: Stages) -> Stages:
+    """The same recipe or plan, certified for an observer who sees every iterate: by composition."""
+    return stages.using(analysis=Composition())
 
 
 def _only(holds: bool, expected: str, got: str, remedy: str) -> None:

@@ -1,9 +1,9 @@
-"""What a run must keep to whose certificate is for the last iterate alone: checked at its start and each release."""
+"""Runtime checks for runs that are certified only for their final parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -21,45 +21,6 @@ from discreet.stages.sampling import FullBatch
 _WHOLE = (torch.float32, torch.float64)
 _CLOSE = 1e-3  # float32 losses and gradients agree to about 1e-6
 _SEE = "or price the plan for visible iterates: with_visible_iterates(plan)"
-
-
-class RunGuard(Protocol):
-    """The rules of a run, besides its plan."""
-
-    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
-        """Refuse what would show or use an earlier iterate."""
-
-    def data(self, size: int) -> None:
-        """Refuse more records than the bound is proven for."""
-
-    def losses(self, losses: Tensor) -> None:
-        """See the losses of a micro-batch before they are used."""
-
-    def release(self) -> None:
-        """Refuse a release that the certificate would not cover."""
-
-    def close(self) -> None:
-        """Let go of the model."""
-
-
-@final
-class NoGuard:
-    """A plan whose iterates may be seen has no further rules."""
-
-    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
-        """Anything goes."""
-
-    def data(self, size: int) -> None:
-        """Anything goes."""
-
-    def losses(self, losses: Tensor) -> None:
-        """Anything goes."""
-
-    def release(self) -> None:
-        """Anything goes."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @final
@@ -107,7 +68,7 @@ class LastIterateGuard:
         """Full batches under add/remove: the divisor is the public bound on the number of records."""
         if isinstance(self._plan.sampling, FullBatch) and self._plan.relation is Neighbouring.ADD_REMOVE:
             check.require(
-                size <= self._plan.known_horizon.known_records,
+                size <= self._plan.horizon.size.records,
                 "no more records than the plan's public upper bound",
                 "more",
                 "plan with a larger `records`",
@@ -205,11 +166,6 @@ class _Looking:
 
     def __reduce__(self) -> Any:
         return _Looking, (None,)
-
-
-def watch_of(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> RunGuard:
-    """The rules of a plan for this model and optimizer; refused at once where they are broken."""
-    return NoGuard() if plan.analysis.visible else LastIterateGuard(plan, model, optimizer)
 
 
 def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:

@@ -12,6 +12,7 @@ from discreet.methods.dpsgd_dc.curvature import Assumed, Curvature, LinearModel,
 from discreet.stages.bounding import FlatClip
 from discreet.stages.domain import Ball, Centre
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch
 
 
@@ -25,7 +26,7 @@ def dpsgd_dc(
     smoothness: float | None = None,
     learning_rate: float | None = None,
     weight_decay: float = 0.0,
-) -> Plan:
+) -> Recipe:
     """DP-SGD in a ball; where the losses are known, only the last iterate leaves and epsilon stops growing.
 
     link        certified for the last iterate alone: the loss of a linear model on features clipped to `features`
@@ -47,14 +48,14 @@ def dpsgd_dc(
     if smoothness is not None:
         curvature = Assumed(smoothness=smoothness)
     if curvature is None:
-        return Plan(method="dpsgd-dc", bounder=FlatClip(clip), domain=domain, claims=_claim)
+        return Recipe(method="dpsgd-dc", bounder=FlatClip(clip), domain=domain, claims=_claim)
     if learning_rate is None:
         check.refuse(
             "a learning rate with link or smoothness",
             "none",
             "the bound depends on it: state the one that the optimizer keeps",
         )
-    return Plan(
+    return Recipe(
         method="dpsgd-dc",
         bounder=FlatClip(clip),
         domain=domain,
@@ -64,9 +65,9 @@ def dpsgd_dc(
     )
 
 
-def dpsgd_gc(clip: float = 1.0) -> Plan:
+def dpsgd_gc(clip: float = 1.0) -> Recipe:
     """DPSGD-DC without a domain: DP-SGD, certified by composition, beside the claim of Theorem 3.3."""
-    return Plan(method="dpsgd-gc", bounder=FlatClip(clip), claims=_claim)
+    return Recipe(method="dpsgd-gc", bounder=FlatClip(clip), claims=_claim)
 
 
 def _claim(plan: Plan) -> Claim | None:
@@ -74,14 +75,14 @@ def _claim(plan: Plan) -> Claim | None:
 
     The paper says D both for the diameter and for the radius of its ball; its proof needs the diameter.
     """
-    horizon, analysis = plan.known_horizon, plan.analysis
+    horizon, analysis = plan.horizon, plan.analysis
     if horizon.records is None or horizon.batch is None or not isinstance(plan.bounder, FlatClip):
         return None
     claim = LastIterateClaim(
         records=horizon.records,
         batch=horizon.batch,
         clip=plan.bounder.clip,
-        noise_std_on_mean=plan.known_noise * plan.bounder.clip / horizon.batch,
+        noise_std_on_mean=plan.noise * plan.bounder.clip / horizon.batch,
         steps=horizon.steps,
     )
     if not isinstance(analysis, LastIterate):

@@ -13,6 +13,7 @@ from discreet.methods.geodp.mechanism import GeometricNoise
 from discreet.stages.acceptance import AcceptAll, LossTest
 from discreet.stages.analysis import Unproven
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 
 REASON = "one record can turn the angle of an average of gradients that is near zero"
 
@@ -24,14 +25,14 @@ def geodp(
     gamma: float = 0.01,
     r: float = 0.1,
     loss_clip: float | None = None,
-) -> Plan:
+) -> Recipe:
     """GeoDP as published: noise on the norm and the angles of the mean gradient. No proven guarantee.
 
     beta       bounding factor: the noise on angles is that of a range of beta pi
     clipping   flat, auto-s (with gamma) or psac (with r), all to the bound `clip`
     loss_clip  with selective update (`sur`), a record's bound in its test; None: without
     """
-    return Plan(
+    return Recipe(
         method="geodp",
         bounder=bounder(Clipping(clipping), clip=clip, gamma=gamma, r=r),
         mechanism=GeometricNoise(beta),
@@ -47,7 +48,7 @@ def geodp_sound(
     window: Window = Window.BALL,
     split: float = DEFAULT_SPLIT,
     tails: Tails = Tails.EVEN,
-) -> Plan:
+) -> Recipe:
     """Sums of angles, each record's within a public window around the last release, and of magnitudes.
 
     beta    size of the window: its radius is beta pi/2 sqrt(d + 2); None: radius 1/2
@@ -56,15 +57,15 @@ def geodp_sound(
     tails   how mean angles become a gradient: even, or product (the paper's)
     """
     angles = AngleWindow(clip=clip, split=split, beta=beta, window=Window(window))
-    return Plan(method="geodp-sound", bounder=angles, combination=FromAngles(angles, Tails(tails)))
+    return Recipe(method="geodp-sound", bounder=angles, combination=FromAngles(angles, Tails(tails)))
 
 
-def polar(clip: float = 1.0, split: float = DEFAULT_SPLIT) -> Plan:
+def polar(clip: float = 1.0, split: float = DEFAULT_SPLIT) -> Recipe:
     """Sums of directions and of clipped magnitudes: the step is their mean magnitude times the mean direction.
 
     split  the direction's share of the information 1/z^2 (`best_split`)
     """
-    return Plan(method="polar", bounder=Polar(clip=clip, split=split), combination=FromPolar())
+    return Recipe(method="polar", bounder=Polar(clip=clip, split=split), combination=FromPolar())
 
 
 def best_split(
@@ -96,4 +97,4 @@ def best_split(
 def _claim(plan: Plan) -> GeoDpOneStepClaim:
     """One step, whatever drew its batch; the paper has no rule for more."""
     assert isinstance(plan.mechanism, GeometricNoise)
-    return GeoDpOneStepClaim(noise=plan.known_noise, beta=plan.mechanism.beta, steps=plan.known_horizon.steps)
+    return GeoDpOneStepClaim(noise=plan.noise, beta=plan.mechanism.beta, steps=plan.horizon.steps)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from discreet.accounting.claims import AccountedClaim, Accounting
 from discreet.core.relation import Neighbouring
 from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Poisson
 from discreet.stages.selection import Frozen, Order, Selection
 
@@ -23,7 +22,7 @@ def random_freeze(
     refresh: Refresh = Refresh.EPOCH,
     order: Order = Order.FREEZE_THEN_CLIP,
     frozen: Frozen = Frozen.STILL,
-) -> Plan:
+) -> Recipe:
     """DP-SGD on a random part of the model, which shrinks over the epochs to 1 - final_rate."""
     selection = RandomFreeze(
         final_rate=final_rate,
@@ -42,7 +41,7 @@ def ranked_freeze(
     cooling_epochs: int = 40,
     order: Order = Order.FREEZE_THEN_CLIP,
     frozen: Frozen = Frozen.STILL,
-) -> Plan:
+) -> Recipe:
     """DP-SGD on the coordinates whose released gradients were largest in the epoch before."""
     selection = RankedFreeze(
         final_rate=final_rate, cooling_epochs=cooling_epochs, order=Order(order), frozen=Frozen(frozen)
@@ -50,15 +49,14 @@ def ranked_freeze(
     return _plan("ranked-freeze", clip, selection)
 
 
-def _plan(method: str, clip: float, selection: Selection) -> Plan:
-    return Plan(method=method, bounder=FlatClip(clip), selection=selection, claims=_claim)
+def _plan(method: str, clip: float, selection: Selection) -> Recipe:
+    return Recipe(method=method, bounder=FlatClip(clip), selection=selection, claims=_claim)
 
 
 def _claim(plan: Plan) -> AccountedClaim:
     """The paper accounts every run as DP-SGD with Poisson sampling, by Rényi divergences."""
-    as_poisson = dataclasses.replace(plan, sampling=Poisson(), relation=Neighbouring.ADD_REMOVE, claims=None)
     return AccountedClaim(
-        events=as_poisson.charge().certified,
+        events=plan.using(sampling=Poisson(), relation=Neighbouring.ADD_REMOVE).events(),
         by=Accounting.RDP,
         theorem="Random freeze (arXiv 2112.00845), Section 4: the Rényi accountant of DP-SGD",
         assumes="batches drawn by Poisson sampling, whatever drew them",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from discreet.methods.clipping import Clipping, bounder
 from discreet.stages.acceptance import LossTest
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 
 
 def sur(
@@ -15,7 +15,7 @@ def sur(
     clipping: Clipping = Clipping.FLAT,
     gamma: float = 0.01,
     r: float = 0.1,
-) -> Plan:
+) -> Recipe:
     """DP-SGD that keeps an update only if the loss of a fresh sample falls, by a noisy test.
 
     loss_clip   bounds each record's change of loss; small makes the test a vote of records
@@ -23,7 +23,7 @@ def sur(
     threshold   the mean change of loss below which an update is kept
     clipping    flat, auto-s (with gamma) or psac (with r), all to the bound `clip`
     """
-    return Plan(
+    return Recipe(
         method="sur",
         bounder=bounder(Clipping(clipping), clip=clip, gamma=gamma, r=r),
         acceptance=LossTest(loss_clip=loss_clip, share=test_share, threshold=threshold),

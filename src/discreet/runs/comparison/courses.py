@@ -22,7 +22,7 @@ def course_of(plan: Plan) -> Course:
     >>> [(step, round(share, 3)) for step, share in course_of(plan).density]
     [(0, 1.0), (10, 0.5)]
     """
-    steps = plan.known_horizon.steps
+    steps = plan.horizon.steps
     every = max(1, math.ceil(steps / MOST))
     diameter = plan.domain.diameter
     return Course(
@@ -35,7 +35,7 @@ def course_of(plan: Plan) -> Course:
 
 def _densities(plan: Plan) -> Iterator[tuple[int, float]]:
     """The share of each epoch: a selection tells the mean of a run, so that of longer and longer runs."""
-    horizon, before = plan.known_horizon, 0.0
+    horizon, before = plan.horizon, 0.0
     for start in range(0, horizon.steps, horizon.steps_per_epoch):
         stop = min(start + horizon.steps_per_epoch, horizon.steps)
         active = plan.selection.density(dataclasses.replace(horizon, steps=stop)) * stop

@@ -58,7 +58,7 @@ def search(
         records=held.records,
         public_data=True,
         model=target.shared.model if fits else _usual_model(settings),
-        batch=int(min(target.horizon.known_batch, held.records // 4)),
+        batch=int(min(target.horizon.size.batch, held.records // 4)),
         epochs=None,
         steps=min(target.horizon.steps, LONGEST),
         rows=tuple(trial for row in trials.values() for trial in row),
