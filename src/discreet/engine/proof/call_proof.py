@@ -293,7 +293,8 @@ class _Proof:
             return None
         free = Range(-(2**20), 2**20)
         if pulls is None or half is None:
-            pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, pattern, free) for tensor in run.outputs]
+            # Copies, as products round differently where memory is not aligned.
+            pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, pattern, free).clone() for tensor in run.outputs]
         else:
             pulls = [
                 _put(pull, _SOURCE.drawn(pull, pull.shape, pattern, free), place, half)

@@ -198,9 +198,9 @@ class LineageTable:
         self.put(tensor, Origin(origin.lineage, origin.digest, self.tick(), blame=origin.blame))
 
     def unchanged(self) -> bool:
-        """Whether the tensors of old that this step used still hold what they held."""
+        """Whether the tensors of old that this step used hold what they held, unless watched calls changed them."""
         assert self._existing is not None
-        return all(self._existing.has(tensor) for tensor in self._used)
+        return all(self._existing.has(t) or storage_of(t) in self._writes for t in self._used)
 
 
 _WRITTEN = Blame(

@@ -199,7 +199,7 @@ def _unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
     ours = module == "torch" or module.startswith("torch.")
     if not ours or (module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")):
         return "it is an operator of its own, which values of ours prove nothing about"
-    if module.startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func")):
+    if module.startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
         return "it runs functions that are not watched"
     return None
 
