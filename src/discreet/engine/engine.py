@@ -24,6 +24,7 @@ from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.proof.forbidden import FORBIDDEN
+from discreet.engine.proof.lineage import PUBLIC
 from discreet.engine.proof.losses import check_losses, check_scale
 from discreet.engine.record_watch import RecordWatch, places_in
 from discreet.engine.recorder import Collector, Recorder
@@ -135,12 +136,17 @@ class Engine:
         self._records, self._views, self._watching = records, views, True
         self._before = Snapshot(self.model)
 
-    def follow(self, batch: Any, records: int, views: int = 1, private: Any = ()) -> None:
+    def follow(
+        self, batch: Any, records: int, views: int = 1, *, private: Any = (), public: Sequence[Tensor] = ()
+    ) -> None:
         """Watch every torch call on the tensors of `batch` from here to `check`.
 
         private  what holds records before the first batch, such as the data
+        public   tensors of the batch that are the same whatever the records are
         """
-        self.watch.open(places_in(batch, records * views), records, private)
+        constants = {id(tensor) for tensor in public}
+        places = places_in(batch, records * views)
+        self.watch.open([(t, PUBLIC if id(t) in constants else at) for t, at in places], records, private)
 
     def check(self, losses: Tensor) -> None:
         """Refuse losses in which a record moves another one, call by call; the watch ends where they are accepted."""

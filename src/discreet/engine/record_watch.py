@@ -237,7 +237,7 @@ class RecordWatch(TorchFunctionMode):
                 blamed = origin
             elif lineage is not PUBLIC:
                 on_records = True
-        if (on_records or blamed is not None) and func in _FORBIDDEN_ON_RECORDS:
+        if on_records and func in _FORBIDDEN_ON_RECORDS:
             self._refuse_hook(func)
         versions = [version_of(tensor) for tensor in reading.tensors]
         started = self.table.clock
