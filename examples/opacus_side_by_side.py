@@ -1,11 +1,10 @@
-"""The same model at the same noise, trained with Opacus and with discreet.
+"""Train the same model at the same noise with Opacus and with discreet.
 
     pip install opacus && python examples/opacus_side_by_side.py
 
-Both draw Poisson batches at the same rate, clip at the same norm and use the same noise multiplier, so that the
-accuracies agree up to chance and the epsilons up to the accountants' precision. Opacus takes its rate from the
-length of the loader (1/12 here, where batch/records would be 1/11.2), so discreet is given the batch that
-fits that rate.
+Both draw Poisson batches at the same rate, clip to the same norm and use the same noise multiplier. Their accuracies
+agree up to chance, their epsilons up to the precision of the accountants. Opacus takes the sampling rate from the
+length of the loader (1/12 here; batch/records would be 1/11.2), so discreet gets the batch size of that rate.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import discreet
-from discreet import methods
+from discreet import Horizon, methods
 from discreet import data as tasks
-from discreet.stages.sampling import Horizon
 
 BATCH, EPOCHS, NOISE, CLIP, LEARNING_RATE, DELTA = 128, 10, 1.5, 1.0, 1.0, 1e-5
 
@@ -33,14 +31,14 @@ def network(task: tasks.Task) -> nn.Module:
 
 
 def accuracy(model: nn.Module, task: tasks.Task) -> float:
-    """On the public test set."""
+    """Accuracy on the public test set."""
     x, y = task.test.tensors
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())
 
 
 def with_discreet(task: tasks.Task) -> tuple[float, float]:
-    """(accuracy, certified epsilon)."""
+    """Return the accuracy and the certified epsilon."""
     model = network(task)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     assert task.records is not None
@@ -54,7 +52,7 @@ def with_discreet(task: tasks.Task) -> tuple[float, float]:
 
 
 def with_opacus(task: tasks.Task) -> tuple[float, float]:
-    """(accuracy, epsilon of its accountant)."""
+    """Return the accuracy and the epsilon of its accountant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus import PrivacyEngine
@@ -78,7 +76,7 @@ def with_opacus(task: tasks.Task) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print both."""
+    """Print both results."""
     task = tasks.load("digits")
     for name, run in (("discreet", with_discreet), ("opacus", with_opacus)):
         found, epsilon = run(task)

@@ -1,6 +1,6 @@
-"""Your own model and data, privately: the smallest complete script.
+"""Train your own model on your own data: the smallest complete script.
 
-python examples/own_model.py
+Run it with `python examples/own_model.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from discreet import methods
 
 
 def two_moons(records: int) -> TensorDataset:
-    """Made-up data: two noisy half circles."""
+    """Synthetic data: two noisy half circles."""
     angle = torch.rand(records) * torch.pi
     label = torch.randint(0, 2, (records,))
     side = 1 - 2 * label
@@ -31,8 +31,8 @@ def main(records: int = 4000, epochs: int = 10) -> float:
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
 
-    plan = methods.dp_sgd(clip=0.5)
-    plan = plan.for_budget(epsilon=3.0, delta=1e-5, records=records, batch=200, epochs=epochs)
+    recipe = methods.dp_sgd(clip=0.5)
+    plan = recipe.for_budget(epsilon=3.0, delta=1e-5, records=records, batch=200, epochs=epochs)
     private = discreet.Private(model, optimizer, plan, train)
 
     for x, y in private:

@@ -1,6 +1,8 @@
-"""Sequences of different lengths, a schedule for the learning rate, a crash, and the page for the release.
+"""Sequences of different lengths, a learning-rate scheduler, a resumed run and its privacy statement.
 
-python examples/sequences.py runs/sequences
+    python examples/sequences.py runs/sequences
+
+Run the same command again after a crash to resume.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from torch.utils.data import Dataset
 import discreet
 from discreet import methods
 
-LONGEST = 30  # public: what the sensor can record
+LONGEST = 30  # public: the longest series that the sensor can record
 Item = tuple[Tensor, int]
 
 
 class Sensors(Dataset[Item]):
-    """Made-up readings of four channels that fall, stay or rise over 5 to 30 times."""
+    """Synthetic readings of four channels that fall, stay or rise over 5 to 30 time steps."""
 
     def __init__(self, records: int) -> None:
         self.items = [self._made(int(torch.randint(3, ()))) for _ in range(records)]
@@ -38,13 +40,13 @@ class Sensors(Dataset[Item]):
 
 
 def collate(items: list[Item]) -> tuple[Tensor, Tensor, Tensor]:
-    """Padded readings, lengths, labels. All batches are as long as the longest POSSIBLE record."""
+    """Padded readings, lengths and labels. Every batch is padded to the public length LONGEST."""
     padded = torch.stack([F.pad(x, (0, 0, 0, LONGEST - len(x))) for x, _ in items])
     return padded, torch.tensor([len(x) for x, _ in items]), torch.tensor([y for _, y in items])
 
 
 class Trend(nn.Module):
-    """An LSTM, read at each record's own last time."""
+    """An LSTM, read at the last time step of each record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,13 +59,13 @@ class Trend(nn.Module):
 
 
 def main(folder: Path, records: int = 4000, epochs: int = 4, stop_after: int | None = None) -> float:
-    """Train, or go on where a crash or `stop_after` ended; returns the accuracy on fresh data."""
+    """Train, or resume after a crash or `stop_after` steps; return the accuracy on fresh data."""
     folder.mkdir(parents=True, exist_ok=True)
     model = Trend()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    plan = methods.dp_sgd(clip=0.5)
-    plan = plan.for_budget(epsilon=3.0, delta=1e-5, records=records, batch=250, epochs=epochs)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.horizon.steps)
+    recipe = methods.dp_sgd(clip=0.5)
+    plan = recipe.for_budget(epsilon=3.0, delta=1e-5, records=records, batch=250, epochs=epochs)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.horizon.steps)
 
     checkpoint = folder / "checkpoint.pt"
     private = discreet.Private(
@@ -74,12 +76,12 @@ def main(folder: Path, records: int = 4000, epochs: int = 4, stop_after: int | N
         collate_fn=collate,
         inputs=lambda batch: batch[:2],  # the model takes readings and lengths
         ledger=folder / "ledger.jsonl",
-        schedulers=[schedule],
+        schedulers=[scheduler],
         resume=checkpoint if checkpoint.exists() else None,
     )
     for x, lengths, y in private:
         if private.step(F.cross_entropy(model(x, lengths), y, reduction="none")):
-            schedule.step()
+            scheduler.step()
             private.save(checkpoint)
         if private.progress.step == stop_after:
             break

@@ -1,4 +1,4 @@
-"""The examples and the README's loop run as they are written."""
+"""The examples, and the code of the README and of the documentation, run as they are written."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from discreet import methods
+import discreet
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,32 +59,60 @@ def test_opacus_side_by_side() -> None:
     assert ours > 0.5
 
 
-def test_the_example_of_getting_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model and data that the README does not mention."""
+def python_blocks(page: str) -> list[str]:
+    return re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def test_the_code_of_getting_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and data that the README does not mention, then each variation of the loop."""
     monkeypatch.chdir(tmp_path)
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "getting-started.md").read_text(), re.DOTALL)
-    assert code is not None
-    names: dict[str, object] = {"__name__": "example"}
-    exec(code[1].replace("epochs=20", "epochs=1"), names)
-    assert names["private"].spent().certified.epsilon <= 3.0  # type: ignore[attr-defined]
-    assert [swap.was for swap in names["swaps"]] == ["BatchNorm1d(24)"]  # type: ignore[attr-defined]
+    example, own_loader, crash, statement = python_blocks("docs/getting-started.md")
+    names: dict[str, Any] = {"__name__": "example", "Path": Path}
+    exec(example.replace("epochs=20", "epochs=1"), names)
+    assert names["private"].spent().certified.epsilon <= 3.0
+    assert [swap.was for swap in names["swaps"]] == ["BatchNorm1d(24)"]
     assert (tmp_path / "pulse-ledger.jsonl").is_file()
     assert torch.load(tmp_path / "pulse.pt", weights_only=True)
 
+    names["private"].close()
+    names["loader"] = DataLoader(names["Pulse"](3000), batch_size=256, drop_last=True)
+    plan = names["plan"]
+    exec(own_loader, names)
+    assert names["private"].spent().certified.epsilon <= 8.0
 
-def test_the_recipe_of_add_a_method() -> None:
-    """The file is a recipe and the entry a method; the rest of the page is what METHODS does for any entry."""
-    file, entry = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "add-a-method.md").read_text(), re.DOTALL
-    )
-    names: dict[str, object] = {"Method": methods.Method}
-    exec(file, names)
-    made = eval(entry.strip().rstrip(","), names)
-    plan = made.recipe(periods=3).for_budget(epsilon=3.0, delta=1e-5, records=1000, batch=100, epochs=3)
-    assert plan.method == made.name == "fading"
-    assert plan.certificate().epsilon <= 3.0
-    assert plan.noise_at(29) == pytest.approx(0.5 * plan.noise_at(0))
-    assert made.summary
+    names["private"].close()
+    names |= {"plan": plan, "dataset": names["Pulse"](3000)}
+    names["scheduler"] = torch.optim.lr_scheduler.LambdaLR(names["optimizer"], lambda step: 1.0)
+    exec(crash, names)
+    assert (tmp_path / "run.pt").is_file()
+    exec(statement, names)
+    assert "the visits of 2024" in (tmp_path / "privacy-statement.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs" / "methods").glob("*.md")))
+def test_the_code_of_the_method_pages(page: str) -> None:
+    """Every recipe that a page shows can be built and calibrated."""
+    names: dict[str, Any] = {}
+    for code in python_blocks(f"docs/methods/{page}"):
+        exec(code, names)
+    if "plan" in names:
+        assert names["plan"].certificate().epsilon <= 5.0
+
+
+def test_the_code_for_users_of_opacus() -> None:
+    _, ours = python_blocks("docs/moving-from-opacus.md")
+    data = TensorDataset(torch.randn(300, 1, 28, 28), torch.randint(0, 10, (300,)))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    names = {
+        "discreet": discreet,
+        "methods": discreet.methods,
+        "torch": torch,
+        "F": nn.functional,
+        "model": model,
+    }
+    exec(ours.replace("epochs=20", "epochs=1"), names | {"loader": DataLoader(data)})
 
 
 def test_the_loop_of_the_readme() -> None:

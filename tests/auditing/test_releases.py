@@ -85,7 +85,7 @@ def test_a_whole_run_catches_lost_noise(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_replace_one_is_played_with_a_record_and_its_opposite() -> None:
-    recipe = Plan(
+    recipe = Recipe(
         method="dp-sgd", bounder=FlatClip(1.0), sampling=FullBatch(), relation=Neighbouring.REPLACE_ONE
     )
     game = game_for(recipe, noise=2.0, delta=DELTA)

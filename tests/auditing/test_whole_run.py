@@ -16,7 +16,6 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
 from discreet.stages.domain import Ball
-from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize
 
@@ -35,7 +34,7 @@ def _audited(game: WholeRun, trials: int, confidence: float = CONFIDENCE) -> flo
     return play(game, trials=trials, delta=DELTA, confidence=confidence, generator=rng).epsilon
 
 
-def _last_iterate() -> Plan:
+def _last_iterate() -> Recipe:
     return methods.dpsgd_dc(link="logistic", learning_rate=4.0, radius=1.0)
 
 

@@ -171,7 +171,7 @@ def sampler_contract(sampling: Sampling, *, rate: float = 0.2, steps: int = 400,
 
 def price_contract(sampling: Sampling, relation: Neighbouring, independent: bool) -> None:
     """Only records that are drawn independently get the price of Poisson sampling."""
-    recipe = Plan(method="test", bounder=loop.plan().bounder, sampling=sampling, relation=relation)
+    recipe = Recipe(method="test", bounder=loop.plan().bounder, sampling=sampling, relation=relation)
     plan = loop.plan(recipe, batch=loop.RECORDS if type(sampling).__name__ == "FullBatch" else loop.BATCH)
     poisson = loop.plan().certificate().epsilon
     if not independent:

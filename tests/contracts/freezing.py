@@ -12,9 +12,11 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.methods.random_freeze.selection import RankedFreeze
+from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.values import Released
+from discreet.training.private import Private
 from discreet.training.step import PrivateStep, RunState
 
 PER_EPOCH = loop.RECORDS // loop.BATCH
@@ -47,6 +49,17 @@ def steps_of(
     return out
 
 
+def _last_step(run: Private) -> StepContext:
+    """What the selection saw in the step that was released last."""
+    return StepContext(
+        step=run.progress.step - 1,
+        steps_per_epoch=run.plan.horizon.steps_per_epoch,
+        batch=run.plan.horizon.size.batch,
+        layout=run._engine.layout,
+        streams=run.streams,
+    )
+
+
 def coverage_contract(recipe: Recipe) -> None:
     """Whatever a batch moves in a release carries noise, at every step, and of the rest nothing is there at all."""
     exact, noisy = (steps_of(loop.plan(recipe, noise=noise), seed=3) for noise in (0.0, 1.0))
@@ -68,7 +81,7 @@ def frozen_contract(recipe: Recipe) -> None:
     for x, y in run:
         if not run.step(loop.losses(run.model, x, y)):
             continue
-        now, mask = _held(run), run.plan.selection.mask(run._context())
+        now, mask = _held(run), run.plan.selection.mask(_last_step(run))
         active = torch.ones(layout.size)
         if mask is not None:
             mask.apply_(layout.views(active))

@@ -39,7 +39,7 @@ from discreet.stages.active import Active
 from discreet.stages.gaussian import GaussianNoise
 from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
-from discreet.training import private, step
+from discreet.training import step
 from discreet.training.private import Private
 
 Patch = pytest.MonkeyPatch
@@ -257,12 +257,12 @@ def _noise_on_another_mask(patch: Patch) -> None:
 
 
 def _frozen_coordinates_coast(patch: Patch) -> None:
-    real = private.update
+    real = step.update
 
     def update(optimizer: Any, parameters: Any, released: Released, frozen: Frozen) -> None:
         real(optimizer, parameters, released, Frozen.COASTING)
 
-    patch.setattr(private, "update", update)
+    patch.setattr(step, "update", update)
 
 
 def _frozen_state_decays(patch: Patch) -> None:

@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from discreet import methods
 from discreet.accounting import Charge
@@ -20,14 +22,16 @@ from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.bounding import TwoLevel
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader, Poisson
 from discreet.stages.schedule import Period, Table
+from discreet.training.private import Private
 
 HORIZON = Horizon.of(records=1000, batch=50, steps=45)
 
 
-def bound(plan: Plan | None = None, noise: float = 1.5, **changes: Any) -> Plan:
-    recipe = dataclasses.replace(plan or methods.dp_sgd(), **changes)
+def bound(recipe: Recipe | None = None, noise: float = 1.5, **changes: Any) -> Plan:
+    recipe = (recipe or methods.dp_sgd()).using(**changes)
     return recipe.bind(noise=noise, horizon=HORIZON, delta=1e-5)
 
 
@@ -76,7 +80,7 @@ def test_the_count_query_is_billed_on_the_same_sample() -> None:
 
 
 def test_two_sums_of_one_sample_cost_what_one_costs() -> None:
-    plan = bound(Plan(method="two", bounder=TwoLevel(clip=1.0, residual=9.0, share=1.3)))
+    plan = bound(Recipe(method="two", bounder=TwoLevel(clip=1.0, residual=9.0, share=1.3)))
     ((event, count),) = plan.charge().certified
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, Queries)
@@ -149,7 +153,7 @@ def test_fixed_size_is_billed_with_the_numbers_of_the_horizon() -> None:
 )
 def test_a_relation_without_a_proof_is_refused(sampling: Any, relation: Neighbouring) -> None:
     with pytest.raises(Refused, match="a relation that"):
-        Plan(method="x", bounder=FlatClip(1.0), sampling=sampling, relation=relation)
+        Recipe(method="x", bounder=FlatClip(1.0), sampling=sampling, relation=relation)
 
 
 def test_full_batches_need_all_records() -> None:
@@ -157,16 +161,16 @@ def test_full_batches_need_all_records() -> None:
         bound(sampling=FullBatch()).charge()
 
 
-@pytest.mark.parametrize("use", ["charge", "certificate"])
-def test_a_recipe_is_not_a_plan(use: str) -> None:
-    with pytest.raises(Refused, match="for_budget"):
-        getattr(methods.dp_sgd(), use)()
-
-
-@pytest.mark.parametrize("field", ["required_noise", "required_delta", "known_horizon"])
-def test_what_is_not_known_is_refused(field: str) -> None:
-    with pytest.raises(Refused, match="for_budget"):
-        getattr(methods.dp_sgd(), field)
+def test_a_recipe_is_not_a_plan() -> None:
+    """A recipe has no noise and no price; whoever trains with one is told how to make a plan of it."""
+    recipe = methods.dp_sgd()
+    for name in ("noise", "horizon", "delta", "charge", "certificate"):
+        assert name not in dir(recipe)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(Refused, match=r"a Plan.*got a Recipe.*recipe\.for_budget"):
+        Private(model, optimizer, recipe, None)  # type: ignore[arg-type]
+    assert not model._forward_hooks
 
 
 @pytest.mark.parametrize("wrong", [{"noise": -1.0}, {"noise": math.nan}, {"delta": 0.0}, {"delta": 1.0}])

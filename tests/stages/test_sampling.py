@@ -200,7 +200,7 @@ def test_wrong_numbers_are_refused(wrong: dict[str, Any], match: str) -> None:
 
 def test_a_rate_alone_is_for_accounting() -> None:
     horizon = Horizon.of_rate(rate=0.017, steps=10)
-    with pytest.raises(Refused, match="a public batch size"):
+    with pytest.raises(Refused, match="a public number of records and a batch size"):
         _ = horizon.size.batch
     with pytest.raises(Refused, match="a public number of records"):
         _ = horizon.size.records

@@ -21,6 +21,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, OwnLoader
 from discreet.stages.schedule import Table
 from discreet.stages.values import PrivateState
@@ -133,7 +134,7 @@ def test_a_finished_run_has_nothing_left(place: Place) -> None:
 
 
 def test_balls_in_bins_goes_on_at_the_next_epoch(place: Place) -> None:
-    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=BallsInBins())
+    recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=BallsInBins())
     which = loop.plan(recipe, epochs=3)  # of 5 steps
     place.begin(saved_at=2, stopped_at=3, which=which)
     run = place.resume(which=which)
@@ -233,7 +234,7 @@ def test_another_plan_is_refused(place: Place) -> None:
 
 
 def test_another_relation_is_refused(place: Place) -> None:
-    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=OwnLoader())
+    recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=OwnLoader())
     run = loop.private(which=loop.plan(recipe), dataset=None, ledger=place.ledger)
     run.save(place.state)
     run.close()

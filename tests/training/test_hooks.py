@@ -23,6 +23,7 @@ from discreet.stages.analysis import Unproven
 from discreet.stages.bounding import Bounder, FlatClip, Query, Still
 from discreet.stages.context import StepContext
 from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.guard import NoGuard
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Selection
@@ -74,6 +75,9 @@ class AtOnce:
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return ("this is a test",)
 
+    def guard(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> NoGuard:
+        return NoGuard()
+
 
 def test_a_whole_run_is_charged_before_its_first_release_and_the_ledger_still_counts(tmp_path: Path) -> None:
     plan = bound(analysis=AtOnce())
@@ -107,7 +111,9 @@ def test_nothing_proven_is_said_with_its_reason() -> None:
     assert "no proven guarantee: the angle of a mean can turn" in certified.assumptions
     assert [entry.event for entry in run.ledger.entries][:2] == [NonPrivate(), Free()]
     with pytest.raises(Refused, match="a noise that spends"):
-        bound(analysis=Unproven("none")).for_horizon(epsilon=3.0, delta=1e-5, horizon=HORIZON)
+        methods.dp_sgd(clip=1.0).using(analysis=Unproven("none")).for_horizon(
+            epsilon=3.0, delta=1e-5, horizon=HORIZON
+        )
 
 
 # Hidden sums ------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from discreet.core.streams import Streams
 from discreet.engine import memory
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import FlatClip
-from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
 
 # The whole run --------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoade
 def test_the_ledger_holds_what_the_plan_said(
     sampling: Any, relation: Neighbouring, batch: int, tmp_path: Path
 ) -> None:
-    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=sampling, relation=relation)
+    recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=sampling, relation=relation)
     run = loop.private(which=loop.plan(recipe, batch=batch), ledger=tmp_path / "ledger")
     before = loop.weights(run.model)
     loop.train(run)
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
 
 
 def test_without_noise_or_clip_it_is_plain_sgd() -> None:
-    recipe = Plan(method="x", bounder=FlatClip(1e9), sampling=FullBatch())
+    recipe = Recipe(method="x", bounder=FlatClip(1e9), sampling=FullBatch())
     run = loop.private(which=loop.plan(recipe, noise=0.0, batch=loop.RECORDS))
     plain = loop.model()
     optimizer = loop.sgd(plain.parameters())
@@ -260,7 +260,7 @@ def test_the_average_follows_the_iterates() -> None:
 def test_views_are_averaged_before_clipping() -> None:
     """One record, two views with gradients that cancel: clipped after averaging it moves nothing."""
     net = nn.Linear(1, 1, bias=False)
-    recipe = Plan(method="x", bounder=FlatClip(1.0), sampling=FullBatch())
+    recipe = Recipe(method="x", bounder=FlatClip(1.0), sampling=FullBatch())
     flip = torch.tensor([[1.0], [-1.0]])
 
     def opposite(batch: Any) -> Any:
@@ -333,7 +333,7 @@ def test_a_record_that_is_not_a_number_changes_nothing_but_its_own_absence() -> 
     x, y = (tensor.clone() for tensor in loop.data().tensors)
     with_nan = x.clone()
     with_nan[17] = float("nan")
-    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=FullBatch())
+    recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=FullBatch())
     found = []
     for values, kept in ((with_nan, torch.arange(60)), (x, torch.arange(60) != 17)):
         run = loop.private(which=loop.plan(recipe, batch=60), dataset=TensorDataset(values[kept], y[kept]))
@@ -346,7 +346,7 @@ def test_a_record_that_is_not_a_number_changes_nothing_but_its_own_absence() -> 
 def test_a_thousand_copies_of_a_record_stay_within_a_thousand_clips() -> None:
     x, y = loop.data(1).tensors
     copies = TensorDataset(x.repeat(1000, 1) * 1e4, y.repeat(1000))
-    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=FullBatch())
+    recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=FullBatch())
     which = loop.plan(recipe, noise=0.0, records=1000, batch=1000, steps=1)
     net = loop.model()
     before = loop.weights(net)
@@ -358,7 +358,9 @@ def test_a_thousand_copies_of_a_record_stay_within_a_thousand_clips() -> None:
 @pytest.mark.parametrize("size", [59, 61])
 def test_replace_one_needs_the_size_that_was_planned(size: int) -> None:
     for sampling, batch in ((FixedSize(), 12), (FullBatch(), 60)):
-        recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=sampling, relation=Neighbouring.REPLACE_ONE)
+        recipe = Recipe(
+            method="x", bounder=FlatClip(0.5), sampling=sampling, relation=Neighbouring.REPLACE_ONE
+        )
         run = loop.private(which=loop.plan(recipe, batch=batch), dataset=loop.data(size))
         with pytest.raises(Refused, match="exactly records=60"):
             list(run)
@@ -393,7 +395,7 @@ def test_a_sample_that_was_not_released_is_followed_by_no_other(monkeypatch: pyt
     batches = iter(run)
     x, y = next(batches)
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(Private, "_end_batch", _interrupt)
+        interrupted.setattr(Private, "_end_sample", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             run.step(loop.losses(run.model, x, y))
     with pytest.raises(Refused, match="an interrupt cut short"):
@@ -450,7 +452,7 @@ def test_two_loops_at_once_are_refused() -> None:
 
 
 def test_balls_in_bins_does_not_go_on_inside_an_epoch() -> None:
-    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=BallsInBins())
+    recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=BallsInBins())
     run = loop.private(which=loop.plan(recipe))
     loop.train(run, most=3)
     with pytest.raises(Refused, match="resume at the next epoch"):
@@ -597,7 +599,7 @@ def test_a_model_with_other_arguments_says_how() -> None:
 
 
 def own(**horizon: Any) -> Any:
-    recipe = Plan(method="x", bounder=FlatClip(0.5), sampling=OwnLoader())
+    recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=OwnLoader())
     return loop.private(which=loop.plan(recipe, **horizon), dataset=None)
 
 

@@ -21,10 +21,11 @@ from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.bounding import FlatClip
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, TruncatedPoisson
 from discreet.training.private import Private
 
-FULL = Plan(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
+FULL = Recipe(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
 
 
 def shard(rank: int, cut: int = 20) -> TensorDataset:
@@ -77,13 +78,13 @@ def work(rank: int, place: str) -> None:
         streams=Streams.seeded(20 + rank),
     )
     found |= {"resumed at": again.progress.step, "resumed": loop.weights(again.model).tolist()}
-    freeze = Plan(
+    freeze = Recipe(
         method="x", bounder=FlatClip(0.5), sampling=FullBatch(), selection=RandomFreeze(final_rate=0.5)
     )
     run, _ = run_of(loop.plan(freeze, batch=60, steps=1), shard(rank), seed=7 + rank)
     found["frozen"] = loop.weights(run.model).tolist()
     try:
-        loop.private(None, loop.plan(Plan(method="x", bounder=FlatClip(1.0), sampling=TruncatedPoisson(9))))
+        loop.private(None, loop.plan(Recipe(method="x", bounder=FlatClip(1.0), sampling=TruncatedPoisson(9))))
     except Refused as refusal:
         found["truncated"] = str(refusal)
     Path(place, f"{rank}.json").write_text(json.dumps(found))

@@ -148,7 +148,7 @@ def test_a_full_batch_gets_the_same_noise() -> None:
 def test_noise_follows_the_schedule() -> None:
     recipe = methods.dp_sgd(CLIP)
     factors = Table((1.0, 3.0, *(1.0,) * 48))
-    rig = Rig(plan_of(Plan(method="x", bounder=recipe.bounder, schedule=factors)), linear(100, 200))
+    rig = Rig(plan_of(Recipe(method="x", bounder=recipe.bounder, schedule=factors)), linear(100, 200))
     std = NOISE * CLIP / BATCH
     first, second = rig.release(rig.batch()), rig.release(rig.batch())
     assert looks_gaussian(first, std)
@@ -194,8 +194,9 @@ def test_the_charge_comes_before_the_noise() -> None:
     def full(event: Event, step: int) -> None:
         raise OSError("disk full")
 
+    batch = PrivateStep(rig.plan, rig.engine, rig.progress, rig.streams, full, World())
     with pytest.raises(OSError, match="disk full"):
-        rig.batch().release(full, World())
+        batch.release()
     assert rig.streams.noise.spent == 0
     assert rig.progress == RunState()
 
@@ -212,7 +213,7 @@ def test_steps_are_charged_in_order() -> None:
 # Adaptive quantiles ---------------------------------------------------------------------------------------
 
 
-def adaptive(**settings: Any) -> Plan:
+def adaptive(**settings: Any) -> Recipe:
     return methods.adaptive_quantile(
         **{"clip": 1.0, "quantile": 0.5, "rate": 0.3, "count_noise": 0.1, **settings}
     )

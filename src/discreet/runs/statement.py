@@ -136,8 +136,8 @@ def _noise(plan: Plan) -> str:
 
 
 _LIMITS = (
-    "Noise is Gaussian in floating-point numbers (53-bit uniforms, AES-256 in counter mode), not on the real "
-    "line: attacks on the last bits are outside the proof",
+    "The Gaussian noise is made of floating-point numbers (from 64-bit words of AES-256 in counter mode), not of "
+    "real numbers: the proof does not cover attacks on the last bits",
     "The numbers of records, batch and steps that the plan used are public",
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from discreet.core import check
+from discreet.core.plain import digest, plain
 from discreet.core.relation import Neighbouring
 from discreet.stages.acceptance import AcceptAll, Acceptance
 from discreet.stages.analysis import Analysis, Composition
@@ -85,6 +86,7 @@ class Pipeline:
         sampling: Sampling | None = None,
         analysis: Analysis | None = None,
         relation: Neighbouring | None = None,
+        claims: Callable[[Plan], Claim | None] | None = None,
     ) -> Self:
         """The same with some stages exchanged; the certificate follows from the new ones.
 
@@ -104,6 +106,7 @@ class Pipeline:
             "sampling": sampling,
             "analysis": analysis,
             "relation": relation,
+            "claims": claims,
         }
         return dataclasses.replace(
             self, **{name: stage for name, stage in given.items() if stage is not None}
@@ -117,6 +120,20 @@ class Pipeline:
     def has_tests(self) -> bool:
         """Whether updates are tested before they are kept."""
         return bool(self.acceptance.queries())
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain JSON values."""
+        fields = {
+            field.name: plain(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name != "claims"
+        }
+        return {"is": type(self).__name__, **fields}
+
+    @property
+    def digest(self) -> str:
+        """A hash that changes with anything that a step does."""
+        return digest(self.to_json())
 
     def _check_tests(self) -> None:
         check.require(

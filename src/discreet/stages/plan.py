@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from discreet.accounting import Certificate, Charge, certify
 from discreet.accounting.events import Event, Free, SelectionQuery
 from discreet.core import check
-from discreet.core.plain import digest, plain
 from discreet.stages.billing import Bill, bill_run, event_at
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.sampling import Horizon
@@ -117,19 +115,3 @@ class Plan(Pipeline):
     def _test(self, factor: float) -> Event:
         (query,) = self.acceptance.queries()
         return SelectionQuery(sigma=query.std(self.noise * factor), sensitivity=query.sensitivity)
-
-    # -- as plain values -------------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON values."""
-        fields = {
-            field.name: plain(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name != "claims"
-        }
-        return {"is": "Plan", **fields}
-
-    @property
-    def digest(self) -> str:
-        """A hash that changes with anything the plan does."""
-        return digest(self.to_json())

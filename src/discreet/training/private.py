@@ -90,6 +90,12 @@ class Private:
         schedulers: Sequence[LRScheduler] = (),
         resume: str | Path | None = None,
     ) -> None:
+        check.require(
+            isinstance(plan, Plan),
+            "a Plan",
+            f"a {type(plan).__name__}",
+            "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)",
+        )
         plan.certificate()  # refuses an incomplete plan and prices it before anything runs
         check_data(data)
         if micro_batch is not None:

@@ -25,6 +25,7 @@ from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.stages.bounding import FlatClip
 from discreet.stages.domain import Ball
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon, Sampling, TruncatedPoisson
 
 Floats = NDArray[np.float64]
@@ -50,7 +51,7 @@ class Case:
 
     @property
     def plan(self) -> Plan:
-        recipe = Plan(
+        recipe = Recipe(
             method="test",
             bounder=FlatClip(self.clip),
             domain=Ball(radius=self.radius),

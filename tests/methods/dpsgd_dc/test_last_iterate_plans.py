@@ -21,13 +21,14 @@ from discreet.stages import bounding, sampling
 from discreet.stages.analysis import Composition
 from discreet.stages.domain import Ball, Box, Unbounded
 from discreet.stages.plan import Plan
+from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import InverseRoot
 
 LOGISTIC = LinearModel(link=Link.LOGISTIC, features=1.0, bias=False)  # L = 1/4
 
 
-def recipe(**changes: Any) -> Plan:
+def recipe(**changes: Any) -> Recipe:
     fields: dict[str, Any] = {
         "method": "test",
         "bounder": bounding.FlatClip(1.0),
@@ -35,11 +36,13 @@ def recipe(**changes: Any) -> Plan:
         "sampling": sampling.FullBatch(),
         "analysis": LastIterate(learning_rate=8.0, curvature=LOGISTIC),
     }
-    return Plan(**(fields | changes))
+    return Recipe(**(fields | changes))
 
 
-def bound(plan: Plan, *, noise: float = math.sqrt(1000), steps: int = 50_000, batch: float = 1000) -> Plan:
-    return plan.bind(noise=noise, horizon=Horizon.of(records=1000, batch=batch, steps=steps), delta=1e-5)
+def bound(
+    recipe: Recipe, *, noise: float = math.sqrt(1000), steps: int = 50_000, batch: float = 1000
+) -> Plan:
+    return recipe.bind(noise=noise, horizon=Horizon.of(records=1000, batch=batch, steps=steps), delta=1e-5)
 
 
 # What it costs -------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ def test_a_combination_is_refused() -> None:
 
 
 def test_a_rate_alone_is_not_enough() -> None:
-    with pytest.raises(Refused, match="public batch size"):
+    with pytest.raises(Refused, match="a public number of records and a batch size"):
         recipe().bind(noise=1.0, horizon=Horizon.of_rate(rate=1.0, steps=10), delta=1e-5).charge()
 
 

@@ -1,6 +1,6 @@
 """The analysis for runs of which only the last iterate leaves: epsilon that stops growing with the steps.
 
-Proof: docs/proofs/LastIterateRun.md. It pays for full batches and many steps; docs/methods/bounded.md says when not.
+Proof: docs/proofs/LastIterateRun.md. It pays for full batches and many steps; docs/methods/dpsgd-dc.md says when not.
 """
 
 from __future__ import annotations
