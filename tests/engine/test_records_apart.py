@@ -414,3 +414,60 @@ def test_the_watch_ends_with_the_loop() -> None:
 
     train(body=inside)
     assert depth() == before
+
+
+# Collation ------------------------------------------------------------------------------------------------
+
+
+def batch_of(records: list[Any]) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in records]), torch.stack([y for _, y in records])
+
+
+def test_standardising_in_collate_fn_has_only_the_record_itself() -> None:
+    """A record is collated alone: the mean over the batch is its own."""
+    seen: list[Tensor] = []
+
+    def collate(records: list[Any]) -> Any:
+        x, y = batch_of(records)
+        return x - x.mean(0), y
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        seen.append(x.detach().clone())
+        private.step(each(model(x), y))
+
+    train(body=body, collate_fn=collate)
+    assert all(bool((x == 0).all()) for x in seen)
+
+
+def test_padding_to_the_longest_record_is_refused() -> None:
+    data = [(torch.arange(1, 3 + i % 4), torch.tensor(i % 3)) for i in range(40)]
+
+    def collate(records: list[Any]) -> Any:
+        ids = nn.utils.rnn.pad_sequence([x for x, _ in records], batch_first=True)
+        return ids, torch.stack([y for _, y in records])
+
+    def padded(records: list[Any]) -> Any:
+        return collate([(F.pad(x, (0, 8 - len(x))), y) for x, y in records])
+
+    torch.manual_seed(0)
+    model = Bare(lambda own, t: own.head(own.embed(t).mean(1)), embed=nn.Embedding(9, 6), head=nn.Linear(6, 3))
+    with pytest.raises(Refused, match="pad every record to one public length"):
+        train(model, data=data, collate_fn=collate)
+    train(model, data=data, collate_fn=padded)
+
+
+def test_what_a_collate_fn_may_return() -> None:
+    data = [({"x": torch.full((6,), float(i))}, i % 3, f"name {i}") for i in range(40)]
+
+    def collate(records: list[Any]) -> Any:
+        return torch.stack([r["x"] for r, _, _ in records]), {
+            "label": torch.tensor([y for _, y, _ in records]),
+            "names": [name for _, _, name in records],
+            "scale": 2,
+        }
+
+    def body(private: Any, model: Any, x: Tensor, more: Any) -> None:
+        assert len(more["names"]) == len(x) and more["scale"] == 2
+        private.step(each(model(x), more["label"]))
+
+    train(body=body, data=data, collate_fn=collate)

@@ -132,7 +132,7 @@ class RecordWatch(TorchFunctionMode):
         self.table = LineageTable(model, self._with_backward)
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs = KnownPrograms()
-        self._records, self._rows = 0, 0
+        self._records, self._opened = 0, 0
         self._is_open = self._is_paused = False
         self._read: tuple[int, str] | None = None
         self._declared: list[Any] = []
@@ -152,6 +152,7 @@ class RecordWatch(TorchFunctionMode):
             live = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
             self.table.begin(live, [*_held_by(private), *(tensor for tensor, _ in places)])
         self.table.new_step(records)
+        self._opened = self.table.clock
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
@@ -218,7 +219,10 @@ class RecordWatch(TorchFunctionMode):
                     "losses in another order",
                     "keep the record as the first axis",
                 )
-            self._programs.check(origin, self._records, self._read, tuple(self._declared))
+            read = self._read
+            if read is not None and self._records == 1 and read[0] > self._opened:
+                read = None  # of the one record itself
+            self._programs.check(origin, self._records, read, tuple(self._declared))
 
     # -- one call --------------------------------------------------------------------------------------
 
