@@ -55,7 +55,7 @@ CLEAN: list[Step] = [
     lambda h, m, c: h.clamp(-c, c),
     lambda h, m, c: F.dropout(h, 0.3),
     lambda h, m, c: h + torch.randn_like(h),
-    lambda h, m, c: h.view(-1, 2).exp().clamp(max=c).view(len(h), -1),
+    lambda h, m, c: h.reshape(-1, 2).exp().clamp(max=c).view(len(h), -1),
     lambda h, m, c: h.t().reshape(-1).sin().view(WIDTH, -1).t(),
     lambda h, m, c: torch.cat([h[:, 2:], h[:, :2]], 1),
     lambda h, m, c: torch.stack([h, h * c], 2).mean(2),
@@ -90,7 +90,7 @@ STATISTICS: list[Callable[[Tensor], Tensor]] = [
     lambda h: (h @ h.t()).sum(1, keepdim=True),
     lambda h: F.softmax(h, 0),
     lambda h: torch.logsumexp(h, 0),
-    lambda h: h.view(-1)[:WIDTH],
+    lambda h: h.reshape(-1)[:WIDTH],
     lambda h: h.reshape(WIDTH, -1).t(),
 ]
 
