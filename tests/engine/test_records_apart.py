@@ -303,7 +303,7 @@ def test_a_branch_on_what_was_read_is_refused() -> None:
 
 
 def test_the_size_of_the_batch_is_refused_at_its_second_value() -> None:
-    with pytest.raises(Refused, match="follows the size of the batch|divided by the size of the batch"):
+    with pytest.raises(Refused, match=r"follows the size of the batch|divided by the size of the batch"):
         train(body=lambda private, model, x, y: private.step(each(model(x), y) / len(x)), fixed=False)
 
 
@@ -358,12 +358,15 @@ def test_backward_hooks_of_modules_are_refused() -> None:
     with pytest.raises(Refused, match="hook"):
         train(model)
 
+    parts = {"first": nn.Linear(6, 6), "mix": nn.Tanh(), "head": nn.Linear(6, 3)}
+    nested = Bare(lambda own, x: own.head(own.mix(own.first(x))), **parts)
+
     def later(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
         model.mix.register_full_backward_hook(lambda m, i, o: None)
         private.step(each(model(x), y))
 
     with pytest.raises(Refused, match="hook"):
-        train(Bare(lambda own, x: own.head(own.mix(own.first(x))), first=nn.Linear(6, 6), mix=nn.Tanh(), head=nn.Linear(6, 3)), later)
+        train(nested, later)
 
 
 # Opaque calls ---------------------------------------------------------------------------------------------
@@ -450,7 +453,9 @@ def test_padding_to_the_longest_record_is_refused() -> None:
         return collate([(F.pad(x, (0, 8 - len(x))), y) for x, y in records])
 
     torch.manual_seed(0)
-    model = Bare(lambda own, t: own.head(own.embed(t).mean(1)), embed=nn.Embedding(9, 6), head=nn.Linear(6, 3))
+    model = Bare(
+        lambda own, t: own.head(own.embed(t).mean(1)), embed=nn.Embedding(9, 6), head=nn.Linear(6, 3)
+    )
     with pytest.raises(Refused, match="pad every record to one public length"):
         train(model, data=data, collate_fn=collate)
     train(model, data=data, collate_fn=padded)
@@ -467,7 +472,8 @@ def test_what_a_collate_fn_may_return() -> None:
         }
 
     def body(private: Any, model: Any, x: Tensor, more: Any) -> None:
-        assert len(more["names"]) == len(x) and more["scale"] == 2
+        assert len(more["names"]) == len(x)
+        assert more["scale"] == 2
         private.step(each(model(x), more["label"]))
 
     train(body=body, data=data, collate_fn=collate)

@@ -29,7 +29,7 @@ from discreet.engine.proof.blame import (
     user_line,
 )
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
-from discreet.engine.proof.call_proof import Verdict, tensors_of_result
+from discreet.engine.proof.call_proof import tensors_of_result
 from discreet.engine.proof.custom_backward import backward_of
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, version_of
 from discreet.engine.proof.lineage_table import LineageTable
@@ -38,11 +38,42 @@ from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdic
 from discreet.engine.trace.capture import RecordAxis, name_of
 
 _GETTERS: Final = (
-    *("shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "is_cuda", "is_sparse", "names"),
-    *("is_quantized", "is_nested", "is_meta", "is_mps", "itemsize", "nbytes", "is_mkldnn", "is_cpu", "output_nr"),
+    *(
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "ndim",
+        "layout",
+        "is_leaf",
+        "is_cuda",
+        "is_sparse",
+        "names",
+    ),
+    *(
+        "is_quantized",
+        "is_nested",
+        "is_meta",
+        "is_mps",
+        "itemsize",
+        "nbytes",
+        "is_mkldnn",
+        "is_cpu",
+        "output_nr",
+    ),
 )
 _METHODS: Final = (
-    *("dim", "size", "numel", "nelement", "ndimension", "__len__", "stride", "storage_offset", "is_floating_point"),
+    *(
+        "dim",
+        "size",
+        "numel",
+        "nelement",
+        "ndimension",
+        "__len__",
+        "stride",
+        "storage_offset",
+        "is_floating_point",
+    ),
     *("is_complex", "is_contiguous", "element_size", "get_device", "is_signed", "is_inference", "__hash__"),
 )
 QUIET: Final = frozenset(
@@ -55,7 +86,7 @@ QUIET: Final = frozenset(
 _FORBIDDEN_ON_RECORDS: Final = {
     Tensor.register_hook: "a hook changes gradients out of sight",
     Tensor.register_post_accumulate_grad_hook: "a hook changes gradients out of sight",
-    Tensor.grad_fn.__get__: "a hook on the graph changes gradients out of sight",  # type: ignore[attr-defined]
+    getattr(Tensor, "grad_fn").__get__: "a hook on the graph changes gradients out of sight",  # noqa: B009
     Tensor.retain_grad: "",
 }
 
@@ -63,8 +94,10 @@ _FORBIDDEN_ON_RECORDS: Final = {
 _DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
 _DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
 _SPECIAL: Final = frozenset(
-    [_DATA_GET, _DATA_SET, Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr, Tensor.__dlpack__]
-    + [Tensor.storage, Tensor.share_memory_]
+    [
+        *(_DATA_GET, _DATA_SET, Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr),
+        *(Tensor.__dlpack__, Tensor.storage, Tensor.share_memory_),
+    ]
 )
 
 
@@ -130,7 +163,9 @@ class RecordWatch(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.table = LineageTable(model, self._with_backward)
-        self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
+        self.forward: Callable[[Any, Any, Any], Any] | None = (
+            None  # how the engine runs calls inside the model
+        )
         self._programs = KnownPrograms()
         self._records, self._opened = 0, 0
         self._is_open = self._is_paused = False
@@ -300,13 +335,15 @@ class RecordWatch(TorchFunctionMode):
             return [PUBLIC] * len(made), None
         if self._records == 1:
             return [SOLE] * len(made), None
-        verdict: Verdict = verdict_on(form, func, args, kwargs, reading, made)
+        verdict = verdict_on(form, func, args, kwargs, reading, made)
         if MIXED in verdict.outputs:
             return verdict.outputs, blame_for(func, verdict)
         return verdict.outputs, None
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
-        by_size = func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
+        by_size = (
+            func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
+        )
         if self._read is None and (by_size or (func not in QUIET and name_of(func) in READS)):
             where = user_line(but_not_torch=True)
             if where is not None:

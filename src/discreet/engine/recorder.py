@@ -18,7 +18,6 @@ from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuff
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.factors.rules import parts_of, simple_parts
 from discreet.engine.layout import Layout
-from discreet.engine.proof.custom_backward import OURS
 from discreet.engine.trace.capture import (
     Call,
     ForwardTrace,
@@ -76,9 +75,6 @@ class _Source(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         ctx.use.keep_gradient(gradients[0])
         return None, None
-
-
-OURS.add(_Source)
 
 
 class Recorder:

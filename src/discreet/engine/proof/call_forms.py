@@ -38,7 +38,9 @@ class Follows(enum.IntEnum):
 
 
 TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
-_PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
+_PLAIN: Final = frozenset(
+    [type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format]
+)
 _AT_MOST: Final = 4  # entries of an axis whose size does not matter
 
 
@@ -204,13 +206,13 @@ def _rebuilt(
         kind = type(tree)
         if kind is bool:
             return tree
-        if isinstance(tree, (int, float)):
-            if values:
-                return _plain_value(tree)
-            if kind is int and shapes and inside:
+        if isinstance(tree, int) and not values:
+            if shapes and inside:
                 return _capped(tree)
             factor = reading.follows.factor(tree, reading.records) if kind is int else None
             return tree if factor is None else factor * records
+        if isinstance(tree, (int, float)):
+            return _plain_value(tree) if values else tree
         if isinstance(tree, torch.Size):
             return tuple(walk(branch, inside=True) for branch in tree)
         if isinstance(tree, (tuple, list)):
@@ -249,7 +251,9 @@ def without_values(description: Any) -> Any:
         if description[:1] == ("float",) or (description[:1] == ("records",) and len(description) == 2):
             return "a number"
         return tuple(
-            part if isinstance(part, tuple) and part and isinstance(part[0], torch.dtype) else without_values(part)
+            part
+            if isinstance(part, tuple) and part and isinstance(part[0], torch.dtype)
+            else without_values(part)
             for part in description
         )
     return "a number" if type(description) is int else description
@@ -259,7 +263,9 @@ def _named(*names: str) -> frozenset[Any]:
     found = []
     for name in names:
         for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__"):
-            found += [getattr(room, form, None) for room in (torch, Tensor, F, torch.special, torch.nn.functional)]
+            found += [
+                getattr(room, form, None) for room in (torch, Tensor, F, torch.special, torch.nn.functional)
+            ]
     return frozenset(func for func in found if callable(func))
 
 
@@ -268,17 +274,137 @@ SIZE_FREE: Final = (
     ELEMENTWISE
     | _NORMALISING
     | _named(
-        *("relu", "gelu", "silu", "elu", "selu", "celu", "leaky_relu", "mish", "softplus", "softsign", "tanh"),
-        *("sigmoid", "logsigmoid", "hardtanh", "hardswish", "hardsigmoid", "relu6", "exp", "expm1", "log", "log1p"),
-        *("log2", "log10", "sqrt", "rsqrt", "square", "abs", "neg", "sign", "sin", "cos", "tan", "erf", "reciprocal"),
-        *("round", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"),
-        *("logical_xor", "bitwise_not", "bitwise_and", "bitwise_or", "and", "or", "xor", "invert", "nan_to_num"),
-        *("clone", "detach", "contiguous", "float", "double", "half", "long", "int", "bool", "zeros_like", "ones_like"),
-        *("rand_like", "randn_like", "dropout", "alpha_dropout", "softmax", "log_softmax", "logsumexp", "linear"),
-        *("matmul", "bmm", "scaled_dot_product_attention", "embedding", "sum", "mean", "amax", "amin", "argmax"),
-        *("argmin", "max", "min", "any", "all", "norm", "std", "var", "prod", "cumsum", "flip", "cat", "stack"),
-        *("transpose", "permute", "unsqueeze", "squeeze", "t", "swapaxes", "movedim", "cross_entropy", "nll_loss"),
-        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
+        *(
+            "relu",
+            "gelu",
+            "silu",
+            "elu",
+            "selu",
+            "celu",
+            "leaky_relu",
+            "mish",
+            "softplus",
+            "softsign",
+            "tanh",
+        ),
+        *(
+            "sigmoid",
+            "logsigmoid",
+            "hardtanh",
+            "hardswish",
+            "hardsigmoid",
+            "relu6",
+            "exp",
+            "expm1",
+            "log",
+            "log1p",
+        ),
+        *(
+            "log2",
+            "log10",
+            "sqrt",
+            "rsqrt",
+            "square",
+            "abs",
+            "neg",
+            "sign",
+            "sin",
+            "cos",
+            "tan",
+            "erf",
+            "reciprocal",
+        ),
+        *(
+            "round",
+            "floor",
+            "ceil",
+            "trunc",
+            "isnan",
+            "isinf",
+            "isfinite",
+            "logical_not",
+            "logical_and",
+            "logical_or",
+        ),
+        *(
+            "logical_xor",
+            "bitwise_not",
+            "bitwise_and",
+            "bitwise_or",
+            "and",
+            "or",
+            "xor",
+            "invert",
+            "nan_to_num",
+        ),
+        *(
+            "clone",
+            "detach",
+            "contiguous",
+            "float",
+            "double",
+            "half",
+            "long",
+            "int",
+            "bool",
+            "zeros_like",
+            "ones_like",
+        ),
+        *(
+            "rand_like",
+            "randn_like",
+            "dropout",
+            "alpha_dropout",
+            "softmax",
+            "log_softmax",
+            "logsumexp",
+            "linear",
+        ),
+        *(
+            "matmul",
+            "bmm",
+            "scaled_dot_product_attention",
+            "embedding",
+            "sum",
+            "mean",
+            "amax",
+            "amin",
+            "argmax",
+        ),
+        *(
+            "argmin",
+            "max",
+            "min",
+            "any",
+            "all",
+            "norm",
+            "std",
+            "var",
+            "prod",
+            "cumsum",
+            "flip",
+            "cat",
+            "stack",
+        ),
+        *(
+            "transpose",
+            "permute",
+            "unsqueeze",
+            "squeeze",
+            "t",
+            "swapaxes",
+            "movedim",
+            "cross_entropy",
+            "nll_loss",
+        ),
+        *(
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "binary_cross_entropy_with_logits",
+            "kl_div",
+        ),
         *("baddbmm", "addmm", "mv", "dot", "sort", "normalize", "cosine_similarity", "gaussian_nll_loss"),
     )
 )

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from discreet.engine.proof.generic_values import SEED, Pattern, Range, ValueSource, halves, ranges
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
+from discreet.engine.proof.movement import changed, follows, only, put
 from discreet.engine.proof.stand_ins import STAND_INS
 from discreet.engine.trace.capture import RecordAxis
 
@@ -206,7 +207,7 @@ class _Proof:
         if len(self.shapes) > 1:
             for index, one in enumerate(self.seen):
                 shapes = {records: own[index] for records, own in self.shapes.items()}
-                one.candidates = [axis for axis in one.candidates if _follows(axis.axis, shapes, one.factor)]
+                one.candidates = [axis for axis in one.candidates if follows(axis.axis, shapes, one.factor)]
 
     def _axes(self, tensor: Tensor, records: int) -> tuple[list[RecordAxis], dict[int, int]]:
         inputs = [leaf.place for leaf in self.call.leaves if isinstance(leaf.place, RecordAxis)]
@@ -218,7 +219,9 @@ class _Proof:
                 found.append(RecordAxis(axis))
                 if size > records:
                     found.append(RecordAxis(axis, minor=True))
-        found.sort(key=lambda axis: (axis not in inputs, axis.minor))  # an output that never moves looks like its input
+        found.sort(
+            key=lambda axis: (axis not in inputs, axis.minor)
+        )  # an output that never moves looks like its input
         return found, factors
 
     def _compare(self, before: _Run, after: _Run, half: Tensor, records: int) -> None:
@@ -229,11 +232,11 @@ class _Proof:
             if old.shape != new.shape or old.dtype != new.dtype:
                 one.moved, one.candidates, one.sized_by_values = True, [], True
                 continue
-            change = _changed(old, new)
+            change = changed(old, new)
             if change is None:
                 continue
             one.moved = True
-            one.candidates = [axis for axis in one.candidates if _only(axis, change, half)]
+            one.candidates = [axis for axis in one.candidates if only(axis, change, half)]
 
     def _place(self, one: _Seen) -> Place:
         return one.candidates[0] if one.candidates else PUBLIC
@@ -248,7 +251,9 @@ class _Proof:
     # -- gradients -------------------------------------------------------------------------------------
 
     def _gradients_apart(self, records: int, places: Sequence[Place]) -> bool:
-        wanted = [i for i, leaf in enumerate(self.call.leaves) if leaf.needs_grad and leaf.like.is_floating_point()]
+        wanted = [
+            i for i, leaf in enumerate(self.call.leaves) if leaf.needs_grad and leaf.like.is_floating_point()
+        ]
         wanted = [i for i in wanted if isinstance(self.call.leaves[i].place, RecordAxis)]
         if not wanted:
             return True
@@ -260,7 +265,13 @@ class _Proof:
                 continue
             for half in chosen:
                 after = self._pulled(
-                    self._replaced(base, half, records, pattern), before[1], half, records, places, pattern, wanted
+                    self._replaced(base, half, records, pattern),
+                    before[1],
+                    half,
+                    records,
+                    places,
+                    pattern,
+                    wanted,
                 )
                 if after is None:
                     continue
@@ -271,8 +282,8 @@ class _Proof:
                         if old is not new:
                             return False
                         continue
-                    change = _changed(old, new)
-                    if change is not None and not _only(axis, change, half):
+                    change = changed(old, new)
+                    if change is not None and not only(axis, change, half):
                         return False
         return True
 
@@ -294,10 +305,12 @@ class _Proof:
         free = Range(-(2**20), 2**20)
         if pulls is None or half is None:
             # Copies, as products round differently where memory is not aligned.
-            pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, pattern, free).clone() for tensor in run.outputs]
+            pulls = [
+                _SOURCE.drawn(tensor.detach(), tensor.shape, pattern, free).clone() for tensor in run.outputs
+            ]
         else:
             pulls = [
-                _put(pull, _SOURCE.drawn(pull, pull.shape, pattern, free), place, half)
+                put(pull, _SOURCE.drawn(pull, pull.shape, pattern, free), place, half)
                 if isinstance(place, RecordAxis)
                 else pull
                 for pull, place in zip(pulls, places, strict=True)
@@ -330,13 +343,13 @@ class _Proof:
             return _SOURCE.drawn(leaf.like, shape, steady, self.within)
         return _SOURCE.base(leaf.like, shape, pattern, self.within)
 
-    def _replaced(
-        self, base: Sequence[Tensor], half: Tensor, records: int, pattern: Pattern
-    ) -> list[Tensor]:
+    def _replaced(self, base: Sequence[Tensor], half: Tensor, records: int, pattern: Pattern) -> list[Tensor]:
         values = []
         for leaf, value in zip(self.call.leaves, base, strict=True):
             if isinstance(leaf.place, RecordAxis):
-                value = _put(value, _SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half)
+                value = put(
+                    value, _SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half
+                )
             values.append(value)
         return values
 
@@ -371,39 +384,6 @@ def tensors_of_result(tree: Any) -> list[Tensor]:
     return []
 
 
-def _put(target: Tensor, source: Tensor, axis: RecordAxis, half: Tensor) -> Tensor:
-    """`target` with the records of `half` from `source`."""
-    return torch.where(_entries(half, axis, target), source, target)
-
-
-def _entries(half: Tensor, axis: RecordAxis, tensor: Tensor) -> Tensor:
-    """Which entries along the record axis belong to the records of `half`, ready to be broadcast."""
-    entries, size = half, tensor.shape[axis.axis]
-    if size != len(half):
-        each = size // len(half)
-        entries = half.repeat(each) if axis.minor else half.repeat_interleave(each)
-    return entries.view([-1 if i == axis.axis else 1 for i in range(tensor.dim())]).to(tensor.device)
-
-
 @lru_cache
 def _seeded_state() -> Tensor:
     return torch.Generator().manual_seed(SEED).get_state()
-
-
-def _follows(axis: int, shapes: dict[int, torch.Size], factors: dict[int, int]) -> bool:
-    return all(
-        axis < len(shape) and shape[axis] == factors[axis] * records for records, shape in shapes.items()
-    )
-
-
-def _changed(old: Tensor, new: Tensor) -> Tensor | None:
-    """Which entries moved; None if none did. NaN equals NaN here."""
-    change = old != new
-    if old.is_floating_point() or old.is_complex():
-        change &= (old == old) | (new == new)
-    return change if bool(change.any()) else None
-
-
-def _only(axis: RecordAxis, change: Tensor, half: Tensor) -> bool:
-    """Whether nothing moved but entries of the records that were replaced."""
-    return not bool((change & ~_entries(half, axis, change)).any())

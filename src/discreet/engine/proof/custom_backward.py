@@ -22,21 +22,22 @@ from discreet.engine.trace.capture import RecordAxis
 class BackwardWatch(Protocol):
     """What runs a function under the watch."""
 
-    def watched(self, place: RecordAxis, tensors: list[Tensor]) -> AbstractContextManager[Callable[[Tensor], Origin]]:
+    def watched(
+        self, place: RecordAxis, tensors: list[Tensor]
+    ) -> AbstractContextManager[Callable[[Tensor], Origin]]:
         """Inside the block, `tensors` are records along `place` and calls are watched; reading values is refused."""
-
-
-OURS: set[type] = set()
-"""Functions of the engine itself."""
 
 
 def backward_of(tensor: Tensor, origin: Origin, watch: BackwardWatch) -> Origin:
     """The lineage of a tensor, with its backward pass taken into account."""
     node: Any = tensor.grad_fn
-    if not isinstance(node, BackwardCFunction) or not isinstance(origin.lineage, RecordAxis):
+    kind: Any = type(node)
+    if not issubclass(kind, BackwardCFunction) or not isinstance(origin.lineage, RecordAxis):
         return origin
-    function: Any = type(node)._forward_cls  # type: ignore[attr-defined]
-    if function in OURS or function.__module__ == "torch.utils.checkpoint":  # the engine refuses checkpoints by name
+    function = kind._forward_cls
+    if (
+        function in OURS or function.__module__ == "torch.utils.checkpoint"
+    ):  # the engine refuses checkpoints by name
         return origin
     if function.__module__ == "torch.nn.modules._functions":
         refuse(
@@ -51,7 +52,9 @@ def backward_of(tensor: Tensor, origin: Origin, watch: BackwardWatch) -> Origin:
     except ValueError:
         raise
     except Exception as error:
-        return _blamed(origin, function, f"its backward pass fails on other gradients ({type(error).__name__})")
+        return _blamed(
+            origin, function, f"its backward pass fails on other gradients ({type(error).__name__})"
+        )
     for result in results if isinstance(results, tuple) else (results,):
         if isinstance(result, Tensor):
             came = find(result)

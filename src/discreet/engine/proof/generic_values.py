@@ -55,7 +55,7 @@ def ranges(sizes: Sequence[int], special: Sequence[int]) -> Iterator[Range]:
 
 
 class ValueSource:
-    """Draws generic tensors; the same ones in every process, so that a verdict never depends on chance or on records."""
+    """Draws generic tensors, from one seed: a verdict depends on no record."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(SEED)
@@ -67,7 +67,9 @@ class ValueSource:
         kinds = torch.randint(0, 4, (_POOL,), generator=generator)
         for kind, value in enumerate((float("nan"), float("inf"), -float("inf"))):
             self._broken[kinds == kind] = value
-        self._single = {id(pool): pool.float() for pool in (self._normal, self._uniform, self._spread, self._broken)}
+        self._single = {
+            id(pool): pool.float() for pool in (self._normal, self._uniform, self._spread, self._broken)
+        }
         self._at = 0
 
     def base(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:

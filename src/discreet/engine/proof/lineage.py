@@ -113,7 +113,7 @@ def version_of(tensor: Tensor) -> int:
 
 def storage_of(tensor: Tensor) -> int:
     """What the views of one memory have in common."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def memory_of(tensor: Tensor) -> int:
@@ -127,4 +127,4 @@ def _content(tensor: Tensor) -> int:
     if tensor.is_meta or tensor.is_quantized or tensor.numel() == 0:
         return 0
     values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return zlib.crc32(values.flatten().view(torch.uint8).numpy())
+    return zlib.crc32(values.flatten().view(torch.uint8).numpy().data)

@@ -63,7 +63,8 @@ class Comparison:
             self.numbers.append((float(one[1]), float(other[1])))
             return True
         if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-            return all([self._alike(a, b) for a, b in zip(one, other, strict=True)])
+            found = [self._alike(a, b) for a, b in zip(one, other, strict=True)]  # all numbers that differ
+            return all(found)
         return False
 
     def _sizes(self, size: Any, which: int) -> list[int]:
@@ -81,7 +82,10 @@ class Comparison:
         first, second = self.sizes
         return any(
             first != second
-            and (math.isclose(a * first, b * second, rel_tol=1e-6) or math.isclose(a * second, b * first, rel_tol=1e-6))
+            and (
+                math.isclose(a * first, b * second, rel_tol=1e-6)
+                or math.isclose(a * second, b * first, rel_tol=1e-6)
+            )
             for a, b in self.numbers
             if a and b and math.isfinite(a) and math.isfinite(b)
         )

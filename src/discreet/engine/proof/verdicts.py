@@ -39,7 +39,7 @@ _SHIFTS: Final = frozenset([torch.roll, Tensor.roll])
 
 
 class Form:
-    """What is known of one form of call: a digest, a verdict for any number of records, and verdicts for single ones."""
+    """What is known of one form of call: a digest, a verdict for any number of records, verdicts for single ones."""
 
     __slots__ = ("at", "digest", "verdict")
 
@@ -122,12 +122,16 @@ def _proven(
         return mixed(outputs, reason), True
     found: Verdict | None = None
     generally = None
+    origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
+
+    def known(tensor: Tensor) -> Origin:
+        return origins[id(tensor)]
+
     if not _needs_the_very_size(func, args, kwargs):
         descriptions = set()
         for follows in Follows:
             other = Reading(reading.records, follows, values=reading.values)
-            origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
-            description = other.describe((args, kwargs), lambda tensor, own=origins: own[id(tensor)])
+            description = other.describe((args, kwargs), known)
             if description in descriptions:
                 continue
             descriptions.add(description)
@@ -139,9 +143,9 @@ def _proven(
                 return verdict, follows is Follows.MULTIPLES
             if found is None or verdict.sized_by_values:
                 found, generally = verdict, follows is Follows.MULTIPLES
-        if len(descriptions) == 1 and found is not None and found.why and not _contents(reading):
-            if len(found.outputs) == len(outputs) and "fails" not in found.why:
-                return found, bool(generally)
+        is_plain = len(descriptions) == 1 and not _contents(reading)
+        if is_plain and found is not None and len(found.outputs) == len(outputs) and "fails" not in found.why:
+            return found, bool(generally)
     try:
         exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), shrink=False, exact=True)
         verdict = prove(exact, (reading.records,))
@@ -197,7 +201,9 @@ def _unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
         return "it takes a tensor that is not dense, or of a class of its own"
     module = getattr(func, "__module__", None) or "torch"
     ours = module == "torch" or module.startswith("torch.")
-    if not ours or (module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")):
+    if not ours or (
+        module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")
+    ):
         return "it is an operator of its own, which values of ours prove nothing about"
     if module.startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
         return "it runs functions that are not watched"
@@ -211,6 +217,3 @@ def readable(func: Callable[..., Any]) -> str:
     if room is func:
         return f"F.{name}"
     return {"__getitem__": "indexing", "__setitem__": "writing by index"}.get(name, name.strip("_"))
-
-
-__all__ = ["NUMBERS", "Form", "Origin", "form_of", "mixed", "readable", "verdict_on"]
