@@ -292,7 +292,8 @@ class RecordWatch(TorchFunctionMode):
                 self._note_reading(func, blamed)
             return result
         tensors = reading.tensors
-        made += [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
+        if written:
+            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         form = form_of(func, description, tuple(reading.declared))
         clock = self.table.tick()
         parents = tuple(reading.origins)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from discreet.engine.proof.call_proof import Leaf, ProvableCall
+from discreet.engine.proof.generic_values import Pattern
 from discreet.engine.proof.lineage import PUBLIC, Origin
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE
@@ -186,6 +187,8 @@ def provable(
     )
     rebuild = partial(_rebuilt, args, kwargs, reading, func in ELEMENTWISE, shrink and func in _NORMALISING)
     special = tuple({number for number in _numbers((args, kwargs)) if number < 0})[:3]
+    if func in _MOVES and len(leaves) == 1:
+        return ProvableCall(func, leaves, rebuild, patterns=(Pattern.MODERATE,))
     return ProvableCall(func, leaves, rebuild, special)
 
 
@@ -270,6 +273,23 @@ def _named(*names: str) -> frozenset[Any]:
 
 
 _NORMALISING: Final = _named("layer_norm", "rms_norm")
+_MOVES: Final = _named(
+    *(
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "expand",
+        "chunk",
+        "split",
+        "unbind",
+        "getitem",
+        "transpose",
+        "permute",
+    ),
+    *("contiguous", "select", "narrow", "unsqueeze", "squeeze", "movedim", "t", "unfold", "repeat"),
+)
+"""Functions that move entries and do not look at them, so that one kind of values shows it."""
 SIZE_FREE: Final = (
     ELEMENTWISE
     | _NORMALISING

@@ -61,7 +61,7 @@ class ProvableCall:
     leaves: tuple[Leaf, ...]
     rebuild: Callable[[Sequence[Tensor], int], tuple[Any, Any]]
     special: tuple[int, ...] = ()  # whole numbers among the settings
-    checks_gradient: bool = True
+    patterns: tuple[Pattern, ...] = tuple(Pattern)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Proof:
 
     def verdict(self, sizes: Sequence[int]) -> Verdict:
         for records in sizes:
-            for pattern in Pattern:
+            for pattern in self.call.patterns:
                 self._forward(records, pattern, many=records > FEW and len(sizes) > 1)
                 if self.seen is not None and any(one.moved and not one.candidates for one in self.seen):
                     return self._mixed()
@@ -164,16 +164,14 @@ class _Proof:
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
         verdict = Verdict(places, factors, self.written)
-        if self.call.checks_gradient:
-            for records in sizes:
-                if not self._gradients_apart(records, places):
-                    return replace(
-                        verdict,
-                        outputs=(MIXED,) * len(places),
-                        factors=(None,) * len(places),
-                        why="the gradient that goes back to one record moves with others",
-                    )
-        return verdict
+        if all(self._gradients_apart(records, places) for records in sizes):
+            return verdict
+        return replace(
+            verdict,
+            outputs=(MIXED,) * len(places),
+            factors=(None,) * len(places),
+            why="the gradient that goes back to one record moves with others",
+        )
 
     # -- forward ---------------------------------------------------------------------------------------
 

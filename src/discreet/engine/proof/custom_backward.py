@@ -35,10 +35,8 @@ def backward_of(tensor: Tensor, origin: Origin, watch: BackwardWatch) -> Origin:
     if not issubclass(kind, BackwardCFunction) or not isinstance(origin.lineage, RecordAxis):
         return origin
     function = kind._forward_cls
-    if (
-        function in OURS or function.__module__ == "torch.utils.checkpoint"
-    ):  # the engine refuses checkpoints by name
-        return origin
+    if function.__module__.startswith(("discreet.engine.", "torch.utils.checkpoint")):
+        return origin  # ours keep a gradient and change nothing; the engine refuses checkpoints by name
     if function.__module__ == "torch.nn.modules._functions":
         refuse(
             "a step whose gradients autograd computes: a hook changes gradients out of sight",

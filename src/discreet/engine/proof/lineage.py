@@ -71,7 +71,7 @@ class Entry:
     __slots__ = ("needs_grad", "origin", "tensor", "version")
 
     def __init__(self, tensor: Tensor, origin: Origin) -> None:
-        self.tensor = weakref.ref(tensor)
+        self.tensor = weakref.ref(tensor)  # no tensor lives longer for being watched
         self.version, self.needs_grad, self.origin = version_of(tensor), tensor.requires_grad, origin
 
 
@@ -108,7 +108,10 @@ def has_memory(tensor: Tensor) -> bool:
 
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to; tensors of inference mode do not count."""
-    return -1 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
 
 
 def storage_of(tensor: Tensor) -> int:

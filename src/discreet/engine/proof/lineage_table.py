@@ -180,12 +180,12 @@ class LineageTable:
         self, made: Sequence[Tensor], origins: Sequence[Origin], reading: Reading, written: Sequence[int]
     ) -> None:
         """What a call made, and what it wrote to."""
-        entries = self._entries
-        given = reading.tensors
-        for tensor, origin in zip(made, origins, strict=True):
-            if not written and any(tensor is one for one in given):
-                continue  # handed through
-            if origin.lineage is MIXED and origin.blame is not None and origin.blame.sized_by_values:
+        entries, given = self._entries, reading.tensors
+        handed = () if written else {id(tensor) for tensor in given}
+        for tensor, origin in zip(made, origins, strict=False):
+            if id(tensor) in handed:
+                continue  # the call gave back what it got
+            if origin.blame is not None and origin.blame.sized_by_values:
                 self.has_sizes_by_values = True
             entries[id(tensor)] = Entry(tensor, origin)
         for index in written:
