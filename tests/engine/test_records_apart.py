@@ -477,3 +477,47 @@ def test_what_a_collate_fn_may_return() -> None:
         private.step(each(model(x), more["label"]))
 
     train(body=body, data=data, collate_fn=collate)
+
+
+# Places and sizes -----------------------------------------------------------------------------------------
+
+
+def by_place(losses: Tensor) -> Tensor:
+    return losses * torch.linspace(0, 1, len(losses))
+
+
+def every_other(losses: Tensor) -> Tensor:
+    return torch.where(torch.arange(len(losses)) % 2 == 0, losses, losses * 0)
+
+
+@pytest.mark.parametrize("change", [by_place, every_other])
+def test_weights_by_place_in_the_batch_are_refused(change: Callable[[Tensor], Tensor]) -> None:
+    body = lambda private, model, x, y: private.step(change(each(model(x), y)))  # noqa: E731
+    refused("place in the batch", body=body)
+
+
+def test_a_sum_over_the_places_of_the_batch_is_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x * torch.ones(len(x)).sum() / 100), y))
+
+    with pytest.raises(Refused, match="follows the size of the batch"):
+        train(body=body, fixed=False)
+
+
+def test_saved_tensors_hooks_are_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        h = model(x)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t / t.norm()):
+            private.step(each(h.tanh(), y))
+
+    refused("saved_tensors_hooks", body=body)
+
+
+def test_inference_mode_hides_no_writing() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        with torch.inference_mode():
+            weights = torch.ones(len(x))
+            weights.mul_(x.mean())
+        private.step(each(model(x), y) * weights.clone())
+
+    refused("no watched call made|mean at", body=body)

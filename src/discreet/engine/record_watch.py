@@ -31,11 +31,13 @@ from discreet.engine.proof.blame import (
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
 from discreet.engine.proof.call_proof import tensors_of_result
 from discreet.engine.proof.custom_backward import backward_of
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, version_of
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
+from discreet.engine.proof.positions import places_matter
 from discreet.engine.proof.program import KnownPrograms
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
 from discreet.engine.trace.capture import RecordAxis, name_of
+from discreet.engine.trace.settings import ELEMENTWISE
 
 _GETTERS: Final = (
     *(
@@ -134,7 +136,7 @@ def _held_by(data: Any, depth: int = 3) -> list[Tensor]:
         parts = list(data)
     else:
         parts = list(getattr(data, "__dict__", {}).values())
-    return [tensor for part in parts[:1000] for tensor in _held_by(part, depth - 1)]
+    return [tensor for part in parts[:200_000] for tensor in _held_by(part, depth - 1)]
 
 
 def public(value: Any) -> Any:
@@ -155,6 +157,9 @@ def public(value: Any) -> Any:
         if isinstance(mode, RecordWatch):
             mode.declare(value)
     return value
+
+
+_saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class RecordWatch(TorchFunctionMode):
@@ -278,7 +283,13 @@ class RecordWatch(TorchFunctionMode):
                 on_records = True
         if on_records and func in _FORBIDDEN_ON_RECORDS:
             self._refuse_hook(func)
-        versions = [version_of(tensor) for tensor in reading.tensors]
+        if on_records and _saved_tensors_hooks(False) is not None:
+            refuse(
+                "saved tensors that come back as they were",
+                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
+                "remove them, and use a smaller micro_batch, which saves memory too",
+            )
+        versions = versions_of(reading.tensors)
         started = self.table.clock
         result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
         if self.table.clock != started:
@@ -286,7 +297,8 @@ class RecordWatch(TorchFunctionMode):
         if func in _SPECIAL:
             self._special(func, args, reading)
         made = [result] if type(result) is Tensor else tensors_of_result(result)
-        written = [i for i, tensor in enumerate(reading.tensors) if version_of(tensor) != versions[i]]
+        now = versions_of(reading.tensors)
+        written = [] if now == versions else [i for i, version in enumerate(versions) if now[i] != version]
         if not made and not written:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
@@ -336,7 +348,10 @@ class RecordWatch(TorchFunctionMode):
             return [PUBLIC] * len(made), None
         if self._records == 1:
             return [SOLE] * len(made), None
-        verdict = verdict_on(form, func, args, kwargs, reading, made)
+        if func in ELEMENTWISE and places_matter(reading, self._records):
+            verdict = mixed(made, "what it gives a record depends on the record's place in the batch")
+        else:
+            verdict = verdict_on(form, func, args, kwargs, reading, made)
         if MIXED in verdict.outputs:
             return verdict.outputs, blame_for(func, verdict)
         return verdict.outputs, None

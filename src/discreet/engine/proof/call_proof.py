@@ -116,7 +116,7 @@ def _apart_from_the_run() -> Iterator[None]:
     """Neither the watch nor the generators of the run notice what happens inside."""
     state = torch.get_rng_state()
     try:
-        with torch._C.DisableTorchFunction(), torch.enable_grad():
+        with torch.inference_mode(False), torch._C.DisableTorchFunction(), torch.enable_grad():
             yield
     finally:
         torch.set_rng_state(state)

@@ -97,6 +97,14 @@ class ExistingTensors:
         return found is not None and found[0]() is tensor
 
 
+def versions_of(tensors: list[Tensor]) -> list[int]:
+    """How often each tensor was written to."""
+    try:
+        return [tensor._version for tensor in tensors]  # nearly always
+    except RuntimeError:
+        return [version_of(tensor) for tensor in tensors]
+
+
 def has_memory(tensor: Tensor) -> bool:
     """Whether a tensor is an ordinary one: dense, of no class of its own, wrapped by no transform."""
     return (

@@ -96,9 +96,12 @@ class LineageTable:
         """Where a tensor comes from."""
         entry = self._entries.get(id(tensor))
         if entry is not None and entry.tensor() is tensor:
-            if entry.version == version_of(tensor) and (entry.needs_grad or not tensor.requires_grad):
-                if self._silent and storage_of(tensor) in self._silent:
-                    return self._after_writes(tensor, entry)
+            try:
+                is_as_seen = entry.version == tensor._version
+            except RuntimeError:  # tensors of inference mode do not count writes
+                return Origin(MIXED, 0, blame=_here(UNKNOWN))
+            is_quiet = not self._silent or storage_of(tensor) not in self._silent
+            if is_as_seen and is_quiet and (entry.needs_grad or not tensor.requires_grad):
                 return entry.origin
             return self._after_writes(tensor, entry)
         held = self._held.get(id(tensor))

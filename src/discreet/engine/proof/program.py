@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from discreet.core.check import refuse, require
-from discreet.engine.proof.lineage import Origin
+from discreet.engine.proof.lineage import PUBLIC, Origin
 from discreet.engine.trace.capture import name_of
 
 
@@ -39,6 +39,8 @@ class Comparison:
             self._compared.add(pair)
             if one.func is None and one.digest == other.digest:
                 continue
+            if _sums_up_the_batch(one) and _sums_up_the_batch(other):
+                self.numbers.append(tuple(map(float, self.sizes)))  # type: ignore[arg-type]
             if one.func != other.func or len(one.parents) != len(other.parents):
                 self.call = "another value" if other.func is None else name_of(other.func)
                 return False
@@ -91,6 +93,17 @@ class Comparison:
         )
 
 
+def _sums_up_the_batch(origin: Origin) -> bool:
+    """Whether public entries, one per record, were reduced: torch.ones(len(x)).sum() is the size of the batch."""
+    if origin.lineage is not PUBLIC or origin.form is None or _grows(origin.form):
+        return False
+    return any(parent.lineage is PUBLIC and _grows(parent.form) for parent in origin.parents)
+
+
+def _grows(form: Any) -> bool:
+    return form is not None and any(isinstance(size, tuple) for size in form[1])
+
+
 def _is_form(part: Any) -> bool:
     return isinstance(part, tuple) and len(part) > 1 and isinstance(part[0], torch.dtype)
 
@@ -111,6 +124,7 @@ class KnownPrograms:
         self._digests: set[int] = set()
         self._programs: list[tuple[Origin, int]] = []
         self._declared: set[tuple[Any, ...]] = set()
+        self._sizes: dict[int, set[int]] = {}
 
     def check(
         self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]
@@ -120,7 +134,7 @@ class KnownPrograms:
         read      when and where a value of the records was first read
         declared  choices of this step that the user declared public
         """
-        if losses.digest in self._digests:
+        if losses.digest in self._digests and not self._is_new_size(losses.digest, records):
             return
         differing: Comparison | None = None
         for program, size in self._programs:
@@ -137,12 +151,23 @@ class KnownPrograms:
                     self._digests.add(losses.digest)
                     return
             differing = differing or comparison
+        if losses.digest in self._digests:
+            return
         if read is not None and read[0] < losses.clock and not (declared and declared not in self._declared):
             self._refuse(read[1], differing)
         self._digests.add(losses.digest)
+        self._is_new_size(losses.digest, records)
         self._declared.add(declared)
         if len(self._programs) < 20:
             self._programs.append((losses, records))
+
+    def _is_new_size(self, digest: int, records: int) -> bool:
+        """Whether losses made this way are seen for their second number of records, which shows what follows it."""
+        sizes = self._sizes.setdefault(digest, set())
+        if len(sizes) > 1 or records in sizes or records < 2:
+            return False
+        sizes.add(records)
+        return len(sizes) == 2
 
     def _refuse(self, where: str, differing: Comparison | None) -> None:
         if differing is None:

@@ -55,7 +55,7 @@ _MOST_FORMS: Final = 50_000
 
 def form_of(func: Callable[..., Any], description: Any, declared: tuple[Any, ...] = ()) -> Form:
     """The form of a call, under the settings of torch that change what calls do."""
-    key = (func, description, torch.is_autocast_enabled("cpu"), declared)
+    key = (func, description, torch._C._is_any_autocast_enabled(), declared)
     form = _FORMS.get(key)
     if form is None:
         if len(_FORMS) > _MOST_FORMS:  # digests are hashes: nothing but time is lost
