@@ -8,10 +8,18 @@ import hypothesis
 import pytest
 import torch
 
+import floor
+
+LEAST_TESTS = 3800  # raise it when tests are added
+
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=300)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    floor.watch(config, LEAST_TESTS)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from discreet.cli import entry
 from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import emit
 from discreet.core import check
+from discreet.core.files import check_file
 
 if TYPE_CHECKING:
     from research.benchmarks.rows import Row
@@ -41,6 +42,8 @@ def bench(
     """Time a private step against plain SGD and against other libraries, side by side."""
     check.count("rounds after warm-up", repeats=repeats)
     check.positive("the most seconds for one peer", patience=patience)
+    if out is not None:
+        check_file(out)
     import torch
 
     from research.benchmarks import table

@@ -14,9 +14,12 @@ from discreet.cli.flags import DataDirFlag, JsonFlag, flag
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.files import check_directory, check_file
 
 if TYPE_CHECKING:
+    from discreet.report.charts import Chart
     from research.reproductions import Experiment, Record
+    from research.reproductions.experiment import Figure
 
 
 def reproduce(
@@ -42,6 +45,12 @@ def reproduce(
         "none of them",
         "see what there is with `python -m research.reproductions --list`",
     )
+
+    if names:
+        check_directory(out)
+        check_directory(runs)
+    if docs:
+        check_file(page)
 
     from research.reproductions import Bench
 
@@ -102,15 +111,34 @@ def _seeds(text: str | None, quick: bool) -> tuple[int, ...]:
 
 
 def _perform(experiment: Experiment, bench: Any, out: Path) -> Record:
-    from discreet.report import plots
+    from discreet.report import charts
     from research.reproductions import perform, results
 
     record = perform(experiment, bench, command=command_line())
     results.write(record, out)
     for figure in record.outcome.figures:
-        stem = results.folder_of(out) / results.figure_path(record, figure, "svg").with_suffix("")
-        plots.save(figure, stem)
+        paths = [results.folder_of(out) / results.figure_path(record, figure, end) for end in ("svg", "png")]
+        charts.save(_chart(figure), *paths, titled=True)
     return record
+
+
+def _chart(figure: Figure) -> Chart:
+    from discreet.report import charts
+
+    lines = tuple(
+        charts.Series.exact(curve.name, style, list(zip(curve.x, curve.y, strict=True)))
+        for style, curve in enumerate(figure.curves)
+    )
+    return charts.Chart(
+        key=figure.name,
+        title=figure.title,
+        x_label=figure.x_label,
+        y_label=figure.y_label,
+        series=lines,
+        y_range=charts.above_zero(lines) if figure.log_y else charts.around(lines),
+        log_x=figure.log_x,
+        log_y=figure.log_y,
+    )
 
 
 def _listed(out: Path) -> list[dict[str, Any]]:

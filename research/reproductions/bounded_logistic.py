@@ -1,6 +1,6 @@
 """Full-batch private logistic regression in closed form: the update of `Private`, thousands of times a minute.
 
-tests/test_experiments_bounded.py holds it to the library's own step, number by number.
+research/tests/test_experiments_bounded.py holds it to the library's own step, number by number.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import pytest
 from discreet import methods
 from discreet.core.check import Refused
 from discreet.methods.d2p2.recipes import Decay, decaying
-from discreet.runs import best_schedule as schedules
-from discreet.runs.best_schedule import DecayCandidate, ScheduleTrial, choose_schedule
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Constant, Exponential, InverseFourthRoot, InverseRoot, Linear, Period
+from research import best_schedule as schedules
+from research.best_schedule import DecayCandidate, ScheduleTrial, choose_schedule
 
 HORIZON = Horizon.of(records=1000, batch=100, epochs=4)
 
@@ -155,6 +155,6 @@ def test_the_stretched_schedule_has_the_same_shape() -> None:
 
 
 def test_tuning_is_imported_without_torch() -> None:
-    script = "import sys, discreet.runs.best_schedule; print('torch' in sys.modules)"
+    script = "import sys, research.best_schedule; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"

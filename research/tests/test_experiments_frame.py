@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 
 import pytest
+from cli_runner import refused, run
 
-from cli.cli_runner import refused, run
 from discreet.core.check import Refused
 from discreet.runs import RunConfig
 from discreet.runs.folder import RunFolder

@@ -21,6 +21,7 @@ _HOME = {
     "Plan": "discreet.stages.plan",
     "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
+    "ProcessLost": "discreet.core.errors",
     "Recipe": "discreet.stages.recipe",
     "Refused": "discreet.core.check",
     "Streams": "discreet.core.streams",
@@ -36,6 +37,7 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from discreet import methods as methods
     from discreet.core.check import Refused as Refused
+    from discreet.core.errors import ProcessLost as ProcessLost
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
     from discreet.engine.fix import fix as fix

@@ -16,7 +16,6 @@ from discreet.auditing.membership import (
     estimate,
     membership,
     membership_course,
-    true_positives_at,
 )
 from discreet.core.check import Refused
 from discreet.runs import RunConfig
@@ -139,8 +138,6 @@ def test_areas_and_rates() -> None:
     assert auc(scores, members) == 1
     assert auc(-scores, members) == 0
     assert auc(np.zeros(100), members) == 0.5
-    assert true_positives_at(scores, members, false_positive=0.02) == 1
-    assert true_positives_at(-scores, members, false_positive=0.02) == 0
     assert math.isnan(auc(scores, np.ones(100, dtype=bool)))
 
 

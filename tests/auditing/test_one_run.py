@@ -7,13 +7,22 @@ import pytest
 from scipy import stats
 
 from discreet import methods
-from discreet.auditing.one_run import Guesses, one_run
-from discreet.auditing.releases import Attacked
+from discreet.auditing.one_run import Guesses, guess
+from discreet.auditing.releases import Attacked, canaries, linear
 from discreet.core.check import Refused
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
 
 DELTA = 1e-7
+
+
+def one_run(attacked: Attacked) -> Guesses:
+    """One run of the plan's real steps with as many canaries as it has records, and guesses at their coins."""
+    count = attacked.plan.horizon.size.records
+    there = np.random.default_rng().random(count) < 0.5
+    with linear(count) as (net, engine):
+        releases = attacked.run(net, engine, canaries(attacked.plan, there))
+    return guess(np.sum([released.value.double().numpy() for released in releases], axis=0), there)
 
 
 def test_randomised_response_is_never_exceeded_and_nearly_reached() -> None:

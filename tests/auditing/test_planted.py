@@ -16,8 +16,15 @@ from torch import nn
 
 from discreet.auditing.membership import auc
 from discreet.auditing.one_run import Guesses
-from discreet.auditing.planted import Beside, CanaryKind, RunAudit, _Gradients, _Records, audit_recipe
-from discreet.auditing.trainings import Recipe
+from discreet.auditing.planted import (
+    CanaryKind,
+    ModelWithCanaries,
+    RunAudit,
+    _DataCanaries,
+    _GradientCanaries,
+    audit_training,
+)
+from discreet.auditing.trainings import TrainingSetup
 from discreet.core.check import Refused
 from discreet.core.streams import Stream
 from discreet.runs import RunConfig
@@ -37,36 +44,36 @@ def _lose_noise(patch: pytest.MonkeyPatch, factor: float) -> None:
 
 @pytest.mark.parametrize("method", ["dp-sgd", "per-layer", "adaptive-quantile", "random-freeze", "dp-adam"])
 def test_a_run_stays_below_its_certificate(method: str) -> None:
-    found = audit_recipe(_config(method=method), canaries=200, confidence=CONFIDENCE)
+    found = audit_training(_config(method=method), canaries=200, confidence=CONFIDENCE)
     assert 0 <= found.audited <= found.certified
     assert found.kind is CanaryKind.GRADIENT
     assert not found.independent
 
 
 def test_many_canaries_count_as_trials_where_nothing_couples_them() -> None:
-    found = audit_recipe(_config(noise=4.0), canaries=4000, confidence=CONFIDENCE)
+    found = audit_training(_config(noise=4.0), canaries=4000, confidence=CONFIDENCE)
     assert found.independent
     assert found.audited <= found.certified
-    assert not audit_recipe(_config(method="adaptive-quantile", steps=1), canaries=4000).independent
+    assert not audit_training(_config(method="adaptive-quantile", steps=1), canaries=4000).independent
 
 
 def test_lost_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a twentieth of the noise, certified for the whole of it."""
     config = _config(noise=8.0)
-    kept = audit_recipe(config, canaries=300)
+    kept = audit_training(config, canaries=300)
     assert kept.audited <= kept.certified < 1
     _lose_noise(monkeypatch, 1 / 40)
-    lost = audit_recipe(config, canaries=300)
+    lost = audit_training(config, canaries=300)
     assert lost.audited > lost.certified
 
 
 def test_a_canary_moves_its_own_coordinate_and_nothing_else() -> None:
-    model = Beside(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), 5)
+    model = ModelWithCanaries(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), 5)
     x, y = torch.randn(2, 4), torch.tensor([1, 0])
     mark, sign = torch.tensor([-1, 3]), torch.tensor([-1, 1])
     for index, touched in ((0, {"model.1.weight", "model.1.bias"}), (1, {"own.weight"})):
         model.zero_grad()
-        _Gradients._losses(model, (x, y, mark, sign))[index].backward()
+        _GradientCanaries._losses(model, (x, y, mark, sign))[index].backward()
         moved = {
             name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
         }
@@ -76,22 +83,22 @@ def test_a_canary_moves_its_own_coordinate_and_nothing_else() -> None:
 
 
 def test_canaries_are_there_as_their_coins_say() -> None:
-    recipe = Recipe.of(_config())
-    planted = _Gradients(recipe, 50, np.random.default_rng(1))
+    setup = TrainingSetup.of(_config())
+    planted = _GradientCanaries(setup, 50, np.random.default_rng(1))
     marks = planted._data().tensors[2]
-    assert (marks < 0).sum() == len(recipe.task.train)
+    assert (marks < 0).sum() == len(setup.task.train)
     assert sorted(marks[marks >= 0].tolist()) == np.flatnonzero(planted.there).tolist()
 
 
 def test_replace_one_keeps_the_number_of_records() -> None:
     config = _config(sampling="fixed-size", batch=200)
-    recipe = Recipe.of(config)
+    setup = TrainingSetup.of(config)
     for planted in (
-        _Gradients(recipe, 40, np.random.default_rng(1)),
-        _Records(recipe, 40, np.random.default_rng(1)),
+        _GradientCanaries(setup, 40, np.random.default_rng(1)),
+        _DataCanaries(setup, 40, np.random.default_rng(1)),
     ):
-        assert len(planted._data()) == len(recipe.task.train)
-    found = audit_recipe(config, canaries=40)
+        assert len(planted._data()) == len(setup.task.train)
+    found = audit_training(config, canaries=40)
     assert found.audited <= found.certified
 
 
@@ -103,8 +110,8 @@ def test_data_canaries_that_were_learned_score_higher(tmp_path: Path) -> None:
     np.savez(path, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
     clip = (("clip", 10.0),)
     own = {"data": str(path), "classes": 2, "records": 200, "batch": 50, "parameters": clip}
-    recipe = Recipe.of(_config(**own, steps=40, noise=1e-4, learning_rate=0.5, seed=1))
-    planted = _Records(recipe, 60, np.random.default_rng(2))
+    setup = TrainingSetup.of(_config(**own, steps=40, noise=1e-4, learning_rate=0.5, seed=1))
+    planted = _DataCanaries(setup, 60, np.random.default_rng(2))
     scores = planted.train(None)
     assert len(scores) == len(planted.there) == 60
     assert auc(scores, planted.there) > 0.75  # seeded
@@ -115,16 +122,16 @@ def test_only_data_canaries_where_the_last_iterate_alone_leaves() -> None:
     config = _config(
         method="dpsgd-dc", parameters=parameters, sampling="full-batch", learning_rate=1.0, momentum=0.0
     )
-    found = audit_recipe(config, canaries=60)
+    found = audit_training(config, canaries=60)
     assert found.kind is CanaryKind.DATA
     assert found.audited <= found.certified
     with pytest.raises(Refused, match="data canaries"):
-        audit_recipe(config, kind=CanaryKind.GRADIENT, canaries=60)
+        audit_training(config, kind=CanaryKind.GRADIENT, canaries=60)
 
 
 def test_progress_is_told_step_by_step() -> None:
     told: list[tuple[int, int]] = []
-    audit_recipe(_config(steps=4), canaries=20, on_step=lambda step, steps: told.append((step, steps)))
+    audit_training(_config(steps=4), canaries=20, on_step=lambda step, steps: told.append((step, steps)))
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 

@@ -1,6 +1,7 @@
 """What every method really releases, attacked: never more than its certificate, unless a fault is put in.
 
-Keys come from the operating system here, as in a private run; every audit is wrong with probability at most 1e-6.
+Keys and coins are seeded (conftest.py), so a pass stays a pass. Under fresh seeds an audit exceeds a true certificate
+with probability at most 1e-6 / the number of methods: 1e-6 for all of them together.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+import replay
 from discreet import methods
-from discreet.auditing import replay
 from discreet.auditing.games import play
 from discreet.auditing.releases import Attacked, Canaries, ReleaseGame, game_for
 from discreet.core.check import Refused
@@ -25,7 +26,7 @@ from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, Horizon
 
-DELTA, CONFIDENCE = 1e-2, 1 - 1e-6
+DELTA, CONFIDENCE = 1e-2, 1 - 1e-6 / len(METHODS)
 
 
 def _certified(game: Canaries | ReleaseGame) -> float:
@@ -38,9 +39,13 @@ def _audited(game: Canaries | ReleaseGame, trials: int, confidence: float = CONF
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_exceeds_its_certificate(name: str) -> None:
+    """Teeth: 300 games of 20,000 trials on the Gaussian pair that canaries see showed 0.60 +- 0.03 of the certificate.
+
+    The least was 0.47. With 4000 trials one game in 150 shows less than 0.2: the chosen event may have few hits.
+    """
     game = game_for(METHODS[name].recipe(), noise=1.0, delta=DELTA)
     quick = isinstance(game, Canaries)
-    found = _audited(game, 4000 if quick else 64)
+    found = _audited(game, 20_000 if quick else 64)
     assert found <= _certified(game)
     if quick:
         assert found > 0.2 * _certified(game), "an attack without teeth"
@@ -90,7 +95,7 @@ def test_replace_one_is_played_with_a_record_and_its_opposite() -> None:
     )
     game = game_for(recipe, noise=2.0, delta=DELTA)
     assert _certified(game) == pytest.approx(2.31779, abs=1e-4)  # distance 2 C under noise 2 C
-    assert 0.2 * _certified(game) < _audited(game, 4000) <= _certified(game)
+    assert 0.2 * _certified(game) < _audited(game, 20_000) <= _certified(game)
 
 
 def test_canaries_refuse_noise_that_is_not_independent() -> None:

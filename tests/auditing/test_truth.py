@@ -11,9 +11,10 @@ import pytest
 
 from discreet.auditing import audit_runner as playing
 from discreet.auditing import broken, rows, truth
-from discreet.auditing.truth import Effort, Row, Scope, Verdict, verdict
+from discreet.auditing.truth import Effort, Scope
 from discreet.core.check import Refused
 from discreet.methods import METHODS
+from discreet.runs.audit_rows import AuditRow, Verdict, read_audit, verdict
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
 SMALL = Effort(scalar=2000, canaries=1000, runs=16, copies=400)
@@ -47,7 +48,7 @@ def test_a_row_in_json() -> None:
     assert told["audited"] > told["claimed"]
     assert told["verdict"] == "claim broken"
     assert told["confidence"] == 0.999
-    assert Row.from_json(told) == row
+    assert AuditRow.from_json(told) == row
 
 
 def test_everything_covers_every_method_and_the_four_claims() -> None:
@@ -133,22 +134,22 @@ def test_a_written_table_is_read_back_and_a_forged_verdict_is_not(tmp_path: Path
     path = tmp_path / "table.json"
     answer = truth.document([row], command="discreet audit --all")
     path.write_text(json.dumps(answer))
-    assert truth.truth_rows(path) == (row,)
+    assert read_audit(path) == (row,)
     answer["rows"][0]["verdict"] = "claim broken"
     path.write_text(json.dumps(answer))
     with pytest.raises(Refused, match="verdict"):
-        truth.truth_rows(path)
+        read_audit(path)
     for text in ("{}", "[", '{"rows": [{}]}'):
         path.write_text(text)
         with pytest.raises(Refused, match="truth table"):
-            truth.truth_rows(path)
+            read_audit(path)
     with pytest.raises(Refused, match="truth table"):
-        truth.truth_rows(tmp_path / "none.json")
+        read_audit(tmp_path / "none.json")
 
 
 def test_the_table_in_the_repository_breaks_no_certificate() -> None:
     path = Path(__file__).parents[2] / "results" / "truth-table.json"
-    found = truth.truth_rows(path)
+    found = read_audit(path)
     assert {row.method for row in found} >= {"dp-sgd", "geodp (as published)"}
     for row in found:
         assert row.verdict is not Verdict.CERTIFICATE_BROKEN

@@ -10,7 +10,8 @@ from cli_runner import refused, run
 
 from discreet.auditing import truth
 from discreet.auditing.rows import Attack
-from discreet.auditing.truth import Effort, Row
+from discreet.auditing.truth import Effort
+from discreet.runs.audit_rows import AuditRow
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
 SMALL = Effort(scalar=2000, canaries=1000, runs=16)
@@ -37,7 +38,7 @@ def test_a_stopped_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     played: list[str] = []
     whole = Attack.row
 
-    def row(attack: Attack, *args: Any) -> Row:
+    def row(attack: Attack, *args: Any) -> AuditRow:
         if len(played) == 1:
             played.append("stopped")
             raise KeyboardInterrupt
@@ -68,7 +69,7 @@ def test_the_command_prints_a_table() -> None:
 
 
 def test_a_broken_certificate_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Row(
+    row = AuditRow(
         method="dp-sgd",
         parameters=MappingProxyType({"noise": 1.0}),
         certified=1.0,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import stats
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ from discreet.stages.bounding import Bounder, Query
 from discreet.stages.combination import TakeFirst
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
-from discreet.stages.sampling import Horizon, Sampling
+from discreet.stages.sampling import FullBatch, Horizon, Poisson, Sampling, TruncatedPoisson
 from discreet.training.private import Private
 from discreet.training.step import PrivateStep, RunState
 
@@ -48,16 +49,25 @@ def bounder_contract(bounder: Bounder) -> None:
         norms = columns.expand(groups, -1).clone()
         weights = bounder.weights(norms, scale)
         queries = bounder.vectors(scale)
-        assert weights.shape == (len(queries), *norms.shape)
+        assert weights.shape == (len(queries), *norms.shape), "weights of another shape"
         assert bool((weights[:, :, -2:] == 0).all()), "a record that is not finite has weight"
+        for broken in (math.inf, math.nan):  # one group is enough, whichever it is
+            partly = torch.where(
+                torch.eye(groups, dtype=torch.bool), broken, torch.ones(groups, groups).double()
+            )
+            assert not bool(bounder.weights(partly, scale).any()), (
+                "a record that is partly not finite has weight"
+            )
         finite = norms[:, :-2]
         for query, own in zip(queries, weights[:, :, :-2], strict=True):
             moved = (own * finite).square().sum(0).sqrt()
-            assert bool(own.isfinite().all())
+            assert bool(own.isfinite().all()), "a weight that is not finite"
             assert float(moved.max()) <= query.sensitivity, "a record moves the sum by more than the bound"
         for query, own in zip(bounder.scalars(), bounder.numbers(norms, scale), strict=True):
-            assert float(own.abs().max()) <= query.sensitivity
-        assert abs(sum(query.share**-2 for query in queries) - 1) < 1e-12
+            assert float(own.abs().max()) <= query.sensitivity, (
+                "a record moves the count by more than the bound"
+            )
+        assert abs(sum(query.share**-2 for query in queries) - 1) < 1e-12, "shares of more than one budget"
 
 
 def _layout(count: int) -> Any:
@@ -86,7 +96,7 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
 def gain(plan: Plan, net: nn.Module) -> float:
     """What lifting multiplies by after the noise: n/p for p orthonormal rows of length n, else 1.
 
-    The mechanism's price is for the vector before it is lifted; tests/stages/test_projected_gaussian.py looks there.
+    The price is for the vector before it is lifted: tests/methods/d2p2/test_projected_gaussian.py looks there.
     """
     mechanism = plan.mechanism
     if not isinstance(mechanism, ProjectedNoise) or mechanism.reduction == 0:
@@ -134,48 +144,90 @@ def step_contract(recipe: Recipe) -> None:
 def noise_contract(recipe: Recipe, *, times: float = 1.0) -> None:
     """An empty batch is noise of the stated size on every coordinate, another one at every step."""
     plan = first_sum(loop.plan(recipe, noise=1.5))
-    net = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 2))
+    net = nn.Sequential(nn.Linear(100, 200), nn.Linear(200, 2))
     net.register_parameter("unused", nn.Parameter(torch.zeros(500)))
-    x, y = torch.zeros(0, 40), torch.zeros(0, dtype=torch.long)
+    x, y = torch.zeros(0, 100), torch.zeros(0, dtype=torch.long)
     found = release(plan, net, x, y, seed=1).double().numpy()
     # n/p times the noise of p of n orthonormal directions: variance n/p on each coordinate
     std = math.hypot(*(weight * query.std(1.5) for query, weight in combined(plan)))
     std *= math.sqrt(gain(plan, net)) * times
-    assert stats.kstest(found / std, "norm").pvalue > ALPHA, "noise of another size or shape"
     unused = found[-500:]
-    assert bool(unused.any()), "a parameter without noise"
+    assert bool(unused.all()), "a parameter without noise"
+    assert stats.kstest(found / std, "norm").pvalue > ALPHA, "noise of another size or shape"
+    # The size to about 2.4 %: 4.9 deviations of the variance of so many independent values. Projected noise has
+    # fewer independent values than coordinates, by the factor `gain`.
+    independent = len(found) / gain(plan, net)
+    spread = float((found / std) @ (found / std)) / gain(plan, net)
+    tails = stats.chi2.cdf(spread, independent), stats.chi2.sf(spread, independent)
+    assert 2 * min(tails) > ALPHA, "noise of another size"
     assert stats.kstest(unused / std, "norm").pvalue > ALPHA, "a parameter with other noise"
-    assert len(set(found.tolist())) == len(found), "noise that repeats"
-    assert not np.isin(release(plan, net, x, y, seed=2).double().numpy(), found).any(), "noise that repeats"
+    # Two of so many float32 values agree now and then; blocks of them do not.
+    assert len(set(found.tolist())) > 0.99 * len(found), "noise that repeats"
+    other = release(plan, net, x, y, seed=2).double().numpy()
+    assert np.isin(other, found).mean() < 0.01, "noise that repeats"
 
 
 def billing_contract(recipe: Recipe, **options: Any) -> None:
     """The ledger holds exactly what the plan said, one charge for each update, and the price of it."""
     run = loop.private(which=loop.plan(recipe), **options)
     loop.train(run)
-    assert run.progress.step == run.plan.horizon.steps
-    assert run.updates == run.progress.step or run.plan.has_tests  # a tested update may be rejected
+    assert run.progress.step == run.plan.horizon.steps, "another number of steps than planned"
+    # a tested update may be rejected
+    assert run.updates == run.progress.step or run.plan.has_tests, "a step without an update"
     assert run.ledger.charge().certified == run.plan.charge().certified, "charged is not what was planned"
     certified = certify(run.ledger.charge(), delta=1e-5, relation=run.plan.relation).epsilon
-    assert run.spent().certified.epsilon == certified
-    assert math.isfinite(certified)
+    assert run.spent().certified.epsilon == certified, "spent is not what was charged"
+    assert math.isfinite(certified), "no guarantee"
 
 
 def sampler_contract(sampling: Sampling, *, rate: float = 0.2, steps: int = 400, size: int = 60) -> None:
-    """Each record joins with the stated rate: a two-sided binomial test over all draws."""
+    """Each record joins at the stated rate, whatever the others did and whatever it did one step before.
+
+    All p-values are two-sided, and each is compared with its share of ALPHA.
+    """
     horizon = Horizon.of(records=size, batch=rate * size, steps=steps)
-    stream = Streams.seeded(3).sampling
-    drawn = sum(len(indices) for indices in sampling.batches(size, horizon, stream, 0))
-    assert stats.binomtest(drawn, steps * size, rate).pvalue > ALPHA, "records join at another rate"
+    joined = np.zeros((steps, size), dtype=bool)
+    batches = list(sampling.batches(size, horizon, Streams.seeded(3).sampling, 0))
+    assert len(batches) == steps, "another number of batches than planned"
+    for step, indices in enumerate(batches):
+        assert len(set(indices.tolist())) == len(indices), "a record that is twice in a batch"
+        joined[step, indices] = True
+    sizes, alpha = joined.sum(1), ALPHA / 4
+    assert stats.binomtest(int(sizes.sum()), steps * size, rate).pvalue > alpha, (
+        "records join at another rate"
+    )
+    rarest = min(stats.binomtest(int(count), steps, rate).pvalue for count in joined.sum(0))
+    assert rarest > alpha / size, "some records join at another rate than others"
+    if isinstance(sampling, Poisson | TruncatedPoisson):
+        spread = float(((sizes - rate * size) ** 2).sum() / (rate * (1 - rate) * size))
+        tails = stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)
+        assert 2 * min(tails) > alpha, "batch sizes do not vary as those of independent records"
+    if sampling.per_epoch:
+        epochs = joined.reshape(-1, horizon.steps_per_epoch, size)
+        assert bool((epochs.sum(1) == 1).all()), "a record that is not in exactly one batch of an epoch"
+        return
+    # Whether a record joins two steps in a row: pairs of steps that do not overlap.
+    twice = int((joined[0::2] & joined[1::2]).sum())
+    assert stats.binomtest(twice, steps // 2 * size, rate**2).pvalue > alpha, (
+        "steps in a row are not independent"
+    )
 
 
-def price_contract(sampling: Sampling, relation: Neighbouring, independent: bool) -> None:
-    """Only records that are drawn independently get the price of Poisson sampling."""
+def price_contract(sampling: Sampling, relation: Neighbouring) -> None:
+    """Only records that are drawn independently get the price of Poisson sampling, and they get no less.
+
+    The reference is another library's accountant; its discretisation errs upwards by much less than one percent.
+    """
     recipe = Recipe(method="test", bounder=loop.plan().bounder, sampling=sampling, relation=relation)
-    plan = loop.plan(recipe, batch=loop.RECORDS if type(sampling).__name__ == "FullBatch" else loop.BATCH)
-    poisson = loop.plan().certificate().epsilon
-    if not independent:
-        assert plan.certificate().epsilon > poisson, "the price of Poisson sampling for another sampling"
+    plan = loop.plan(recipe, batch=loop.RECORDS if isinstance(sampling, FullBatch) else loop.BATCH)
+    poisson = from_gaussian_mechanism(1.5, sampling_prob=loop.BATCH / loop.RECORDS).self_compose(loop.STEPS)
+    reference = poisson.get_epsilon_for_delta(plan.delta)
+    found = plan.certificate().epsilon
+    assert found > 0.995 * reference, "less than the price of Poisson sampling"
+    if isinstance(sampling, Poisson | TruncatedPoisson):
+        assert found < 1.005 * reference, "more than the price of Poisson sampling"
+    else:
+        assert found > 1.05 * reference, "the price of Poisson sampling for another sampling"
 
 
 def horizon_contract(make: Callable[..., Horizon]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-import several
+import two_processes
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
@@ -37,7 +37,7 @@ def test_a_world_that_was_not_started_is_refused(act: object) -> None:
 
 
 def _process(rank: int, folder: str) -> None:
-    several.meet(rank, folder)
+    two_processes.meet(rank, folder)
     world = World.current()
     plain = world.sum_(torch.tensor([1.0 + rank, 10.0 * rank], dtype=torch.float64))
     wide = torch.full((4, 4), float(rank + 1))
@@ -58,7 +58,7 @@ def _process(rank: int, folder: str) -> None:
         "sampled": torch.from_numpy(sampled),
     }
     torch.save(found, f"{folder}/{rank}.pt")
-    several.part()
+    two_processes.part()
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from types import MappingProxyType
 
 from discreet.methods import METHODS
+from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison import (
-    Choice,
+    BudgetResult,
     Comparison,
-    Course,
     Entry,
     Excluded,
     Failure,
+    PlanTimeline,
     Point,
     Provenance,
-    Stage,
     TrainedRun,
-    Truth,
-    Tuned,
+    TunedSetting,
+    TuningSummary,
 )
 
 FINAL = {
@@ -122,10 +123,10 @@ def failing() -> Comparison:
 
 def full() -> Comparison:
     """Three budgets, masks, a decaying noise, a bounded domain, a row of one point, an audit and a search."""
-    steady = Course(noise=((0, 2.913),), density=((0, 1.0),))
-    masked = Course(noise=((0, 2.913),), density=tuple((6 * e, 1 - 0.045 * e) for e in range(20)))
-    decaying = Course(noise=tuple((6 * e, 4 / (e + 1) ** 0.25) for e in range(20)), density=((0, 1.0),))
-    bounded = Course(noise=((0, 5.0),), density=((0, 1.0),), diameter=2.5, visible=False)
+    steady = PlanTimeline(noise=((0, 2.913),), density=((0, 1.0),))
+    masked = PlanTimeline(noise=((0, 2.913),), density=tuple((6 * e, 1 - 0.045 * e) for e in range(20)))
+    decaying = PlanTimeline(noise=tuple((6 * e, 4 / (e + 1) ** 0.25) for e in range(20)), density=((0, 1.0),))
+    bounded = PlanTimeline(noise=((0, 5.0),), density=((0, 1.0),), diameter=2.5, visible=False)
     last = run("dpsgd-dc", 0)
     courses = {"random-freeze": masked, "d2p-sgd": decaying}
     names = (*FINAL, *courses)
@@ -133,41 +134,39 @@ def full() -> Comparison:
     only = dataclasses.replace(last, curve=last.curve[-1:])
     rows.append(entry("dp-sgd", name="last-iterate", course=bounded, runs=(only,)))
     others = tuple(
-        Stage(epsilon=epsilon, repeats=1, entries=tuple(_shifted(row, drop) for row in rows))
+        BudgetResult(epsilon=epsilon, repeats=1, entries=tuple(_shifted(row, drop) for row in rows))
         for epsilon, drop in ((1.0, 0.08), (8.0, -0.02))
     )
     truth = (
-        Truth(
+        AuditRow(
             method="dp-sgd",
-            parameters=(("noise", 1.0), ("delta", 0.01)),
+            parameters=MappingProxyType({"noise": 1.0, "delta": 0.01}),
             certified=2.32,
             claimed=None,
             analytic=None,
             audited=2.067,
             confidence=0.999,
-            verdict="holds",
         ),
-        Truth(
+        AuditRow(
             method="GeoDP as published",
-            parameters=(("beta", 1), ("how", "one step")),
+            parameters=MappingProxyType({"beta": 1, "how": "one step"}),
             certified=math.inf,
             claimed=4.85,
             analytic=249.0,
             audited=7.81,
             confidence=0.999,
-            verdict="claim broken",
         ),
     )
     unfit = Excluded(
         method="dpsgd-gc", guarantee="certified: last iterate", reason="Expected full batches, got Poisson."
     )
-    tuned = Tuned(
+    tuned = TuningSummary(
         data="digits",
         model="cnn-digits",
         trials=42,
         records=1149,
         held_out=288,
-        choices=(Choice(name="dp-sgd", settings="clip 0.2, sgd, learning rate 4", score=0.94),),
+        choices=(TunedSetting(name="dp-sgd", settings="clip 0.2, sgd, learning rate 4", score=0.94),),
     )
     return comparison(
         tuple(rows),
@@ -183,3 +182,41 @@ def _shifted(row: Entry, drop: float) -> Entry:
     """The first run of a row, at another budget."""
     one = dataclasses.replace(row.runs[0], accuracy=row.runs[0].accuracy - drop)
     return dataclasses.replace(row, runs=(one,))
+
+
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    "\"><img src=x onerror='window.hacked = 1'>",
+    "' onmouseover='window.hacked = 1",
+    "</style></svg><b>&amp;{{ 7 * 7 }}{% raw %}",
+    "javascript:window.hacked=1 \x00 \ud800 \u202e",
+)
+
+
+def hostile() -> Comparison:
+    """Every string that could come from outside is an attack."""
+    one, two, three, four, five = HOSTILE
+    one_run = run("dp-sgd", 0, accountant=one, assumptions=(two,), randomness=three)
+    one_run = dataclasses.replace(one_run, directory=four, ledger=five, config=one)
+    row = entry(
+        "dp-sgd",
+        runs=(one_run,),
+        name=one,
+        summary=two,
+        guarantee=three,
+        parameters=((four, one), (two, 1.0)),
+        optimizer=five,
+        failures=(Failure(seed=7, reason=one), Failure(seed=None, reason=two)),
+    )
+    provenance = Provenance(
+        command=one, created=two, versions=((three, four), (five, one)), checksum=two, constants=three
+    )
+    found = comparison((row, entry("psac", name=two)), provenance=provenance)
+    return dataclasses.replace(
+        found,
+        data=one,
+        model=two,
+        sampling=three,
+        relation=four,
+        excluded=(Excluded(method=one, guarantee=two),),
+    )

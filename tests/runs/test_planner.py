@@ -87,7 +87,7 @@ def test_a_sampler_that_takes_long_says_so(found: Answer) -> None:
     longer = answer(dataclasses.replace(ASKED, epochs=4, methods=("d2p-sgd",)))
     price = dict(longer.methods[0].samplers)["fixed-size"]
     assert price.noise is None
-    assert "not priced" in price.why
+    assert "not computed" in price.why
 
 
 def test_batches(found: Answer) -> None:

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet import data as tasks
 from discreet import runs
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
+from discreet.data import DATASETS, MODELS, build, load
 from discreet.methods import METHODS
 from discreet.runs import (
     RunConfig,
@@ -80,7 +80,7 @@ def test_what_a_run_says_about_itself(done: Done) -> None:
     result, _, folder = done
     facts = json.loads(folder.run.read_text())
     assert RunConfig.from_json(facts["config"]) == load_config(folder.directory)
-    assert facts["data"]["checksum"] == tasks.load("digits").checksum
+    assert facts["data"]["checksum"] == load("digits").checksum
     assert facts["seed"] == 3
     assert facts["randomness"] == "seeded: not private"
     assert set(facts["versions"]) == {"python", "discreet", "torch", "numpy", "dp-accounting"}
@@ -112,15 +112,15 @@ def test_nothing_private_is_logged(done: Done) -> None:
         }
     entries = [json.loads(line)["body"] for line in folder.ledger.read_text().splitlines()[1:]]
     assert all(set(entry) == {"step", "event", "note"} for entry in entries)
-    assert all(set(entry["note"]) <= {"noise", "sampling"} for entry in entries)
+    assert all(set(entry["note"]) <= {"noise", "sampling", "seeded"} for entry in entries)
 
 
 def test_the_model_is_what_was_evaluated(done: Done) -> None:
     result, _, folder = done
-    task = tasks.load("digits")
-    model = tasks.build("softmax", shape=task.shape, classes=10)
+    task = load("digits")
+    model = build("softmax", shape=task.shape, classes=10)
     model.load_state_dict(torch.load(folder.model, weights_only=True))
-    assert runs.training.accuracy_of(model, task.test) == result.test_accuracy == result.averaged_accuracy
+    assert runs.training.measure(model, task.test)[0] == result.test_accuracy == result.averaged_accuracy
 
 
 def test_an_existing_run_is_not_overwritten(done: Done) -> None:
@@ -212,10 +212,10 @@ def test_no_noise_is_said_in_words(tmp_path: Path) -> None:
 def test_other_samplers_and_methods(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     result = train(config(tmp_path / "e", **settings))
     assert said in result.statement
-    task = tasks.load("digits")
+    task = load("digits")
     plan = plan_of(complete(config(tmp_path / "e", **settings)), task)
-    assert read(RunFolder(tmp_path / "e").ledger).charge() == plan.charge()
-    assert result.spent.certified == plan.certificate()
+    assert read(RunFolder(tmp_path / "e").ledger).charge().certified == plan.charge().certified
+    assert result.spent.certified.epsilon == plan.certificate().epsilon
 
 
 # Interruptions --------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_defaults_are_written_out() -> None:
 
 def test_the_learning_rate_follows_the_bound() -> None:
     """A record moves the model as far under every clip; what the user says stands."""
-    task = tasks.load("digits")
+    task = load("digits")
     rates = []
     for clip in (0.1, 0.4):
         full = complete(config(parameters=(("clip", clip),)))
@@ -394,15 +394,15 @@ def test_the_learning_rate_follows_the_bound() -> None:
     assert learning_rate_of(complete(config(learning_rate=0.3)), plan_of(full, task)) == 0.3
 
 
-@pytest.mark.parametrize("data", [*tasks.DATASETS, "own.npz"])
+@pytest.mark.parametrize("data", [*DATASETS, "own.npz"])
 def test_every_dataset_has_defaults_that_fit_it(data: str) -> None:
     full = complete(RunConfig(out="x", delta=1e-5, noise=1.0, data=data))
-    assert full.model in tasks.MODELS
+    assert full.model in MODELS
     assert (full.epochs is None) != (full.steps is None)
 
 
 def test_full_batches_are_all_records_and_nothing_else() -> None:
-    task = tasks.load("digits")
+    task = load("digits")
     whole = complete(RunConfig(out="x", delta=1e-5, noise=1.0, steps=2, sampling="full-batch"))
     assert plan_of(whole, task).horizon.rate == 1.0
     with pytest.raises(Refused, match="rate 1"):
@@ -411,10 +411,10 @@ def test_full_batches_are_all_records_and_nothing_else() -> None:
 
 def test_samplers_by_name() -> None:
     assert config(sampling="truncated-poisson", cap=9).sampler() == TruncatedPoisson(9)
-    plan = plan_of(complete(config(sampling="fixed-size")), tasks.load("digits"))
+    plan = plan_of(complete(config(sampling="fixed-size")), load("digits"))
     assert (plan.sampling, plan.relation) == (FixedSize(), Neighbouring.REPLACE_ONE)
     with pytest.raises(Refused, match="a relation that Poisson"):
-        plan_of(complete(config(relation="replace-one")), tasks.load("digits"))
+        plan_of(complete(config(relation="replace-one")), load("digits"))
 
 
 @pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.certified])
@@ -473,7 +473,7 @@ def test_digits_at_epsilon_3_reaches_93_percent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_settled_stays_so(method: str, tmp_path: Path) -> None:
     """Else a comparison that goes on would take its own finished runs for others, and spend their budget again."""
-    task = tasks.load("digits")
+    task = load("digits")
     asked = RunConfig(data="digits", method=method, noise=20.0, steps=2, delta=1e-5, out=str(tmp_path))
     config, plan = settle(asked, task)
     again, same = settle(RunConfig.from_json(config.to_json()), task)

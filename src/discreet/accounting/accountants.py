@@ -30,6 +30,7 @@ from discreet.accounting.rule import Parts, Resolution, Whole
 from discreet.accounting.rules import rule_for
 from discreet.accounting.sampled import highest_loss
 from discreet.core import check
+from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 
 ABOUT_DELTA = "delta is the probability that the bound fails; choose it well below 1/records"
@@ -56,8 +57,13 @@ class Certificate:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """The assumptions that nobody can check but the user, which are said wherever epsilon is: "if ..."."""
-        return tuple(text for text in self.assumptions if text.startswith("if "))
+        """What is said wherever epsilon is: assumptions that only the user can check ("if ..."), and a seed."""
+        return tuple(text for text in self.assumptions if text.startswith("if ") or text == SEEDED)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the randomness was seeded: epsilon is then what the same run has with secret randomness."""
+        return SEEDED in self.assumptions
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; an infinite epsilon is the string "inf"."""

@@ -12,10 +12,12 @@ from typing import Any, Final, NoReturn, final
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event, event_from_json
 from discreet.core import check
+from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 
 FORMAT: Final = 1
 GENESIS: Final = "0" * 64
+UNSTATED: Final = "the randomness was not seeded: a ledger of an older version does not say"
 RESTORE: Final = "restore the ledger from a backup; without one, charge the run with its whole plan"
 
 
@@ -57,12 +59,20 @@ class LedgerRecord:
 
     def charge(self) -> Charge:
         """Everything that was charged, equal events counted together."""
-        return charge_of(self.header, [(entry.event, 1) for entry in self.entries])
+        said = {text for entry in self.entries for text in randomness_of(entry.note)}
+        return charge_of(self.header, [(entry.event, 1) for entry in self.entries], said)
 
 
-def charge_of(header: Mapping[str, Any], counts: Iterable[tuple[Event, int]]) -> Charge:
-    """A charge under the assumptions that the header states."""
-    return Charge(tuple(counts), assumptions=tuple(header.get("assumptions", ())))
+def charge_of(header: Mapping[str, Any], counts: Iterable[tuple[Event, int]], said: Iterable[str]) -> Charge:
+    """A charge under the assumptions that the header states, and what the entries say about randomness."""
+    return Charge(tuple(counts), assumptions=(*header.get("assumptions", ()), *said))
+
+
+def randomness_of(note: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a note says about the randomness of its charge; the first charge under a key names the key."""
+    if note.get("seeded"):
+        return (SEEDED,)
+    return (UNSTATED,) if "noise" in note and "seeded" not in note else ()
 
 
 def canonical(value: Any) -> str:

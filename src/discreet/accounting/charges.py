@@ -11,6 +11,7 @@ from typing import final
 from discreet.accounting.claims import Claim
 from discreet.accounting.events import Event, Free
 from discreet.core import check
+from discreet.core.randomness import SEEDED
 
 Counted = tuple[tuple[Event, int], ...]
 
@@ -32,7 +33,8 @@ def canonical(certified: Iterable[tuple[Event, int]]) -> Counted:
 class Charge:
     """Events that are proven to describe the run, and the claim of its paper: two fields, never one number.
 
-    `+` composes two runs on the same data, `*` repeats one; the order does not matter.
+    `+` composes two runs on the same data, `*` repeats one; the order does not matter. Assumptions stay in
+    every sum, and so does the mark of a run whose randomness was seeded in any step.
 
     >>> from discreet.accounting.events import Gaussian
     >>> step = Charge.of(Gaussian(noise=1.0))
@@ -47,6 +49,11 @@ class Charge:
     def __post_init__(self) -> None:
         object.__setattr__(self, "certified", canonical(self.certified))
         object.__setattr__(self, "assumptions", tuple(sorted(set(self.assumptions))))
+
+    @property
+    def seeded(self) -> bool:
+        """Whether any part of it was seeded, so that it is not private whatever its epsilon."""
+        return SEEDED in self.assumptions
 
     @classmethod
     def of(cls, event: Event, count: int = 1, *, claimed: Claim | None = None) -> Charge:

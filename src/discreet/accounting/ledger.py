@@ -15,12 +15,13 @@ than the truth. It is charged all the same, for a damaged disk tears lines too: 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, final
@@ -35,6 +36,7 @@ from discreet.accounting.chain import (
     charge_of,
     header_fields,
     open_entry,
+    randomness_of,
     scan,
     seal,
 )
@@ -97,6 +99,7 @@ class Ledger:
         self._path, self._descriptor, self._header = path, descriptor, record.header
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
+        self._said = {text for entry in record.entries for text in randomness_of(entry.note)}
         self._digest = record.digest
         self._process = os.getpid()
         self._open = True
@@ -117,7 +120,7 @@ class Ledger:
                 f"{path}, which exists",
                 "go on from the run's checkpoint (resume=), or take another path: the charges in both files count",
             )
-        _lock(path, descriptor)
+        _lock_or_close(path, descriptor)
         body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
         digest, line = seal(GENESIS, body)
         _write(descriptor, line)
@@ -138,28 +141,37 @@ class Ledger:
         return cls._continue(Path(path), planned=None)
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str], *, planned: Event) -> Ledger:
-        """Go on with a ledger after a crash; a torn last line is charged as one `planned` event."""
+    def resume(
+        cls, path: str | os.PathLike[str], *, planned: Event | Callable[[LedgerRecord], Event]
+    ) -> Ledger:
+        """Go on with a ledger after a crash; a torn last line is charged as one `planned` event.
+
+        A function as `planned` is asked under the lock, about what the ledger says; it may refuse the ledger.
+        """
         check.require(
-            isinstance(planned, Event), "planned to be an event", repr(planned), "take it from the plan"
+            isinstance(planned, Event) or callable(planned),
+            "planned to be an event",
+            repr(planned),
+            "take it from the plan",
         )
         return cls._continue(Path(path), planned=planned)
 
     @classmethod
-    def _continue(cls, path: Path, *, planned: Event | None) -> Ledger:
+    def _continue(cls, path: Path, *, planned: Event | Callable[[LedgerRecord], Event] | None) -> Ledger:
         check.require(path.is_file(), "an existing ledger", f"{path}", "begin one with Ledger.create")
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        _lock(path, descriptor)
+        _lock_or_close(path, descriptor)
         try:
             record, torn = scan(path)
             if torn and planned is None:
                 _torn(path, record, torn)
+            due = planned(record) if callable(planned) else planned
         except BaseException:
             os.close(descriptor)
             raise
         ledger = cls(path, descriptor, record)
-        if torn and planned is not None:
-            ledger._settle(torn, planned)
+        if torn and due is not None:
+            ledger._settle(torn, due)
         return ledger
 
     def _settle(self, torn: bytes, planned: Event) -> None:
@@ -177,7 +189,7 @@ class Ledger:
     def append(self, event: Event, *, step: int, note: Mapping[str, Any] | None = None) -> None:
         """Charge `event` BEFORE its release: the line is on the disk when this returns.
 
-        `note` holds public values only.
+        `note` holds public values only; `"seeded": True` in it marks every charge that counts this one.
         """
         self._add(event, step, json.loads(canonical(note)) if note else {}, torn=b"")
 
@@ -203,6 +215,7 @@ class Ledger:
     def _keep(self, entry: LedgerEntry) -> None:
         self._digest = entry.digest
         self._counts[entry.event] += 1
+        self._said.update(randomness_of(entry.note))
         self._entries.append(entry)
 
     def _usable(self) -> None:
@@ -235,7 +248,7 @@ class Ledger:
 
     def charge(self) -> Charge:
         """Everything charged so far, from running totals."""
-        return charge_of(self.header, self._counts.items())
+        return charge_of(self.header, self._counts.items(), self._said)
 
     def close(self) -> None:
         """Give up the lock. The file is complete at every context, so nothing else happens."""
@@ -260,11 +273,19 @@ def _torn(path: Path, record: LedgerRecord, torn: bytes) -> NoReturn:
     check.refuse(f"line {number} of {path} to end", f"a torn line {torn[:60]!r}", remedy)
 
 
-def _lock(path: Path, descriptor: int) -> None:
+def _lock_or_close(path: Path, descriptor: int) -> None:
+    try:
+        lock(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def lock(path: Path, descriptor: int) -> None:
+    """Take the lock of an open ledger, or refuse: its writer holds it for as long as it lives."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         check.refuse(
             f"{path} for one writer", "a ledger that another writer holds", "end the other run first"
         )
@@ -274,7 +295,7 @@ def _write(descriptor: int, line: bytes) -> None:
     """Put bytes on the disk, in one call, or raise."""
     written = os.write(descriptor, line)
     if written != len(line):
-        raise OSError(f"only {written} of {len(line)} bytes were written: is the disk full?")
+        raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were written: is the disk full?")
     os.fsync(descriptor)
 
 

@@ -1,50 +1,48 @@
-"""Playing the rows of a truth table: several at once, each kept as soon as it is made."""
+"""Play the rows of a truth table, several at once, and store each as soon as it is finished."""
 
 from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
 import discreet
 from discreet.auditing.rows import Attack, Effort, OnProgress
-from discreet.auditing.verdicts import Row
 from discreet.core import check
 from discreet.core.plain import digest
-from discreet.core.workers import crew_size
+from discreet.core.workers import run_jobs, worker_count
+from discreet.runs.audit_rows import AuditRow
 
 
 @final
 class KeptRows:
-    """Rows in a file, one a line, so that a table of hours which was stopped goes on.
+    """Finished rows in a file, one a line, so that an interrupted table can be resumed.
 
-    Only whole rows are kept, so nothing that was seen of a row can decide whether it counts. A row is taken again
-    for the same game, effort and code alone: its certificate is that of the code that made it.
+    Only finished rows are stored, so no partial result can decide whether a row counts. A stored row is used only for
+    the same game, effort and code, since its certificate belongs to the code that computed it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:  # before hours of work: a place that cannot be written to is told now
+        with path.open("a+b") as file:  # fail now, not after hours, if the file cannot be written
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # a line that was cut short was never made
+            file.truncate(file.read().rfind(b"\n") + 1)  # remove a line that was cut short
 
-    def made(self, effort: Effort) -> dict[str, Row]:
-        """The rows that are there, by label."""
+    def made(self, effort: Effort) -> dict[str, AuditRow]:
+        """The stored rows, by label."""
         try:
             entries = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-            return {e["label"]: Row.from_json(e["row"]) for e in entries if e["made"] == _making(effort)}
+            return {e["label"]: AuditRow.from_json(e["row"]) for e in entries if e["made"] == _making(effort)}
         except (KeyError, TypeError, ValueError) as error:
-            check.refuse(f"rows of a truth table in {self.path}", error, "delete the file, and begin anew")
+            check.refuse(f"rows of a truth table in {self.path}", error, "delete the file and start again")
 
-    def add(self, label: str, row: Row, effort: Effort) -> None:
-        """Keep a row."""
+    def add(self, label: str, row: AuditRow, effort: Effort) -> None:
+        """Store a row."""
         line = json.dumps({"label": label, "row": row.to_json(), "made": _making(effort)}, allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -52,7 +50,7 @@ class KeptRows:
             os.fsync(file.fileno())
 
     def discard(self) -> None:
-        """The table is whole and lies elsewhere."""
+        """Delete the file: the table is finished and stored elsewhere."""
         self.path.unlink()
 
 
@@ -62,41 +60,56 @@ def _making(effort: Effort) -> dict[str, Any]:
 
 @functools.cache
 def _code() -> str:
-    """What the library's source is, in one word."""
+    """A digest of the library's source."""
     folder = Path(discreet.__file__).parent
     return digest([path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))])
 
 
+OnRow = Callable[[str, AuditRow], None]
+"""Receives a finished row and its label."""
+
+
 def play_all(
-    attacks: Sequence[Attack], effort: Effort, *, workers: int | None, listener: OnProgress | None
-) -> Iterator[tuple[str, Row]]:
-    """Labels and rows, as they are made; with several workers in the order in which they end."""
-    at_once = crew_size(len(attacks), workers)
-    if at_once <= 1:
-        yield from ((attack.label, attack.row(listener)) for attack in attacks)
+    attacks: Sequence[Attack],
+    effort: Effort,
+    keep: OnRow,
+    *,
+    workers: int | None,
+    listener: OnProgress | None,
+) -> None:
+    """Play every attack; with several workers, rows come in the order in which they end."""
+    if worker_count(len(attacks), workers) <= 1:
+        for attack in attacks:
+            keep(attack.label, attack.row(listener))
         return
-    # Spawned, not forked: a fork after torch has started its threads may hang.
-    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), _one_thread)
-    try:
-        playing = {pool.submit(_play, attack.label, effort): attack.label for attack in attacks}
-        for future in as_completed(playing):
-            label, row = playing[future], Row.from_json(future.result())
-            if listener is not None:
-                listener(label, row.parameters["trials"], row.parameters["trials"])
-            yield label, row
-    finally:
-        pool.shutdown(cancel_futures=True)
+    orders = [{"label": attack.label, "effort": asdict(effort)} for attack in attacks]
+    told = _Finished([attack.label for attack in attacks], keep, listener)
+    run_jobs(f"{__name__}:play_label", orders, told, workers=workers, threads=1)
 
 
-def _one_thread() -> None:
-    import torch
+@final
+class _Finished:
+    """Passes on the rows that workers finish."""
 
-    torch.set_num_threads(1)
+    def __init__(self, labels: Sequence[str], keep: OnRow, listener: OnProgress | None) -> None:
+        self._labels, self._keep, self._listener = labels, keep, listener
+
+    def started(self, job: int) -> None: ...
+
+    def news(self, job: int, news: Any) -> None: ...
+
+    def ended(self, job: int, result: Any, failure: str) -> None:
+        if failure:
+            raise RuntimeError(f"{self._labels[job]}: {failure}")
+        row = AuditRow.from_json(result)
+        if self._listener is not None:
+            self._listener(self._labels[job], row.parameters["trials"], row.parameters["trials"])
+        self._keep(self._labels[job], row)
 
 
-def _play(label: str, effort: Effort) -> dict[str, Any]:
-    """In a worker: attacks hold functions that do not travel, labels do, and each is there once."""
+def play_label(order: Mapping[str, Any], tell: Callable[[Any], None]) -> dict[str, Any]:
+    """In a worker: attacks hold functions that cannot be sent, labels can, and each label is there once."""
     from discreet.auditing.truth import Scope, attacks
 
-    found = next(attack for attack in attacks(Scope.everything(), effort) if attack.label == label)
-    return found.row().to_json()
+    planned = attacks(Scope.everything(), Effort(**order["effort"]))
+    return next(attack for attack in planned if attack.label == order["label"]).row().to_json()

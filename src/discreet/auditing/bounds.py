@@ -1,12 +1,12 @@
-"""What a distinguishing game proves: a lower bound on epsilon that holds with stated confidence.
+"""Lower bounds on epsilon, with stated confidence, from distinguishing games.
 
-Two worlds, with and without one record; `trials` values of a statistic in each. For every event E and both orders of
-the worlds (epsilon, delta)-privacy demands P(E) <= e^epsilon Q(E) + delta, so that
+A game has two worlds, with and without one record, and `trials` values of a statistic in each. For every event E and
+both orders of the worlds, (epsilon, delta)-privacy requires P(E) <= e^epsilon Q(E) + delta, so
 
     epsilon >= ln((lower bound on P(E) - delta) / upper bound on Q(E))
 
-with Clopper-Pearson bounds, each at half of the risk. E is chosen on trials of its own: on those that judge it, one
-event is tried, and the confidence needs no correction. Never imports torch.
+with Clopper-Pearson bounds, each at half of the risk. E is chosen on separate trials. A single event is tested on the
+remaining trials, so the confidence needs no correction. This module never imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from discreet.accounting import gdp
 from discreet.core import check
 
 Floats = npt.NDArray[np.float64]
@@ -31,9 +30,9 @@ BINS = 4096
 
 @final
 class Tally:
-    """How often the statistic fell where, in both worlds: memory does not grow with the number of trials.
+    """A histogram of the statistic in both worlds; its memory does not grow with the number of trials.
 
-    The line is cut to equal bins between `low` and `high`; what lies beyond belongs to the outermost ones.
+    It has equal bins between `low` and `high`; values outside belong to the outermost bins.
 
     >>> tally = Tally(0.0, 4.0, bins=4)
     >>> tally.add(absent=np.array([0.5, 1.5]), present=np.array([2.5, 99.0]))
@@ -42,7 +41,7 @@ class Tally:
     """
 
     def __init__(self, low: float, high: float, *, bins: int = BINS) -> None:
-        check.count("the statistic's line is cut to bins", least=2, bins=bins)
+        check.count("the number of bins of the histogram", least=2, bins=bins)
         check.require(
             math.isfinite(low) and low < high < math.inf,
             "low < high",
@@ -54,7 +53,7 @@ class Tally:
 
     @classmethod
     def around(cls, absent: Floats, present: Floats, *, bins: int = BINS) -> Tally:
-        """An empty tally that spans these values and half as much again on both sides."""
+        """An empty tally that spans these values, with a margin of half their range on both sides."""
         values = np.concatenate([absent, present])
         values = values[np.isfinite(values)]
         check.require(len(values) > 0, "values to span", "none that are finite", "give the statistic a value")
@@ -65,7 +64,7 @@ class Tally:
     def add(self, *, absent: Floats, present: Floats) -> None:
         """Count these trials."""
         for values, counts in ((absent, self._counts[False]), (present, self._counts[True])):
-            check.require(not np.isnan(values).any(), "a number for every trial", "nan", "mend the statistic")
+            check.require(not np.isnan(values).any(), "a number for every trial", "nan", "fix the statistic")
             place = (values - self.low) * (self.bins / (self.high - self.low))
             index = np.clip(place, 0, self.bins - 1).astype(np.int64)
             counts += np.bincount(index, minlength=self.bins)
@@ -82,12 +81,12 @@ class Tally:
 @final
 @dataclass(frozen=True)
 class Test:
-    """An event: the statistic lies at or above cut number `cut` (likelier with the record), or below it (without)."""
+    """An event: the statistic is at or above cut number `cut` (likelier with the record), or below it (without)."""
 
     cut: int
     upper: bool
 
-    __test__ = False  # not a test case, whatever collects them
+    __test__ = False  # not a test case for pytest
 
 
 @final
@@ -95,14 +94,12 @@ class Test:
 class Audit:
     """A lower bound on epsilon at `delta`, wrong with probability at most 1 - `confidence`.
 
-    fit  an ESTIMATE, which takes the mechanism for exactly Gaussian: never compare a certificate with it
-    hits, trials  of the judged event, in the world where it is likely and in the other one
+    hits, trials  of the tested event, in the world where it is likely and in the other one
     """
 
     epsilon: float
     delta: float
     confidence: float
-    fit: float
     hits: tuple[int, int]
     trials: tuple[int, int]
 
@@ -131,7 +128,7 @@ def upper(hits: npt.ArrayLike, trials: int, risk: float) -> Floats:
 
 
 def _distinct(hits: npt.ArrayLike) -> tuple[Floats, Counts]:
-    """Each number once, and where it belongs: the quantiles are costly, and cuts between few values share them."""
+    """The distinct numbers and their places: quantiles are expensive, and many cuts share them."""
     values = np.asarray(hits, dtype=np.float64)
     found, places = np.unique(values, return_inverse=True)
     return found, places.reshape(values.shape)
@@ -140,87 +137,55 @@ def _distinct(hits: npt.ArrayLike) -> tuple[Floats, Counts]:
 def epsilon_of(
     likely: npt.ArrayLike, unlikely: npt.ArrayLike, trials: tuple[int, int], delta: float, risk: float
 ) -> Floats:
-    """ln((P - delta) / Q) from hits in the likely and the unlikely world; 0 where nothing is shown."""
+    """ln((P - delta) / Q) from hits in the likely and the unlikely world; 0 where nothing is proven."""
     p, q = lower(likely, trials[0], risk / 2), upper(unlikely, trials[1], risk / 2)
     shown = np.log(np.maximum(p - delta, np.finfo(np.float64).tiny)) - np.log(q)
     return np.maximum(np.where(p > delta, shown, 0.0), 0.0)
 
 
-def choose(tally: Tally, *, delta: float, confidence: float) -> Test:
-    """The event that would show most, on trials that will not judge it."""
-    return _best(tally, delta, confidence)[1]
-
-
-def _best(tally: Tally, delta: float, confidence: float) -> tuple[float, Test]:
+def choose(tally: Tally, *, delta: float, confidence: float) -> tuple[float, Test]:
+    """The event with the largest bound, and that bound, on trials that will not test it."""
     risk = _risk(delta, confidence)
     tests = []
     for is_upper in (True, False):
         likely, unlikely, trials = _hits(tally, is_upper)
         shown = epsilon_of(likely, unlikely, trials, delta, risk)
-        # Of equal events the middle one: where the worlds separate, it has room on both sides.
+        # Of equal events take the middle one: where the worlds separate, it has a margin on both sides.
         best = np.flatnonzero(shown >= shown.max() - 1e-12)
         tests.append((float(shown.max()), Test(int(best[len(best) // 2]), is_upper)))
     return max(tests, key=lambda scored: scored[0])
 
 
-def judge(tally: Tally, test: Test, *, delta: float, confidence: float, fit: float = math.nan) -> Audit:
-    """What one event, chosen elsewhere, proves on these trials."""
+def judge(tally: Tally, test: Test, *, delta: float, confidence: float) -> Audit:
+    """The bound from one event that was chosen on other trials."""
     risk = _risk(delta, confidence)
     likely, unlikely, trials = _hits(tally, test.upper)
     hits = int(likely[test.cut]), int(unlikely[test.cut])
     epsilon = float(epsilon_of(hits[0], hits[1], trials, delta, risk))
-    return Audit(epsilon=epsilon, delta=delta, confidence=confidence, fit=fit, hits=hits, trials=trials)
+    return Audit(epsilon=epsilon, delta=delta, confidence=confidence, hits=hits, trials=trials)
 
 
 def audit(first: Tally, second: Tally, *, delta: float, confidence: float) -> Audit:
-    """Choose an event on the first tally, judge it on the second; beside it the Gaussian fit."""
+    """Choose an event on the first tally and test it on the second."""
     return best_audit([(first, second)], delta=delta, confidence=confidence)
 
 
 def best_audit(pairs: Sequence[tuple[Tally, Tally]], *, delta: float, confidence: float) -> Audit:
-    """The same with a pair of tallies for each of several statistics: the first ones choose the statistic too."""
+    """The same for several statistics, with a pair of tallies each: the first ones also choose the statistic."""
     for first, second in pairs:
         check.require(
             (first.low, first.high, first.bins) == (second.low, second.high, second.bins),
             "two tallies with the same cuts",
             "others",
-            "span both by the same pilot trials",
+            "create both from the same pilot trials",
         )
-    found = [_best(first, delta, confidence) for first, _ in pairs]
+    found = [choose(first, delta=delta, confidence=confidence) for first, _ in pairs]
     place = max(range(len(pairs)), key=lambda index: found[index][0])
-    fit = gaussian_fit(*pairs[place], delta=delta, confidence=confidence)
-    return judge(pairs[place][1], found[place][1], delta=delta, confidence=confidence, fit=fit)
-
-
-def gaussian_fit(first: Tally, second: Tally, *, delta: float, confidence: float) -> float:
-    """ESTIMATE of epsilon: the lower bound on mu from one threshold, read as mu-Gaussian privacy at `delta`.
-
-    mu >= quantile(P(E)) - quantile(Q(E)) is proven; that the mechanism costs no less than a Gaussian with this mu
-    at every delta is not.
-    """
-    risk = _risk(delta, confidence)
-
-    def distances(tally: Tally, cuts: slice) -> Floats:
-        likely, unlikely, trials = _hits(tally, True)
-        p, q = lower(likely[cuts], trials[0], risk / 2), upper(unlikely[cuts], trials[1], risk / 2)
-        return np.asarray(special.ndtri(p) - special.ndtri(q))
-
-    chosen = int(np.nanargmax(np.nan_to_num(distances(first, slice(None)), nan=-math.inf)))
-    mu = float(distances(second, slice(chosen, chosen + 1))[0])
-    return gdp.epsilon(mu, delta) if mu > 0 else 0.0
-
-
-def ceiling(trials: int, confidence: float) -> float:
-    """About the largest epsilon that so many judging trials a world can show, ln(n / ln(2 / risk)).
-
-    >>> round(ceiling(10**6, 0.999), 1)
-    11.8
-    """
-    return max(0.0, math.log(trials / math.log(2 / (1 - confidence))))
+    return judge(pairs[place][1], found[place][1], delta=delta, confidence=confidence)
 
 
 def _hits(tally: Tally, is_upper: bool) -> tuple[Counts, Counts, tuple[int, int]]:
-    """Hits at every cut in the likely world and in the other one, and both numbers of trials."""
+    """Hits at every cut in the likely and in the other world, and the numbers of trials."""
     absent, present = tally.trials(present=False), tally.trials(present=True)
     above_absent, above_present = tally.above(present=False), tally.above(present=True)
     if is_upper:

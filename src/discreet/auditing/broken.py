@@ -1,7 +1,7 @@
-"""Claims that do not hold, shown on the published mechanisms themselves, in a few lines each.
+"""Simulations of published mechanisms that refute the claims of their papers.
 
-Every demonstration has a game (what is measured), the paper's claim for the same numbers, the certificate of our own
-analysis, and an analytic lower bound: no number of trials n shows more than about ln n, a formula can.
+Every demonstration has a game, the paper's claim for the same numbers, the certificate of our own analysis, and an
+analytic lower bound: n trials show at most about ln n, a formula can show more.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 DELTA = 1e-5
-_WRAPS = 20  # turns of an angle that are summed over
+_WRAPS = 20  # full turns of an angle in the sum
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """One claim under attack; `trials` a world show it false with room to spare."""
+    """One claim under attack; `trials` in each world refute it with a margin."""
 
     method: str
     parameters: MappingProxyType[str, Any]
@@ -51,7 +51,7 @@ class Demonstration:
     trials: int
 
 
-# -- GeoDP: the angle of an average turns round for one record ----------------------------------------------
+# -- GeoDP: one record can turn the direction of the average ----------------------------------------------
 
 
 @final
@@ -59,8 +59,8 @@ class Demonstration:
 class GeoDp:
     """Algorithm 1 of GeoDP on one full batch: noisy norm and noisy angles of the average, released as a vector.
 
-    Without the record the average points along the first axis and is almost zero; one record of norm C turns it to the
-    second. Statistic: how far the released line lies from the first axis, which no sign of the norm can hide.
+    Without the record the average is almost zero and points along the first axis; one record of norm C turns it to the
+    second axis. Statistic: the angle between the released line and the first axis, whatever the sign of the norm.
     """
 
     dimension: int = 3
@@ -103,7 +103,7 @@ class GeoDp:
         (311.8, 103.5)
         """
         half = math.pi / 2
-        short_of = np.geomspace(1e-6, 0.99, 4000) * half  # the event: within this of a right angle
+        short_of = np.geomspace(1e-6, 0.99, 4000) * half  # the event: at most this far from a right angle
         log_p, log_q = (
             np.logaddexp.reduce(
                 [
@@ -122,9 +122,9 @@ class GeoDp:
 
 
 def _log_between(low: Floats, high: Floats) -> Floats:
-    """ln P(low < N(0, 1) < high), also far out in a tail."""
+    """ln P(low < N(0, 1) < high), accurate in the tails."""
     flip = low + high > 0
-    a, b = np.where(flip, -high, low), np.where(flip, -low, high)  # the tail on the left: no cancellation
+    a, b = np.where(flip, -high, low), np.where(flip, -low, high)  # the left tail: no cancellation
     top, bottom = special.log_ndtr(b), special.log_ndtr(a)
     return np.asarray(top + np.log1p(-np.exp(np.minimum(bottom - top, -1e-300))))
 
@@ -153,8 +153,8 @@ def from_angles(angles: Floats) -> Floats:
 class Dice:
     """Algorithm 2 of DiceSGD in one dimension, all releases of a run; noise by its Theorem 3.8 for `target`.
 
-    Without the record all gradients are zero; the record's is huge, which the theorem allows. Statistic: the likelihood
-    ratio of "every release after the first inclusion is shifted by C2", mixed over the step of that inclusion.
+    Without the record all gradients are zero; the record's gradient is huge, which the theorem allows. Statistic: the
+    likelihood ratio of "every release after the first inclusion is shifted by C2", mixed over the step of inclusion.
     """
 
     records: int = 10_000
@@ -181,7 +181,7 @@ class Dice:
 
     def _world(self, present: bool, trials: int, generator: np.random.Generator) -> Floats:
         error = np.zeros(trials)
-        mixed = np.zeros(trials)  # likelihood ratio, over inclusions that have happened
+        mixed = np.zeros(trials)  # likelihood ratio over past inclusions
         for step in range(self.steps):
             g = self.gradient * (generator.random(trials) < self.rate) if present else np.zeros(trials)
             feedback = np.clip(error, -self.feedback_clip, self.feedback_clip)
@@ -193,7 +193,7 @@ class Dice:
         return np.asarray(np.log(mixed + (1 - self.rate) ** self.steps))
 
     def analytic(self, delta: float) -> float:
-        """Best threshold on a weighted sum of all releases; the later a release, the likelier its shift."""
+        """The best threshold on a weighted sum of all releases; later releases are shifted more often."""
         first = np.arange(self.steps)
         chance, never = stats.geom.pmf(first + 1, self.rate), (1 - self.rate) ** self.steps
         weight = np.sqrt(1 - (1 - self.rate) ** first)
@@ -219,7 +219,7 @@ def _finite(value: float) -> float:
 
 
 def dense_projection(dims: int) -> Callable[[int, np.random.Generator], Floats]:
-    """The distance after a Gaussian projection to `dims` numbers, s^2 ~ chi2_p / p: public, since the matrix is."""
+    """The distance after a Gaussian projection to `dims` numbers, s^2 ~ chi2_p / p; public, like the matrix."""
 
     def distance(trials: int, generator: np.random.Generator) -> Floats:
         return np.sqrt(generator.chisquare(dims, trials) / dims)
@@ -252,7 +252,7 @@ def projection_epsilon(noise: float, dims: int, delta: float) -> float:
 
 
 def demonstrations() -> tuple[Demonstration, ...]:
-    """Every claim that an audit must exceed."""
+    """Every claim that an audit must refute."""
     return _geodp(), _dice(), _projected(), _sampled_lemma()
 
 

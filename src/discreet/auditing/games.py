@@ -1,14 +1,13 @@
 """Distinguishing games: releases with and without one record, reduced to one number each.
 
-Randomness. What a METHODS entry releases is drawn by the library's own streams, keyed by the operating system: they
-are part of what is attacked. Scalar games and coin flips take a NumPy generator seeded from the operating system: an
-audit publishes nothing and hides nothing, so its draws need to be independent, not unpredictable. A fixed seed makes an
-audit repeatable, and is as valid as long as it was not picked by looking at results.
+Randomness: releases of a method use the library's own streams, seeded by the operating system, since these are part of
+what is attacked. Scalar games and coin flips use a NumPy generator seeded by the operating system: an audit hides
+nothing, so its draws must be independent, not unpredictable. A fixed seed makes an audit repeatable, and is as valid if
+it was not chosen by looking at results.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -23,16 +22,16 @@ _CHUNK = 2**20
 _PILOT = 2**13
 
 Advance = Callable[[int, int], None]
-"""Told how many trials of how many are done."""
+"""Receives the number of finished trials and the total."""
 
 
 class Game(Protocol):
-    """A pair of neighbouring worlds and a statistic that tends to be larger where the record is."""
+    """A pair of neighbouring worlds, and a statistic that tends to be larger with the record."""
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        """So many independent values of the statistic without the record, and with it.
+        """Independent values of the statistic without the record, and with it.
 
-        Several statistics are the columns of a matrix: the trials that choose the event choose among them too.
+        Several statistics are the columns of a matrix: the trials that choose the event also choose the statistic.
         """
 
 
@@ -45,10 +44,10 @@ def play(
     generator: np.random.Generator | None = None,
     advance: Advance | None = None,
 ) -> Audit:
-    """Play `trials` games a world, half to choose the statistic and the event, half to judge it."""
-    check.count("half of the trials choose, half judge", least=16, trials=trials)
+    """Play `trials` games in each world: half choose the statistic and the event, half test it."""
+    check.count("half of the trials choose the event, half test it", least=16, trials=trials)
     rng = generator if generator is not None else np.random.default_rng()
-    pilot = game.draw(min(_PILOT, max(16, trials // 8)), rng)  # only spans the line
+    pilot = game.draw(min(_PILOT, max(16, trials // 8)), rng)  # only sets the range of the histograms
     halves = [[Tally.around(*pair) for pair in _columns(pilot)] for _ in range(2)]
     done = 0
     for tallies, share in zip(halves, (trials // 2, trials - trials // 2), strict=True):
@@ -75,7 +74,7 @@ def _columns(drawn: tuple[Floats, Floats]) -> list[tuple[Floats, Floats]]:
 class GaussianStep:
     """One release of a sum over all records: N(0, z^2) against N(1, z^2), in units of the clip.
 
-    The projection on the record's direction is sufficient: one number is the whole game, in any dimension.
+    The projection on the record's direction is a sufficient statistic, in any dimension.
     """
 
     noise: float
@@ -109,9 +108,9 @@ class PoissonStep:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Likelihood:
-    """A Gaussian pair whose distance is itself random and public: N(0, z^2) against N(s, z^2), s drawn anew.
+    """A Gaussian pair with a random public distance: N(0, z^2) against N(s, z^2), with a new s in each trial.
 
-    The statistic is the log-likelihood ratio (s y - s^2 / 2) / z^2, the best one there is.
+    The statistic is the log-likelihood ratio (s y - s^2 / 2) / z^2, which is optimal.
     """
 
     noise: float
@@ -124,21 +123,3 @@ class Likelihood:
             y = generator.standard_normal(trials) + present * mu
             values.append(mu * y - mu**2 / 2)
         return values[0], values[1]
-
-
-def gaussian_ceiling(mu: float, trials: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The bound to expect for a Gaussian release at distance mu from so many trials a world.
-
-    >>> from discreet.accounting import gdp
-    >>> 0.93 < gaussian_ceiling(1.0, 10**6, delta=1e-2) / gdp.epsilon(1.0, 1e-2) < 1
-    True
-    """
-    from scipy import special
-
-    from discreet.auditing.bounds import epsilon_of
-
-    half = trials // 2
-    cuts = np.linspace(-2, mu + 6, 801)
-    likely, unlikely = half * special.ndtr(mu - cuts), half * special.ndtr(-cuts)
-    shown = epsilon_of(np.floor(likely), np.ceil(unlikely), (half, half), delta, 1 - confidence)
-    return float(shown.max()) if math.isfinite(mu) else math.inf

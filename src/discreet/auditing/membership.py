@@ -1,13 +1,13 @@
-"""Membership inference on a run's recipe: shadow models, a classifier, likelihood ratios (arXiv 2502.17772, D.2).
+"""Membership inference against a training run: shadow models, a classifier, likelihood ratios (arXiv 2502.17772, D.2).
 
-The records of a task, train and test together, are split once and for all into candidates of the target and a pool for
-shadows. Each target model is trained on about half of the candidates, each of which joins by a fair coin; each shadow
-model on a random part of the pool. On the shadows, a two-layer classifier learns to tell members from others by the
-model's answers; then it is asked about the target's candidates.
+All records of a task, train and test, are split once into candidates for the target models and a pool for the shadow
+models. Each target model is trained on about half of the candidates, each included by a fair coin; each shadow model on
+a random part of the pool. On the shadow models, a two-layer classifier learns to separate members from non-members by
+the model's outputs. Then it is applied to the candidates.
 
-Four numbers come of it, never to be confused:
+The result has four numbers with different meanings:
     estimate     Eq. 20 of the paper, from the false positive and false negative rates: NOT a bound
-    lower_bound  what the guesses prove at stated confidence (`one_run`), for one training
+    lower_bound  the bound that the guesses prove at stated confidence (`one_run`)
     auc          of the attack's scores, and advantage, the largest difference of its rates
     lira         the same area for likelihood ratios per example (Carlini et al. 2022, offline)
 """
@@ -29,7 +29,16 @@ from discreet.auditing.attack import AttackClassifier, attack_features
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import guess
-from discreet.auditing.shadows import Flags, Seen, Split, Told, load_whole, recipe_on, seeded, shadow, target
+from discreet.auditing.shadows import (
+    Flags,
+    Outputs,
+    RecordSplit,
+    load_whole,
+    seeded,
+    setup_on,
+    shadow,
+    target,
+)
 from discreet.auditing.trainings import OnStep
 from discreet.core import check
 from discreet.core.plain import plain
@@ -39,13 +48,13 @@ if TYPE_CHECKING:
     from discreet.runs import RunConfig
     from discreet.stages.plan import Plan
 
-_COINS = 1000  # the theorem of the lower bound pays for each: more of them show less at a given delta
+_COINS = 1000  # the theorem adds a term for each coin: more of them prove less at a given delta
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """What membership inference found, over all target models.
+    """The result of membership inference over all target models.
 
     estimate              ESTIMATE of epsilon by Eq. 20; `spread` its standard error over target models
     lower_bound           a lower bound on epsilon, wrong with probability at most 1 - confidence
@@ -75,9 +84,9 @@ class Membership:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without the scores."""
         left_out = ("scores", "lira_scores", "members")
-        names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
-        told: dict[str, Any] = plain({name: getattr(self, name) for name in names})
-        return told
+        return {
+            f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in left_out
+        }
 
 
 def membership(
@@ -89,7 +98,7 @@ def membership(
     confidence: float = CONFIDENCE,
     on_step: OnStep | None = None,
 ) -> Membership:
-    """Membership inference against the models at the end of the config's run: see `membership_course`."""
+    """Membership inference against the final models of a run: see `membership_course`."""
     course = membership_course(
         config, shadows=shadows, seeds=seeds, size=size, confidence=confidence, on_step=on_step
     )
@@ -108,35 +117,39 @@ def membership_course(
 ) -> tuple[Membership, ...]:
     """Membership inference against the iterates after the steps `at` (default: the last one), in their order.
 
-    shadows  models on which the attack learns
-    seeds    one target model each; None: keyed by the operating system
+    shadows  number of shadow models on which the attack is trained
+    seeds    of the target models; None: randomness of the operating system
     size     expected number of training records of a model, a quarter of all that there are by default; it is the
              public number of records, so a budget in the config is planned for it
 
-    Iterates before the last are attacked even where the plan's certificate is for the last one alone.
+    Earlier iterates are attacked even if the plan is certified for the final parameters only.
     """
-    check.count("shadow models on which the attack learns", least=2, shadows=shadows)
+    check.count("the attack is trained on shadow models", least=2, shadows=shadows)
     check.require(len(seeds) > 0, "at least one target model", "none", "give seeds, e.g. (0, 1, 2)")
-    split = Split.of(load_whole(config), size)
-    recipe = recipe_on(dataclasses.replace(config, records=None), split)
-    steps = tuple(sorted(at)) or (recipe.plan.horizon.steps,)
+    split = RecordSplit.of(load_whole(config), size)
+    setup = setup_on(dataclasses.replace(config, records=None), split)
+    steps = tuple(sorted(at)) or (setup.plan.horizon.steps,)
     check.require(
-        steps[0] >= 1 and steps[-1] <= recipe.plan.horizon.steps,
-        f"steps between 1 and {recipe.plan.horizon.steps}",
+        steps[0] >= 1 and steps[-1] <= setup.plan.horizon.steps,
+        f"steps between 1 and {setup.plan.horizon.steps}",
         steps,
         "name steps of the run",
     )
-    told = Told(on_step, (shadows + len(seeds)) * recipe.plan.horizon.steps)
-    shadow_models = [shadow(recipe, split, number, steps, told) for number in range(shadows)]
-    targets = [target(seeded(recipe, seed), split, number, steps, told) for number, seed in enumerate(seeds)]
+    each = setup.plan.horizon.steps
+    total = (shadows + len(seeds)) * each
+
+    def after(trained: int) -> OnStep | None:
+        """Progress over all trainings, of which so many have ended."""
+        return None if on_step is None else lambda step, _: on_step(trained * each + step, total)
+
+    seen = [shadow(setup, split, number, steps, after(number)) for number in range(shadows)]
+    hit = [
+        target(seeded(setup, seed), split, number, steps, after(shadows + number))
+        for number, seed in enumerate(seeds)
+    ]
     return tuple(
         _attack(
-            step,
-            [trained.at(place) for trained in shadow_models],
-            [trained.at(place) for trained in targets],
-            split,
-            recipe.plan,
-            confidence,
+            step, [one[place] for one in seen], [one[place] for one in hit], split, setup.plan, confidence
         )
         for place, step in enumerate(steps)
     )
@@ -145,7 +158,7 @@ def membership_course(
 def estimate(*, false_positive: float, false_negative: float, delta: float, records: int) -> float:
     """ESTIMATE of epsilon, Eq. 20 of the paper: the larger of two logarithms.
 
-    A rate of zero stands for half a record of `records`, without which the estimate would be infinite.
+    A rate of zero counts as half a record of `records`; otherwise the estimate would be infinite.
 
     >>> round(estimate(false_positive=0.3, false_negative=0.4, delta=1e-5, records=1000), 4)
     0.6931
@@ -165,9 +178,9 @@ def estimate(*, false_positive: float, false_negative: float, delta: float, reco
 
 def _attack(
     step: int,
-    shadows: Sequence[Seen],
-    targets: Sequence[Seen],
-    split: Split,
+    shadows: Sequence[Outputs],
+    targets: Sequence[Outputs],
+    split: RecordSplit,
     plan: Plan,
     confidence: float,
 ) -> Membership:
@@ -212,14 +225,14 @@ def _attack(
 
 
 def _joint(scores: Floats, lira: Floats) -> Floats:
-    """Both attacks as one: the sum of a candidate's ranks."""
+    """Both attacks combined: the sum of a candidate's ranks."""
     return np.asarray(stats.rankdata(scores) + stats.rankdata(lira))
 
 
-def _proven(scores: list[Floats], targets: Sequence[Seen], plan: Plan, confidence: float) -> float:
-    """From the coins of some candidates, named before anything is seen; the other coins are part of the data.
+def _proven(scores: list[Floats], targets: Sequence[Outputs], plan: Plan, confidence: float) -> float:
+    """The bound from the coins of candidates that are fixed in advance; the other coins are part of the data.
 
-    Targets are trained apart, each with coins of its own: together they are one run with the coins of all.
+    Targets are trained separately with coins of their own: together they are one run with all coins.
     """
     coins = [seen.members for seen in targets]
     if plan.relation is Neighbouring.REPLACE_ONE:  # a coin chose one of two candidates
@@ -231,8 +244,8 @@ def _proven(scores: list[Floats], targets: Sequence[Seen], plan: Plan, confidenc
     return guess(joined[chosen], there[chosen]).epsilon(plan.delta, confidence)
 
 
-def _lira(target: Seen, shadows: Sequence[Seen], labels: Tensor) -> Floats:
-    """How far the target's confidence in a candidate lies above that of models that never saw it, in deviations.
+def _lira(target: Outputs, shadows: Sequence[Outputs], labels: Tensor) -> Floats:
+    """How far the target's confidence in a candidate exceeds that of models without it, in standard deviations.
 
     Confidence is ln(p / (1 - p)), which is near Gaussian. No shadow saw a candidate, so all of them count; one
     variance serves all candidates, since there are few shadows (Carlini et al. 2022, section VI).
@@ -259,11 +272,3 @@ def auc(scores: Floats, members: Flags) -> float:
     if not inside or not outside:
         return math.nan
     return float((ranks[members].sum() - inside * (inside + 1) / 2) / (inside * outside))
-
-
-def true_positives_at(scores: Floats, members: Flags, *, false_positive: float) -> float:
-    """The share of members found where at most this share of the others is taken for one (Carlini et al. 2022)."""
-    check.inside_unit("a small rate of false alarms, e.g. 0.001", false_positive=false_positive)
-    others = np.sort(scores[~members])[::-1]
-    cut = others[min(int(false_positive * len(others)), len(others) - 1)]
-    return float((scores[members] > cut).mean())

@@ -1,9 +1,9 @@
 """A lower bound on epsilon from ONE run with many canaries (Steinke, Nasr, Jagielski 2023).
 
-Each canary joins by a fair coin, and after the run the attacker guesses the coins he is surest of. If the run is
-(epsilon, delta)-private, the number of right guesses hardly exceeds a binomial one with e^epsilon / (1 + e^epsilon).
-Valid for every mechanism and every dependence between canaries, and weaker than many runs. It needs a small delta:
-the theorem pays 2 * canaries * delta.
+Each canary is included by a fair coin, and after the run the attacker guesses the most certain coins. If the run is
+(epsilon, delta)-private, the number of right guesses is about binomial with probability e^epsilon / (1 + e^epsilon) at
+most. The bound is valid for every mechanism and every dependence between canaries, and weaker than that of many runs.
+It needs a small delta, since the theorem adds a term 2 * canaries * delta.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scipy import stats
 
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.releases import Attacked, Flags, canaries, linear
+from discreet.auditing.releases import Flags
 from discreet.core import check
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """How the attacker did: `correct` of `made` guesses, among `canaries` coins."""
+    """The attacker's result: `correct` of `made` guesses, among `canaries` coins."""
 
     canaries: int
     made: int
@@ -40,7 +40,7 @@ class Guesses:
         )
 
     def chance(self, epsilon: float, delta: float) -> float:
-        """At most this likely if the run is (epsilon, delta)-private: the theorem's p-value.
+        """The p-value of the theorem: the most likely these guesses can be if the run is (epsilon, delta)-private.
 
         P(X >= v) + 2 m delta max_i P(v - i <= X < v) / i, X ~ binomial(guesses, e^epsilon / (1 + e^epsilon)).
         """
@@ -53,7 +53,7 @@ class Guesses:
         return min(1.0, tail + 2 * self.canaries * delta * steepest)
 
     def epsilon(self, delta: float, confidence: float = CONFIDENCE) -> float:
-        """The largest epsilon that these guesses refute, 0 if none.
+        """The largest epsilon that these guesses refute; 0 if none.
 
         >>> guesses = Guesses(canaries=1000, made=100, correct=95)
         >>> round(guesses.epsilon(0.0), 2), guesses.epsilon(0.1)
@@ -74,11 +74,11 @@ class Guesses:
 
 
 SHARE = 0.2
-"""The share of coins that is guessed. It is fixed: choosing it by the outcome would be a second attempt."""
+"""The share of coins that is guessed. It is fixed: choosing it by the outcome would be multiple testing."""
 
 
 def guess(scores: Floats, there: Flags, *, share: float = SHARE) -> Guesses:
-    """Call the highest scores there and the lowest away, `share` of all coins together.
+    """Guess that the highest scores were included and the lowest were not, for `share` of all coins.
 
     >>> guess(np.array([0.1, 3.0, -2.0, 0.0]), np.array([True, True, False, False]), share=0.5)
     Guesses(canaries=4, made=2, correct=2)
@@ -88,19 +88,3 @@ def guess(scores: Floats, there: Flags, *, share: float = SHARE) -> Guesses:
     each = max(1, round(len(scores) * share / 2))
     correct = int(there[order[-each:]].sum() + (~there[order[:each]]).sum())
     return Guesses(canaries=len(scores), made=2 * each, correct=correct)
-
-
-def one_run(
-    attacked: Attacked, *, share: float = SHARE, generator: np.random.Generator | None = None
-) -> Guesses:
-    """One run of the plan's real steps, as many canaries as it has records; the surest `share` of coins is guessed.
-
-    The share is fixed beforehand: choosing it by the outcome would be a second attempt.
-    """
-    rng = generator if generator is not None else np.random.default_rng()
-    count = attacked.plan.horizon.size.records
-    there = rng.random(count) < 0.5
-    with linear(count) as (net, engine):
-        releases = attacked.run(net, engine, canaries(attacked.plan, there))
-    scores = np.sum([released.value.double().numpy() for released in releases], axis=0)
-    return guess(scores, there, share=share)

@@ -1,14 +1,14 @@
-"""Canaries in an ordinary training run: how much of its certificate an attacker can really see.
+"""Canaries in an ordinary training run: how much of its certificate an attack can demonstrate.
 
-A run's own recipe is trained once more, with records that each join by a fair coin. Then the coins are guessed.
+The run is trained once more with extra records, each included by a fair coin. Then the coins are guessed.
 
-gradient  each canary has a coordinate of its own beside the model's, along which its gradient is huge: the worst case
-          for a mechanism whose noise covers all coordinates alike. The score follows every release.
-data      records of the test set with a wrong label; the score is how far training lowered their loss.
+gradient  each canary has an extra coordinate of its own, along which its gradient is huge: the worst case for a
+          mechanism that adds the same noise to all coordinates. The score uses every release.
+data      records of the test set with a wrong label; the score is how much training lowered their loss.
 
-What the guesses prove: by the theorem of Steinke, Nasr and Jagielski (2023), which allows every dependence between
-canaries (`one_run`); or, for thousands of gradient canaries of a plan that couples nothing, as independent trials of
-the one-record game (`bounds`), which then shows more: the theorem pays 2 * canaries * delta.
+The bound comes from the theorem of Steinke, Nasr and Jagielski (2023), which allows every dependence between canaries
+(`one_run`). With thousands of gradient canaries and a plan that couples no records, they are independent trials of the
+one-record game (`bounds`), which gives a larger bound: the theorem adds a term 2 * canaries * delta.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from torch.utils.data import TensorDataset
 
 from discreet.auditing.bounds import Floats, Tally, audit
 from discreet.auditing.games import CONFIDENCE
+from discreet.auditing.observing import active_in, observing_releases
 from discreet.auditing.one_run import Guesses, guess
-from discreet.auditing.trainings import OnStep, Recipe, fit, log_probabilities
-from discreet.auditing.watching import active_in, watched
+from discreet.auditing.trainings import OnStep, TrainingSetup, fit, log_probabilities
 from discreet.auditing.whole_run import couples_nothing
 from discreet.core import check
 from discreet.core.plain import plain
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 
 CANARIES = 1000
-_MANY = 4000  # from here on, independent trials show more than the theorem
+_MANY = 4000  # from this number on, independent trials give more than the theorem
 _LOUD = 1e3  # the norm of a gradient canary: beyond every clip
 
 
 class CanaryKind(enum.StrEnum):
-    """What a canary is."""
+    """The kind of a canary."""
 
     GRADIENT = "gradient"
     DATA = "data"
@@ -60,10 +60,10 @@ class CanaryKind(enum.StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """What canaries showed about one run's recipe.
+    """The result of canaries in one training run.
 
     audited      a lower bound on epsilon at the run's delta, wrong with probability at most 1 - confidence
-    independent  whether canaries counted as independent trials; otherwise `guesses` proved it
+    independent  whether canaries counted as independent trials; otherwise the bound comes from `guesses`
     """
 
     method: str
@@ -80,31 +80,23 @@ class RunAudit:
 
     @property
     def tightness(self) -> float | None:
-        """audited / certified: what is left is the attack's weakness or the certificate's slack."""
+        """audited / certified; the gap is the attack's weakness or the certificate's slack."""
         return self.audited / self.certified if 0 < self.certified < math.inf else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        told: dict[str, Any] = plain(
-            {
-                "method": self.method,
-                "canary": self.kind,
-                "canaries": self.canaries,
-                "steps": self.steps,
-                "certified": self.certified,
-                "claimed": self.claimed,
-                "audited": self.audited,
-                "tightness": self.tightness,
-                "delta": self.delta,
-                "confidence": self.confidence,
-                "bound": "independent trials" if self.independent else "guesses of one run",
-                "guesses": {"made": self.guesses.made, "correct": self.guesses.correct},
-            }
-        )
-        return told
+        held = plain(self)
+        del held["is"], held["kind"], held["independent"]
+        return {
+            **held,
+            "canary": self.kind.value,
+            "tightness": self.tightness,
+            "bound": "independent trials" if self.independent else "guesses of one run",
+            "guesses": {"made": self.guesses.made, "correct": self.guesses.correct},
+        }
 
 
-def audit_recipe(
+def audit_training(
     config: RunConfig,
     *,
     kind: CanaryKind | None = None,
@@ -113,36 +105,30 @@ def audit_recipe(
     generator: np.random.Generator | None = None,
     on_step: OnStep | None = None,
 ) -> RunAudit:
-    """Train the config's recipe once with canaries, and say what they show. Nothing is written.
+    """Train once as the config says, with canaries, and report what they show. Nothing is written.
 
-    kind  None: gradient canaries, or data canaries where only the last iterate may be seen
+    kind  None: gradient canaries, or data canaries where only the final parameters may be seen
     """
-    check.count("coins to be guessed", least=16, canaries=canaries)
-    recipe = Recipe.of(config)
+    check.count("the number of canaries", least=16, canaries=canaries)
+    setup = TrainingSetup.of(config)
     rng = generator if generator is not None else np.random.default_rng()
-    chosen = (
-        kind
-        if kind is not None
-        else (CanaryKind.GRADIENT if recipe.plan.analysis.visible else CanaryKind.DATA)
-    )
-    planted = (_Gradients if chosen is CanaryKind.GRADIENT else _Records)(recipe, canaries, rng)
+    chosen = kind or (CanaryKind.GRADIENT if setup.plan.analysis.visible else CanaryKind.DATA)
+    planted = (_GradientCanaries if chosen is CanaryKind.GRADIENT else _DataCanaries)(setup, canaries, rng)
     scores = planted.train(on_step)
-    plan, there = recipe.plan, planted.there
+    plan, there = setup.plan, planted.there
     guesses, delta = guess(scores, there), plan.delta
-    # Decided by public numbers alone: taking the larger of two bounds would be a second attempt.
+    # Decided by public numbers: taking the larger of two bounds would be multiple testing.
     independent = chosen is CanaryKind.GRADIENT and len(there) >= _MANY and couples_nothing(plan)
-    shown = (
-        _as_trials(scores, there, delta, confidence) if independent else guesses.epsilon(delta, confidence)
-    )
+    bound = _as_trials(scores, there, delta, confidence) if independent else None
     claim = plan.charge().claimed
     return RunAudit(
-        method=recipe.config.method,
+        method=setup.config.method,
         kind=chosen,
         canaries=len(there),
         steps=plan.horizon.steps,
         certified=plan.certificate().epsilon,
         claimed=None if claim is None else claim.epsilon(delta),
-        audited=shown,
+        audited=guesses.epsilon(delta, confidence) if bound is None else bound,
         delta=delta,
         confidence=confidence,
         independent=independent,
@@ -151,7 +137,7 @@ def audit_recipe(
 
 
 def _as_trials(scores: Floats, there: Flags, delta: float, confidence: float) -> float:
-    """Half of the canaries choose the event, half judge it."""
+    """Half of the canaries choose the event, half test it."""
     half = len(scores) // 2
     tallies = []
     for part in (slice(None, half), slice(half, None)):
@@ -165,8 +151,8 @@ def _as_trials(scores: Floats, there: Flags, delta: float, confidence: float) ->
 
 
 @final
-class Beside(nn.Module):
-    """A model, and beside it one number for each canary."""
+class ModelWithCanaries(nn.Module):
+    """A model with one extra parameter for each canary."""
 
     def __init__(self, model: nn.Module, canaries: int) -> None:
         super().__init__()
@@ -179,15 +165,15 @@ class Beside(nn.Module):
 
 
 @final
-class _Gradients:
-    """Canaries with coordinates of their own; marks say which record is which canary, or -1."""
+class _GradientCanaries:
+    """Canaries with coordinates of their own; the mark of a record is its canary's number, or -1."""
 
-    def __init__(self, recipe: Recipe, canaries: int, rng: np.random.Generator) -> None:
-        self._recipe = recipe
+    def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
+        self._setup = setup
         check.require(
-            recipe.plan.analysis.visible,
+            setup.plan.analysis.visible,
             "a plan whose releases may be seen",
-            type(recipe.plan.analysis).__name__,
+            type(setup.plan.analysis).__name__,
             "use data canaries: only the last iterate leaves such a run",
         )
         self.there: Flags = rng.random(canaries) < 0.5
@@ -195,14 +181,14 @@ class _Gradients:
 
     def train(self, on_step: OnStep | None) -> Floats:
         """The run; for each canary the likelihood ratio of all releases."""
-        recipe, streams = self._recipe, self._recipe.streams(0)
-        model = Beside(recipe.build(streams), len(self.there)).to(recipe.config.device)
+        setup, streams = self._setup, self._setup.streams(0)
+        model = ModelWithCanaries(setup.build(streams), len(self.there)).to(setup.config.device)
         fit(
-            recipe,
+            setup,
             model,
             self._data(),
             streams=streams,
-            plan=watched(recipe.plan, self._see),
+            plan=observing_releases(setup.plan, self._see),
             losses=self._losses,
             inputs=lambda batch: (batch[0], batch[2]),
             on_step=on_step,
@@ -210,9 +196,11 @@ class _Gradients:
         return self._scores
 
     def _data(self) -> TensorDataset:
-        x, y = self._recipe.task.train.tensors
+        x, y = self._setup.task.train.tensors
         there = torch.from_numpy(self.there)
-        if self._recipe.plan.relation is Neighbouring.REPLACE_ONE:  # the size is public: canaries take places
+        if (
+            self._setup.plan.relation is Neighbouring.REPLACE_ONE
+        ):  # the size is public: canaries replace records
             marks = torch.arange(len(there))
             signs = torch.where(there, 1, -1)
             check.require(
@@ -238,8 +226,8 @@ class _Gradients:
         return torch.where(mark < 0, ordinary, _LOUD * sign * own)
 
     def _see(self, released: Released, std: float, context: StepContext) -> None:
-        """Add the log likelihood ratio of this release, canary by canary; frozen ones learn nothing."""
-        plan, count = self._recipe.plan, len(self.there)
+        """Add each canary's log-likelihood ratio of this release; frozen coordinates tell nothing."""
+        plan, count = self._setup.plan, len(self.there)
         reach = 1 / max(plan.noise_at(context.step) * plan.queries(1.0)[0].share, 1e-12)
         if isinstance(plan.bounder, PerLayer):
             reach /= math.sqrt(len(released.layout.names))
@@ -261,36 +249,36 @@ def _ratio(plan: Plan, seen: Floats, reach: float) -> Floats:
 
 
 @final
-class _Records:
+class _DataCanaries:
     """Records of the test set with a wrong label."""
 
-    def __init__(self, recipe: Recipe, canaries: int, rng: np.random.Generator) -> None:
-        self._recipe = recipe
-        x, y = recipe.task.test.tensors
-        count = min(canaries, len(x), len(recipe.task.train) // 2)
+    def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
+        self._setup = setup
+        x, y = setup.task.test.tensors
+        count = min(canaries, len(x), len(setup.task.train) // 2)
         chosen = torch.from_numpy(rng.permutation(len(x))[:count])
-        wrong = torch.from_numpy(rng.integers(1, recipe.task.classes, count))
-        self._x, self._y = x[chosen], (y[chosen] + wrong) % recipe.task.classes
+        wrong = torch.from_numpy(rng.integers(1, setup.task.classes, count))
+        self._x, self._y = x[chosen], (y[chosen] + wrong) % setup.task.classes
         self._right = y[chosen]
         self.there: Flags = rng.random(count) < 0.5
 
     def train(self, on_step: OnStep | None) -> Floats:
-        """The run; how far it lowered each canary's loss."""
-        recipe, streams = self._recipe, self._recipe.streams(0)
-        model = recipe.build(streams)
+        """Train; the score is how much each canary's loss fell."""
+        setup, streams = self._setup, self._setup.streams(0)
+        model = setup.build(streams)
         before = self._losses(model)
-        fit(recipe, model, self._data(), streams=streams, on_step=on_step)
+        fit(setup, model, self._data(), streams=streams, on_step=on_step)
         return np.asarray(before - self._losses(model))
 
     def _losses(self, model: nn.Module) -> Floats:
-        answers = log_probabilities(model, self._x, self._recipe.config.device)
+        answers = log_probabilities(model, self._x, self._setup.config.device)
         return -answers.gather(1, self._y.unsqueeze(1)).squeeze(1).numpy()
 
     def _data(self) -> TensorDataset:
-        """They take the places of other records, so that no public number is exceeded."""
-        x, y = self._recipe.task.train.tensors
+        """Canaries replace other records, so that no public number is exceeded."""
+        x, y = self._setup.task.train.tensors
         kept, there = len(x) - len(self.there), torch.from_numpy(self.there)
-        if self._recipe.plan.relation is Neighbouring.REPLACE_ONE:
+        if self._setup.plan.relation is Neighbouring.REPLACE_ONE:
             labels = torch.where(there, self._y, self._right)
             return TensorDataset(torch.cat([x[:kept], self._x]), torch.cat([y[:kept], labels]))
         return TensorDataset(torch.cat([x[:kept], self._x[there]]), torch.cat([y[:kept], self._y[there]]))

@@ -1,7 +1,7 @@
-"""Games on what a plan really releases: stages, mechanism and noise of the library, nothing imitated.
+"""Games on the real releases of a plan: stages, mechanism and noise are those of the library.
 
-The model is one linear layer without bias and each record's loss is its output, so that a record's gradient is the
-record itself, whatever the weights: the adversary's worst case, and no update is needed between steps.
+The model is one linear layer without bias and each record's loss is its output. A record's gradient is then the record
+itself, whatever the weights: the worst case, and no update is needed between steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.auditing.bounds import Floats
-from discreet.auditing.watching import active_in, tapped
+from discreet.auditing.observing import active_in, observing_noise
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -47,15 +47,15 @@ DIMENSION = 4
 RUN_STEPS = 2
 PUBLIC_BATCH = 100
 _LOUD = 1e3  # the norm of a canary's gradient: beyond every clip
-_QUIET = 1e-2  # of the record that turns a direction round
+_QUIET = 1e-2  # the norm of the record that fixes a direction
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Attacked:
-    """What is attacked: `plan` says what it costs, `playing` the same steps from `start` on in a longer run.
+    """What is attacked: `plan` gives the cost, `playing` has the same steps from `start` on in a longer run.
 
-    Masks that freeze more and more have set in by then. Where later steps have another price, start is 0.
+    By then, masks that freeze more and more coordinates are active. If later steps cost more, start is 0.
     """
 
     plan: Plan
@@ -64,10 +64,13 @@ class Attacked:
 
     @staticmethod
     def of(recipe: Recipe, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
-        """The recipe at rate 1, where sampling hides nothing."""
+        """The recipe at a sampling rate of 1, where sampling hides nothing."""
         own, longer = (
             recipe.bind(
-                noise=noise, horizon=Horizon.of(records=records, batch=records, steps=count), delta=delta
+                noise=noise,
+                horizon=Horizon.of(records=records, batch=records, steps=count),
+                delta=delta,
+                accept_large_delta=True,  # a game with records that are made up
             )
             for count in (steps, LATE + steps)
         )
@@ -85,9 +88,9 @@ class Attacked:
     def run(
         self, net: nn.Module, engine: Engine, records: Tensor, *, plan: Plan | None = None
     ) -> list[Released]:
-        """Every release on these records, drawn and noised by the plan's own stages under fresh keys.
+        """Every release on these records by the plan's own stages, with fresh random streams.
 
-        plan  the one to play, where an attacker listens in (`watching`)
+        plan  the plan to run, if the attacker observes it (`observing`)
         """
         plan, streams, world = plan or self.playing, Streams.from_os(), World.current()
         progress = RunState(step=self.start)
@@ -103,7 +106,7 @@ class Attacked:
 
 
 def canaries(plan: Plan, there: Flags) -> Tensor:
-    """The records that are there, each alone on its coordinate; under replace-one the others point the other way."""
+    """The included records, each on a coordinate of its own; under replace-one the others have the opposite sign."""
     records = torch.eye(len(there)) * _LOUD
     if plan.relation is Neighbouring.REPLACE_ONE:
         records[torch.from_numpy(~there)] *= -1
@@ -114,12 +117,12 @@ def canaries(plan: Plan, there: Flags) -> Tensor:
 def game_for(
     recipe: Recipe, *, noise: float, delta: float, steps: int | None = None
 ) -> Canaries | ReleaseGame:
-    """The quickest game that is valid for the plan's mechanism: one step, or several where it may keep state.
+    """The fastest game that is valid for the plan's mechanism: one step, or several if it may keep state.
 
-    Several steps get more noise each, noise * sqrt(steps): together they are as far from private as one.
+    Several steps get more noise each, noise * sqrt(steps), so that together they cost as much as one.
     """
     if not recipe.analysis.visible:
-        steps = 1  # of a longer run only the last iterate may be seen
+        steps = 1  # only the final parameters of a longer run may be seen
     if _independent(recipe) and steps in (None, 1):
         return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
     count = (1 if _forgets(recipe) else RUN_STEPS) if steps is None else steps
@@ -128,12 +131,12 @@ def game_for(
 
 
 def _independent(plan: Pipeline) -> bool:
-    """Whether a coordinate of the release has noise of its own, and depends on the records that touch it alone."""
+    """Whether each coordinate has independent noise and depends only on the records that touch it."""
     return isinstance(plan.mechanism, GaussianNoise) and isinstance(plan.combination, TakeFirst)
 
 
 def _forgets(plan: Pipeline) -> bool:
-    """Whether a step is known to leave nothing behind for the next one."""
+    """Whether a step is known to keep no state for the next one."""
     return isinstance(plan.combination, TakeFirst) and isinstance(
         plan.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise)
     )
@@ -141,10 +144,10 @@ def _forgets(plan: Pipeline) -> bool:
 
 @final
 class Canaries:
-    """Many records in one release, each alone on a coordinate, each there or not by a fair coin: one trial each.
+    """Many records in one release, each on its own coordinate and included by a fair coin: one trial each.
 
-    Valid for noise that is independent from coordinate to coordinate and a bounder that sees one record at a time;
-    then the trials of one release are independent. Frozen coordinates are public and give no trial.
+    Valid if the noise of coordinates is independent and the bounder sees one record at a time: then the trials of one
+    release are independent. Frozen coordinates are public and give no trial.
     """
 
     def __init__(self, attacked: Attacked) -> None:
@@ -169,7 +172,7 @@ class Canaries:
                     bool(active.any()),
                     "a mask that leaves coordinates active",
                     "none",
-                    "freeze less, or single elements",
+                    "freeze fewer coordinates",
                 )
                 present.append(values[active & there])
                 absent.append(values[active & ~there])
@@ -184,17 +187,17 @@ class Canaries:
 
 @final
 class ReleaseGame:
-    """A run of a few releases, once with the record and once without, under fresh keys for every trial.
+    """A run of a few releases, with and without the record, with fresh random streams in every trial.
 
-    A quiet record at right angles is always there, so that a direction that one record can turn is turned. The batch is
-    a public number far above the one or two records that there are. Statistics, of which the choosing trials choose:
-    the likelihood ratio of the noisy sums, which an attacker knows who knows both worlds; the release projected on the
-    record's direction; and how closely the release follows that direction.
+    A small record at a right angle is always there, so that one record can turn the direction of the sum. The batch
+    size is a public number far above the one or two records. Three statistics, of which one is chosen: the likelihood
+    ratio of the noisy sums, for an attacker who knows both worlds; the release projected on the record's direction;
+    and how closely the release follows that direction.
     """
 
     def __init__(self, attacked: Attacked, *, dimension: int = DIMENSION) -> None:
         check.require(
-            dimension >= 2 and dimension % 2 == 0, "an even dimension", dimension, "use 4, say, for the model"
+            dimension >= 2 and dimension % 2 == 0, "an even dimension", dimension, "use 4, for example"
         )
         self.attacked = attacked
         self._direction = torch.full((dimension,), dimension**-0.5)
@@ -219,9 +222,9 @@ class ReleaseGame:
         return worlds[0], worlds[1]
 
     def _sums(self, net: nn.Module, engine: Engine, records: Tensor) -> list[Tensor]:
-        """The sums of the first step in this world, before the noise."""
+        """The sums of the first step in this world, before noise."""
         found: list[list[Tensor]] = []
-        plan = tapped(self.attacked.playing, lambda exact, noisy, stds, context: found.append(exact))
+        plan = observing_noise(self.attacked.playing, lambda exact, noisy, stds, context: found.append(exact))
         self.attacked.run(net, engine, records, plan=plan)
         return found[0]
 
@@ -232,7 +235,7 @@ class ReleaseGame:
             ratios.append(self._ratio(noisy, stds, context))
 
         total = follows = 0.0
-        plan = tapped(self.attacked.playing, listen)
+        plan = observing_noise(self.attacked.playing, listen)
         for released in self.attacked.run(net, engine, records, plan=plan):
             value, seen = released.value.double(), self._direction.double() * active_in(released)
             norm = float(seen.norm())
@@ -242,7 +245,7 @@ class ReleaseGame:
         return [sum(ratios), total, follows]
 
     def _ratio(self, noisy: list[Tensor], stds: list[float], context: StepContext) -> float:
-        """ln of the likelihood of these noisy sums with the record over that without; later steps as the first."""
+        """The log-likelihood ratio of these noisy sums; later steps are treated like the first."""
         if context.mask is not None:
             return 0.0
         projection = _projection(self.attacked.playing.mechanism, context)
@@ -253,7 +256,7 @@ class ReleaseGame:
             if projection is not None and value.shape == (context.layout.size,):
                 back = projection.project(projection.lift(projection.project(shift), torch.float64))
                 shift, absent = projection.project(shift), projection.project(absent)
-                # Lifting and projecting again scales an image, by the same public number for all of them.
+                # Lifting and projecting again scales every image by the same public number.
                 scale = float(back @ shift) / max(float(shift @ shift), 1e-300)
                 value = projection.project(value) / max(scale, 1e-300)
             if std > 0:
@@ -262,7 +265,7 @@ class ReleaseGame:
 
 
 def _projection(mechanism: Mechanism, context: StepContext) -> ProjectionMap | None:
-    """The projection that this step used: public, and made again from its stream."""
+    """The projection of this step: public, and regenerated from its stream."""
     if not isinstance(mechanism, ProjectedNoise) or mechanism.reduction == 0:
         return None
     return mechanism.projection.make(context.layout, mechanism.reduction, context)

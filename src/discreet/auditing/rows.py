@@ -1,4 +1,4 @@
-"""How the rows of the truth table are made: which game is played against which method, and how often."""
+"""The attacks of the truth table: which game is played against which method, and with how many trials."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from discreet.accounting import Neighbouring, certify, gdp
 from discreet.auditing import broken
 from discreet.auditing.games import Game, GaussianStep, play
-from discreet.auditing.verdicts import Row
+from discreet.runs.audit_rows import AuditRow
 
 if TYPE_CHECKING:
-    from discreet.auditing.whole_run import Record
+    from discreet.auditing.whole_run import TargetRecord
     from discreet.methods import Method
     from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+    from discreet.stages.recipe import Recipe
 
 OnProgress = Callable[[str, int, int], None]
-"""Told the row under way, its trials so far, and of how many."""
+"""Receives the label of the current row, its trials so far, and their total."""
 
 NOISE, LITTLE_NOISE = 1.0, 0.5
-"""Noise multipliers; the little one is for games of a few hundred trials, which would show nothing at the other.
+"""Noise multipliers. Games with a few hundred trials use the smaller one; at the other they would show nothing.
 
 A claim without a certificate is attacked at the usual one, where it is lower."""
 
@@ -33,25 +33,25 @@ COARSE_DELTA = 1e-2
 """The delta at which a few thousand real releases can show something."""
 
 RATE, STEPS = 0.25, 10
-"""Of whole runs; trainings of one model at a time take half of the steps."""
+"""Of whole runs; where each trial is a training, half of the steps."""
 
 LAST_ITERATE = MappingProxyType(
     {"dpsgd-dc": MappingProxyType({"link": "logistic", "learning_rate": 4.0, "radius": 1.0})}
 )
-"""Recipes whose certificate is for the last iterate alone."""
+"""Settings of methods that are certified for their final parameters only."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How many trials a world.
+    """The number of trials in each world.
 
-    scalar     of games that are one number
+    scalar     of games with one number a trial
     canaries   of releases with many canaries
     runs       of releases with one record
     copies     of whole runs, many models at a time
-    trainings  of whole runs, one model at a time; 0: none but those that show a last iterate, `few` of them
-    times      as many as a demonstration needs
+    trainings  of whole runs, one model at a time; 0: only last iterates, with `few` trials
+    times      multiplies what a demonstration needs
     """
 
     scalar: int
@@ -70,171 +70,138 @@ FULL = Effort(
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class PreparedGame:
+    """A game, and the row it belongs to without its result."""
+
+    game: Game
+    method: str
+    parameters: dict[str, Any]
+    trials: int
+    delta: float
+    certified: float
+    claimed: float | None = None
+    analytic: float | None = None
+
+    @staticmethod
+    def against(plan: Plan, game: Game, words: str, trials: int) -> PreparedGame:
+        """A game against the real releases of a plan."""
+        claim, horizon = plan.charge().claimed, plan.horizon
+        return PreparedGame(
+            game=game,
+            method=plan.method,
+            parameters={
+                "game": words,
+                "noise": plan.noise,
+                "rate": horizon.rate,
+                "steps": horizon.steps,
+            },
+            trials=trials,
+            delta=COARSE_DELTA,
+            certified=plan.certificate().epsilon,
+            claimed=None if claim is None else claim.epsilon(COARSE_DELTA),
+        )
+
+
+@final
 @dataclass(frozen=True)
 class Attack:
-    """One row to be made."""
+    """A row of the table that is still to be played."""
 
     label: str
-    make: Callable[[np.random.Generator | None, Callable[[int, int], None] | None], Row]
+    prepare: Callable[[], PreparedGame]
 
-    def row(self, listener: OnProgress | None = None, generator: np.random.Generator | None = None) -> Row:
+    def row(
+        self, listener: OnProgress | None = None, generator: np.random.Generator | None = None
+    ) -> AuditRow:
         """Play it."""
+        on = self.prepare()
         advance = None if listener is None else functools.partial(listener, self.label)
-        return self.make(generator, advance)
-
-
-# -- methods ------------------------------------------------------------------------------------------------
+        audit = play(on.game, trials=on.trials, delta=on.delta, generator=generator, advance=advance)
+        return AuditRow(
+            method=on.method,
+            parameters=MappingProxyType({**on.parameters, "delta": on.delta, "trials": on.trials}),
+            certified=on.certified,
+            claimed=on.claimed,
+            analytic=on.analytic,
+            audited=audit.epsilon,
+            confidence=audit.confidence,
+        )
 
 
 def attacks_on(method: Method, effort: Effort) -> Iterator[Attack]:
-    """One step, and whole runs: by a crafted gradient and by a data canary."""
-    from discreet.auditing.whole_run import Crafted, Mislabelled, couples_nothing
+    """One step, and whole runs: with a crafted gradient and with a mislabelled record."""
+    from discreet.auditing.whole_run import CraftedGradient, MislabelledRecord, couples_nothing
 
     yield Attack(f"{method.name}, one step", functools.partial(_one_step, method, effort))
     recipe = method.recipe()
-    free = couples_nothing(recipe)
-    trials = effort.copies if free else effort.trainings
-    steps = STEPS if free else STEPS // 2
-    records: tuple[tuple[str, Record], ...] = (
-        ("crafted gradient", Crafted()),
-        ("data canary", Mislabelled()),
+    independent = couples_nothing(recipe)
+    trials, steps = (effort.copies, STEPS) if independent else (effort.trainings, STEPS // 2)
+    records: tuple[tuple[str, TargetRecord], ...] = (
+        ("crafted gradient", CraftedGradient()),
+        ("data canary", MislabelledRecord()),
     )
     for words, record in records if trials else ():
-        yield Attack(
-            f"{method.name}, whole run, {words}",
-            functools.partial(_whole_run, recipe, record, f"whole run, {words}", steps, trials),
-        )
+        words = f"whole run, {words}"
+        make = functools.partial(_whole_run, recipe, record, words, steps, trials)
+        yield Attack(f"{method.name}, {words}", make)
     if method.name in LAST_ITERATE and effort.few:
-        told = LAST_ITERATE[method.name]
-        yield Attack(
-            f"{method.name}, last iterate",
-            functools.partial(
-                _whole_run,
-                method.recipe(**told),
-                Mislabelled(),
-                "last iterate, data canary",
-                STEPS // 2,
-                effort.few,
-            ),
-        )
+        recipe, words = method.recipe(**LAST_ITERATE[method.name]), "last iterate, data canary"
+        make = functools.partial(_whole_run, recipe, MislabelledRecord(), words, STEPS // 2, effort.few)
+        yield Attack(f"{method.name}, last iterate", make)
 
 
-def _one_step(
-    method: Method,
-    effort: Effort,
-    generator: np.random.Generator | None,
-    advance: Callable[[int, int], None] | None,
-) -> Row:
-    """What the recipe really releases, at rate 1, where sampling hides nothing."""
+def _one_step(method: Method, effort: Effort) -> PreparedGame:
+    """What the method really releases at a sampling rate of 1, where sampling hides nothing."""
     from discreet.auditing.releases import Canaries, game_for
 
     game = game_for(method.recipe(), noise=NOISE, delta=COARSE_DELTA)
-    if not isinstance(game, Canaries) and method.certified:
+    many = isinstance(game, Canaries)
+    if not many and method.certified:
         game = game_for(method.recipe(), noise=LITTLE_NOISE, delta=COARSE_DELTA)
-    plan, many = game.attacked.plan, isinstance(game, Canaries)
-    steps = plan.horizon.steps
-    words = "one step" if steps == 1 else f"{steps} steps"
-    return _played(
-        game, plan, f"{words}, crafted gradient", effort.canaries if many else effort.runs, generator, advance
-    )
+    steps = "one step" if game.attacked.steps == 1 else f"{game.attacked.steps} steps"
+    trials = effort.canaries if many else effort.runs
+    return PreparedGame.against(game.attacked.plan, game, f"{steps}, crafted gradient", trials)
 
 
-def _whole_run(
-    recipe: Recipe,
-    record: Record,
-    words: str,
-    steps: int,
-    trials: int,
-    generator: np.random.Generator | None,
-    advance: Callable[[int, int], None] | None,
-) -> Row:
+def _whole_run(recipe: Recipe, record: TargetRecord, words: str, steps: int, trials: int) -> PreparedGame:
     """A small model, trained to the end through `Private`."""
     from discreet.auditing.whole_run import WholeRun, couples_nothing
 
     noise = NOISE if couples_nothing(recipe) else LITTLE_NOISE
     game = WholeRun(recipe, record, rate=RATE, steps=steps, noise=noise, delta=COARSE_DELTA)
-    return _played(game, game.plan, words, trials, generator, advance)
-
-
-def _played(
-    game: Game,
-    plan: Plan,
-    words: str,
-    trials: int,
-    generator: np.random.Generator | None,
-    advance: Callable[[int, int], None] | None,
-) -> Row:
-    audit = play(game, trials=trials, delta=COARSE_DELTA, generator=generator, advance=advance)
-    claim, horizon = plan.charge().claimed, plan.horizon
-    return Row(
-        method=plan.method,
-        parameters=_parameters(
-            game=words,
-            noise=plan.noise,
-            rate=horizon.rate,
-            steps=horizon.steps,
-            delta=COARSE_DELTA,
-            trials=trials,
-        ),
-        certified=plan.certificate().epsilon,
-        claimed=None if claim is None else claim.epsilon(COARSE_DELTA),
-        analytic=None,
-        audited=audit.epsilon,
-        confidence=audit.confidence,
-    )
-
-
-# -- mathematics --------------------------------------------------------------------------------------------
+    return PreparedGame.against(game.plan, game, words, trials)
 
 
 def statistic(effort: Effort, *, delta: float = broken.DELTA) -> Attack:
     """DP-SGD's full-batch step by its sufficient statistic: how close an attack comes at a small delta."""
-
-    def make(generator: np.random.Generator | None, advance: Callable[[int, int], None] | None) -> Row:
-        trials = effort.scalar
-        audit = play(
-            GaussianStep(noise=NOISE), trials=trials, delta=delta, generator=generator, advance=advance
-        )
-        exact = gdp.epsilon(1 / NOISE, delta)
-        return Row(
-            method="dp-sgd",
-            parameters=_parameters(
-                game="one step, sufficient statistic",
-                noise=NOISE,
-                rate=1.0,
-                steps=1,
-                delta=delta,
-                trials=trials,
-            ),
-            certified=exact,
-            claimed=None,
-            analytic=exact,
-            audited=audit.epsilon,
-            confidence=audit.confidence,
-        )
-
-    return Attack("dp-sgd, one number a trial", make)
+    exact = gdp.epsilon(1 / NOISE, delta)
+    prepared = PreparedGame(
+        game=GaussianStep(noise=NOISE),
+        method="dp-sgd",
+        parameters={"game": "one step, sufficient statistic", "noise": NOISE, "rate": 1.0, "steps": 1},
+        trials=effort.scalar,
+        delta=delta,
+        certified=exact,
+        analytic=exact,
+    )
+    return Attack("dp-sgd, one number a trial", lambda: prepared)
 
 
 def against_claim(shown: broken.Demonstration, effort: Effort) -> Attack:
     """A published mechanism against its paper's claim."""
 
-    def make(generator: np.random.Generator | None, advance: Callable[[int, int], None] | None) -> Row:
-        delta, trials = broken.DELTA, shown.trials * effort.times
-        audit = play(shown.game, trials=trials, delta=delta, generator=generator, advance=advance)
-        certificate = certify(shown.charge, delta=delta, relation=Neighbouring.ADD_REMOVE)
-        return Row(
+    def prepare() -> PreparedGame:
+        delta = broken.DELTA
+        return PreparedGame(
+            game=shown.game,
             method=f"{shown.method} (as published)",
-            parameters=_parameters(game="simulation", **shown.parameters, delta=delta, trials=trials),
-            certified=certificate.epsilon,
+            parameters={"game": "simulation", **shown.parameters},
+            trials=shown.trials * effort.times,
+            delta=delta,
+            certified=certify(shown.charge, delta=delta, relation=Neighbouring.ADD_REMOVE).epsilon,
             claimed=shown.claim.epsilon(delta),
             analytic=shown.analytic(delta),
-            audited=audit.epsilon,
-            confidence=audit.confidence,
         )
 
-    return Attack(f"{shown.method}, as published", make)
-
-
-def _parameters(**values: Any) -> MappingProxyType[str, Any]:
-    return MappingProxyType(values)
+    return Attack(f"{shown.method}, as published", prepare)

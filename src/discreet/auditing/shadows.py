@@ -1,4 +1,4 @@
-"""Who is trained on what, in membership inference: target models and shadow models by the recipe of a run."""
+"""Target models and shadow models of membership inference: who is trained on which records."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from discreet.auditing.trainings import OnStep, Recipe, fit, load, log_probabilities
+from discreet.auditing.trainings import OnStep, TrainingSetup, fit, log_probabilities
 from discreet.core import check
 from discreet.core.relation import Neighbouring
+from discreet.runs.defaults import load_task
 
 if TYPE_CHECKING:
     from discreet.data import Task
@@ -27,8 +28,8 @@ Flags = npt.NDArray[np.bool_]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Split:
-    """Candidates of the targets and the pool of the shadows: they share no record."""
+class RecordSplit:
+    """Candidates of the target models and the pool of the shadow models; they share no record."""
 
     task: Task
     candidates: tuple[Tensor, Tensor]
@@ -36,19 +37,19 @@ class Split:
     size: int
 
     @staticmethod
-    def of(task: Task, size: int | None) -> Split:
+    def of(task: Task, size: int | None) -> RecordSplit:
         x, y = task.train.tensors
         found = len(x) // 4 if size is None else size
         check.require(
             2 <= found <= len(x) // 4,
             f"a size of at most a quarter of the {len(x)} records",
             found,
-            "members and others of targets and of shadows are disjoint",
+            "members and non-members of targets and shadows are disjoint",
         )
-        # Fixed for all calls: candidates must not be chosen by looking at results.
+        # The same in all calls: candidates must not be chosen by looking at results.
         order = torch.from_numpy(np.random.default_rng(len(x)).permutation(len(x)))
         first, rest = order[: 2 * found], order[2 * found :]
-        return Split(
+        return RecordSplit(
             task=dataclasses.replace(task, records=found),
             candidates=(x[first], y[first]),
             pool=(x[rest], y[rest]),
@@ -57,8 +58,8 @@ class Split:
 
 
 def load_whole(config: RunConfig) -> Task:
-    """The task with its test records beside the others."""
-    task = load(config)
+    """The task with its test records added to the training records."""
+    task = load_task(config)
     pairs = zip(task.train.tensors, task.test.tensors, strict=True)
     joined = TensorDataset(*(torch.cat(pair) for pair in pairs))
     return dataclasses.replace(task, train=joined, records=len(joined))
@@ -66,104 +67,80 @@ def load_whole(config: RunConfig) -> Task:
 
 @final
 @dataclass(frozen=True)
-class Trained:
-    """A model's answers after each step of interest: on records it learned and on others."""
+class Outputs:
+    """A model's log-probabilities after a step: on records it learned and on others, and on the candidates."""
 
-    answers: tuple[Tensor, ...]  # [n, classes] log-probabilities
-    labels: Tensor
-    members: Flags
-    on_candidates: tuple[Tensor, ...]
-
-    def at(self, place: int) -> Seen:
-        return Seen(self.answers[place], self.labels, self.members, self.on_candidates[place])
-
-
-@final
-@dataclass(frozen=True)
-class Seen:
-    answers: Tensor
+    answers: Tensor  # [n, classes]
     labels: Tensor
     members: Flags
     on_candidates: Tensor
 
 
-@final
-class Told:
-    """Progress over all trainings."""
-
-    def __init__(self, listener: OnStep | None, total: int) -> None:
-        self._listener, self._total, self._before = listener, total, 0
-
-    def tell(self, step: int) -> None:
-        if self._listener is not None:
-            self._listener(self._before + step, self._total)
-
-    def one_more(self, steps: int) -> None:
-        """A training of so many steps has ended."""
-        self._before += steps
+def seeded(setup: TrainingSetup, seed: int | None) -> TrainingSetup:
+    return dataclasses.replace(setup, config=dataclasses.replace(setup.config, seed=seed))
 
 
-def seeded(recipe: Recipe, seed: int | None) -> Recipe:
-    return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, seed=seed))
-
-
-def shadow(recipe: Recipe, split: Split, number: int, steps: Sequence[int], told: Told) -> Trained:
-    """Trained on `size` records of the pool; as many others of it are not members."""
+def shadow(
+    setup: TrainingSetup, split: RecordSplit, number: int, steps: Sequence[int], on_step: OnStep | None
+) -> list[Outputs]:
+    """A model trained on `size` records of the pool; as many others of it are not members."""
     x, y = split.pool
-    seed = None if recipe.config.seed is None else [recipe.config.seed, number]
+    seed = None if setup.config.seed is None else [setup.config.seed, number]
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[: 2 * split.size])
     members = np.arange(2 * split.size) < split.size
-    return _train(recipe, split, (x[order], y[order]), members, (1, number), steps, told)
+    return _train(setup, split, (x[order], y[order]), members, (1, number), steps, on_step)
 
 
-def target(recipe: Recipe, split: Split, number: int, steps: Sequence[int], told: Told) -> Trained:
-    """Trained on the candidates whose coin says so; a seeded target flips seeded coins.
+def target(
+    setup: TrainingSetup, split: RecordSplit, number: int, steps: Sequence[int], on_step: OnStep | None
+) -> list[Outputs]:
+    """A model trained on the candidates whose coin says so; a seeded target flips seeded coins.
 
-    Under replace-one a coin chooses one of two candidates, so that the size is what it must be.
+    Under replace-one a coin chooses one of two candidates, which keeps the number of records fixed.
     """
-    seed = None if recipe.config.seed is None else [recipe.config.seed, number, 2]
+    seed = None if setup.config.seed is None else [setup.config.seed, number, 2]
     members = np.random.default_rng(seed).random(2 * split.size) < 0.5
-    if recipe.plan.relation is Neighbouring.REPLACE_ONE:
+    if setup.plan.relation is Neighbouring.REPLACE_ONE:
         members[split.size :] = ~members[: split.size]
-    return _train(recipe, split, split.candidates, members, (2, number), steps, told)
+    return _train(setup, split, split.candidates, members, (2, number), steps, on_step)
 
 
 def _train(
-    recipe: Recipe,
-    split: Split,
+    setup: TrainingSetup,
+    split: RecordSplit,
     records: tuple[Tensor, Tensor],
     members: Flags,
     label: tuple[int, int],
     steps: Sequence[int],
-    told: Told,
-) -> Trained:
+    on_step: OnStep | None,
+) -> list[Outputs]:
+    """The outputs after each of `steps`."""
     x, y = records
-    streams = recipe.streams(*label)
-    model, device = recipe.build(streams), recipe.config.device
-    answers: list[Tensor] = []
-    on_candidates: list[Tensor] = []
+    streams = setup.streams(*label)
+    model, device = setup.build(streams), setup.config.device
+    seen: list[Outputs] = []
 
     def look() -> None:
-        answers.append(log_probabilities(model, x, device))
-        on_candidates.append(log_probabilities(model, split.candidates[0], device))
+        on_candidates = log_probabilities(model, split.candidates[0], device)
+        seen.append(Outputs(log_probabilities(model, x, device), y, members, on_candidates))
 
-    def on_step(step: int, total: int) -> None:
-        told.tell(step)
-        while len(answers) < len(steps) - 1 and step >= steps[len(answers)]:
+    def after(step: int, total: int) -> None:
+        if on_step is not None:
+            on_step(step, total)
+        while len(seen) < len(steps) - 1 and step >= steps[len(seen)]:
             look()
 
     chosen = torch.from_numpy(members)
-    fit(recipe, model, TensorDataset(x[chosen], y[chosen]), streams=streams, on_step=on_step)
-    while len(answers) < len(steps):
+    fit(setup, model, TensorDataset(x[chosen], y[chosen]), streams=streams, on_step=after)
+    while len(seen) < len(steps):
         look()
-    told.one_more(recipe.plan.horizon.steps)
-    return Trained(tuple(answers), y, members, tuple(on_candidates))
+    return seen
 
 
-def recipe_on(config: RunConfig, split: Split) -> Recipe:
-    """The config on `size` records, a public number; where that is an upper bound, with room for the luck of coins."""
-    recipe = Recipe.of(config, task=split.task)
-    if recipe.plan.analysis.visible or recipe.plan.relation is Neighbouring.REPLACE_ONE:
-        return recipe
+def setup_on(config: RunConfig, split: RecordSplit) -> TrainingSetup:
+    """The config on `size` records, a public number; where that is an upper bound, with a margin for the coins."""
+    setup = TrainingSetup.of(config, task=split.task)
+    if setup.plan.analysis.visible or setup.plan.relation is Neighbouring.REPLACE_ONE:
+        return setup
     most = split.size + math.ceil(4 * math.sqrt(split.size))
-    return Recipe.of(config, task=dataclasses.replace(split.task, records=most))
+    return TrainingSetup.of(config, task=dataclasses.replace(split.task, records=most))

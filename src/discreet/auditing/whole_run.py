@@ -1,11 +1,10 @@
-"""The whole-run game: one record more or less in the data of a small model, which is trained to the end, many times.
+"""The whole-run game: train a small model to the end many times, with and without one record.
 
-Everything is the library's own: `Private`, its sampling, bounding, noise, optimizer and domain. Where every coordinate
-has noise of its own and nothing couples records, a thousand copies of the small model are trained side by side in one
-run, each with its own data, weights and coin; they are independent trials. Otherwise each trial is a training.
+Training uses `Private` with its sampling, bounding, noise, optimizer and domain. If every coordinate has independent
+noise and nothing couples records, a thousand copies of the small model are trained in one run, each with its own data,
+weights and coin; they are independent trials. Otherwise each trial is a training.
 
-The attacker sees every release (`transcript`) or the last weights alone, whichever the plan's analysis is about, and
-knows the other records.
+The attacker sees every release or the final weights only, as in the plan's analysis, and knows the other records.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from discreet.auditing.bounds import Floats
-from discreet.auditing.watching import active_in, watched
+from discreet.auditing.observing import active_in, observing_releases
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dp_sgd.bounding import PerLayer
@@ -44,11 +43,12 @@ if TYPE_CHECKING:
 
 COPIES = 1000
 _LOUD = 1e3  # the norm of a crafted gradient: beyond every clip
-_ONE_RECORD = (FlatClip, AutoS, AutoV, Psac, PerLayer, UnitDirection)  # weights that follow one record's norm
+# The weight of a record depends on its own norm only.
+_ONE_RECORD = (FlatClip, AutoS, AutoV, Psac, PerLayer, UnitDirection)
 
 
 def couples_nothing(stages: Pipeline) -> bool:
-    """Whether copies of a model in one run are independent: every stage that is not known to leave them so counts."""
+    """Whether copies of a model in one run are independent; a stage that is not known to be safe counts as coupling."""
     left_alone = Recipe(method=stages.method, bounder=stages.bounder)
     return (
         # Gaussian noise, one query, no domain, no test, composition
@@ -66,16 +66,16 @@ def couples_nothing(stages: Pipeline) -> bool:
 # -- the record -----------------------------------------------------------------------------------------------
 
 
-class Record(Protocol):
-    """What one copy's data are, and what a record does to its weights w: the loss is l(w x)."""
+class TargetRecord(Protocol):
+    """The data of one copy, and the loss l(w x) of a record with weights w."""
 
     @property
     def others(self) -> Tensor:
-        """The inputs that are always there [n, d], label times features."""
+        """The inputs of the other records [n, d], label times features."""
 
     @property
     def own(self) -> Tensor:
-        """The input of the record in question [d]."""
+        """The input of the attacked record [d]."""
 
     def losses(self, products: Tensor) -> Tensor:
         """l of each product."""
@@ -86,8 +86,8 @@ class Record(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Crafted:
-    """A worst case: l(w x) = w x, so that the record's gradient is huge at every step; nobody else is there."""
+class CraftedGradient:
+    """A worst case: l(w x) = w x, so the record's gradient is huge at every step; there are no other records."""
 
     dimension: int = 4
 
@@ -108,7 +108,7 @@ class Crafted:
 
 @final
 @dataclass(frozen=True)
-class Mislabelled:
+class MislabelledRecord:
     """A data canary in logistic regression: an extreme record with the wrong label among `ordinary` ones."""
 
     dimension: int = 4
@@ -136,15 +136,12 @@ class Mislabelled:
 
 @final
 class WholeRun:
-    """The game of `record` against `recipe`, trained for `steps` steps at `rate` with noise `noise`.
-
-    plan  what it costs
-    """
+    """The game of `record` against `recipe`, trained for `steps` steps at rate `rate`; `plan` gives the cost."""
 
     def __init__(
         self,
         recipe: Recipe,
-        record: Record,
+        record: TargetRecord,
         *,
         rate: float,
         steps: int,
@@ -163,12 +160,13 @@ class WholeRun:
         )
         self.record = record
         rate = 1.0 if isinstance(recipe.sampling, FullBatch) else rate
-        each = max(len(record.others) + 1, math.ceil(1 / rate))  # a public number: the data may hold fewer
+        each = max(len(record.others) + 1, math.ceil(1 / rate))  # a public number: there may be fewer records
         batch = rate * self.copies * each
         if isinstance(recipe.sampling, FixedSize):
             batch = max(1, round(batch))
         horizon = Horizon.of(records=self.copies * each, batch=batch, steps=steps)
-        self.plan = recipe.bind(noise=noise, horizon=horizon, delta=delta)
+        # A game with records that are made up: any delta will do.
+        self.plan = recipe.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=True)
         self._learning_rate = learning_rate * self.copies
         if isinstance(recipe.analysis, LastIterate):
             self._learning_rate = recipe.analysis.learning_rate
@@ -187,12 +185,12 @@ class WholeRun:
         return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
 
     def _train(self, there: npt.NDArray[np.bool_]) -> Floats:
-        """One run of all copies; for each of them the attacker's statistics, as columns."""
+        """One run of all copies; the attacker's statistics of each copy are a row."""
         model = self._model()
         weights = next(model.parameters())  # [K, d]
         nn.init.zeros_(weights)
         attacker = Attacker(self.plan, self.record, weights)
-        plan = watched(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
+        plan = observing_releases(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
         optimizer = torch.optim.SGD(model.parameters(), lr=self._learning_rate)
         data = self._data(torch.from_numpy(there))
         private = Private(
@@ -208,14 +206,14 @@ class WholeRun:
     def _model(self) -> nn.Module:
         dimension, analysis = len(self.record.own), self.plan.analysis
         if self.copies > 1:
-            return Copies(self.copies, dimension)
+            return LinearModelCopies(self.copies, dimension)
         linear = nn.Linear(dimension, 1, bias=False)
         if isinstance(analysis, LastIterate) and isinstance(analysis.curvature, LinearModel):
             return nn.Sequential(ClippedFeatures(analysis.curvature.features), linear)
         return linear
 
     def _data(self, there: Tensor) -> TensorDataset:
-        """Every copy's own records; the fixed size of replace-one is filled up with records without a gradient."""
+        """The records of every copy; under replace-one, records with zero gradient fill up the fixed size."""
         copies, others, own = torch.arange(self.copies), self.record.others, self.record.own
         index = [copies.repeat_interleave(len(others))]
         inputs = [others.repeat(self.copies, 1)]
@@ -233,8 +231,8 @@ class WholeRun:
 
 
 @final
-class Copies(nn.Module):
-    """Copies of a linear model without bias; (copy, input) -> its product."""
+class LinearModelCopies(nn.Module):
+    """LinearModelCopies of a linear model without bias; maps (copy, input) to the product."""
 
     def __init__(self, copies: int, dimension: int) -> None:
         super().__init__()
@@ -246,14 +244,14 @@ class Copies(nn.Module):
 
 @final
 class Attacker:
-    """Knows the plan and the other records, sees releases, and wonders in which copies the record is.
+    """Knows the plan and the other records, sees releases, and scores in which copies the record is.
 
-    Statistics: the likelihood ratio of the releases, each taken for Gaussian with the moments that sampling gives it,
-    and the plain sum of what points the record's way, which follows shifts that last; or of the last weights alone, how
-    well they fit the record.
+    Statistics: the likelihood ratio of the releases, each approximated by a Gaussian with the same moments, and the sum
+    of the releases along the record's gradient, which detects lasting shifts. With the final weights only: how well
+    they fit the record.
     """
 
-    def __init__(self, plan: Plan, record: Record, weights: Tensor) -> None:
+    def __init__(self, plan: Plan, record: TargetRecord, weights: Tensor) -> None:
         self._plan, self._record, self._weights = plan, record, weights
         self._ratio, self._sum = torch.zeros(2, len(weights), dtype=torch.float64)
 
@@ -281,12 +279,12 @@ class Attacker:
         self._sum += found
 
     def _contributions(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What inputs [K, n, d] of each copy add to its sum once bounded, and the norms of that."""
+        """The bounded contributions of inputs [K, n, d] to the sum of each copy, and their norms."""
         slopes = self._record.slopes(torch.einsum("kd,knd->kn", weights, inputs))
         gradients = slopes.unsqueeze(2) * inputs
         norms = gradients.norm(dim=2)
         bounder = self._plan.bounder
-        if type(bounder) not in _ONE_RECORD:  # a guess is as valid as any statistic
+        if type(bounder) not in _ONE_RECORD:  # any statistic is valid
             bounder = FlatClip(self._plan.queries(1.0)[0].sensitivity)
         bounds = bounder.weights(norms.reshape(1, -1), 1.0)[0, 0].view(norms.shape)
         bounds = bounds.nan_to_num(0.0)
@@ -301,5 +299,5 @@ class Attacker:
         return torch.stack([self._ratio, self._sum], dim=1).numpy()
 
     def _sign(self) -> float:
-        """The way the record pushes its own product: down its loss."""
+        """The direction in which the record moves its own product: towards a lower loss."""
         return -float(self._record.slopes(torch.zeros(1)).sign())

@@ -55,16 +55,22 @@ def account(
     horizon = horizon_of(flags)
     if flags.epsilon is None:
         plan = recipe.bind(
-            noise=required_noise(flags.noise), horizon=horizon, delta=required_delta(flags.delta)
+            noise=required_noise(flags.noise),
+            horizon=horizon,
+            delta=required_delta(flags.delta),
+            accept_large_delta=flags.accept_delta,
         )
         solved: dict[str, Any] = {}
     else:
         plan = recipe.for_horizon(
-            epsilon=required_epsilon(flags.epsilon), delta=required_delta(flags.delta), horizon=horizon
+            epsilon=required_epsilon(flags.epsilon),
+            delta=required_delta(flags.delta),
+            horizon=horizon,
+            accept_large_delta=flags.accept_delta,
         )
         solved = {"noise": plan.noise}
     points = None if curve is None else _saved(plan, curve)
-    _show(method.name, plan.charge(), plan.delta, plan.relation, solved, as_json)
+    _show_plan(method.name, plan, solved, as_json)
     if points is not None and not as_json:
         from discreet.report import terminal
 
@@ -91,7 +97,12 @@ def calibrate(
         not_both(flags, ("--noise",), ("--epsilon",))
         epsilon, delta = required_epsilon(flags.epsilon), required_delta(flags.delta)
         calibrated = recipe.for_claim if calibrate_to_claim else recipe.for_horizon
-        plan = calibrated(epsilon=epsilon, delta=delta, horizon=horizon_of(flags))
+        plan = calibrated(
+            epsilon=epsilon,
+            delta=delta,
+            horizon=horizon_of(flags),
+            accept_large_delta=flags.accept_delta,
+        )
         solved: dict[str, Any] = {}
     elif solve is Unknown.STEPS:
         plan = _most_steps(recipe, flags)
@@ -100,7 +111,7 @@ def calibrate(
         plan = _largest_batch(recipe, flags)
         solved = {"batch": int(plan.horizon.size.batch)}
     solved = {"noise": plan.noise, **solved}
-    _show(method.name, plan.charge(), plan.delta, plan.relation, solved, as_json)
+    _show_plan(method.name, plan, solved, as_json)
 
 
 def methods(as_json: JsonFlag = False) -> None:
@@ -142,7 +153,12 @@ def _most_steps(recipe: Recipe, flags: PlanFlags) -> Plan:
     once = horizon_of(dataclasses.replace(flags, steps=1))
 
     def plan(steps: int) -> Plan:
-        return recipe.bind(noise=noise, horizon=dataclasses.replace(once, steps=steps), delta=delta)
+        return recipe.bind(
+            noise=noise,
+            horizon=dataclasses.replace(once, steps=steps),
+            delta=delta,
+            accept_large_delta=flags.accept_delta,
+        )
 
     steps = calibrate_steps(
         lambda steps: plan(steps).charge(),
@@ -171,7 +187,7 @@ def _largest_batch(recipe: Recipe, flags: PlanFlags) -> Plan:
 
     def plan(batch: int) -> Plan:
         horizon = horizon_of(dataclasses.replace(flags, batch=float(batch)))
-        return recipe.bind(noise=noise, horizon=horizon, delta=delta)
+        return recipe.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=flags.accept_delta)
 
     batch = calibrate_batch(
         lambda batch: plan(batch).charge(),
@@ -200,6 +216,10 @@ def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as
     _show("ledger", merge(paths), required_delta(flags.delta), relation, {}, as_json)
 
 
+def _show_plan(name: str, plan: Plan, solved: Mapping[str, Any], as_json: bool) -> None:
+    _show(name, plan.charge(), plan.delta, plan.relation, solved, as_json, plan.warnings)
+
+
 def _show(
     name: str,
     charge: Charge,
@@ -207,21 +227,25 @@ def _show(
     relation: Neighbouring,
     solved: Mapping[str, Any],
     as_json: bool,
+    warnings: Sequence[str] = (),
 ) -> None:
     certificate: Certificate = certify(charge, delta=delta, relation=relation)
     claimed = None if charge.claimed is None else charge.claimed.to_json(delta)
     if as_json:
-        emit({"method": name, "certified": certificate.to_json(), "claimed": claimed, **solved})
+        warned = {"warnings": list(warnings)} if warnings else {}
+        emit({"method": name, "certified": certificate.to_json(), "claimed": claimed, **solved, **warned})
         return
     from discreet.report import terminal
 
-    terminal.show(terminal.account_table(name, certificate, claimed, solved))
+    lines = [f"Warning: {warning}" for warning in warnings]
+    terminal.show(terminal.account_table(name, certificate, claimed, solved), *lines)
 
 
 def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
     """The curve, once its picture is written."""
     from discreet.report import curves
+    from discreet.runs.planner import epsilon_curve
 
-    points = curves.epsilon_curve(plan)
+    points = epsilon_curve(plan)
     curves.save(path, points, title=f"{plan.method}, delta {plan.delta:g}, {plan.relation}")
     return points

@@ -16,12 +16,13 @@ from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.files import check_file
 from discreet.core.plain import plain
 
 if TYPE_CHECKING:
     from discreet.auditing.planted import RunAudit
-    from discreet.auditing.truth import Row
     from discreet.runs import RunConfig
+    from discreet.runs.audit_rows import AuditRow
 
 
 class Canary(enum.Enum):
@@ -75,6 +76,8 @@ def audit(
         given[0],
         "drop it: few rows are played in turn",
     )
+    if out is not None:
+        check_file(out)
     try:
         if planted:
             return _canaries(method, run, canary, canaries, quick, out, as_json)
@@ -91,6 +94,7 @@ def audit(
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing import truth
     from discreet.report import terminal
+    from discreet.runs.audit_rows import Verdict
 
     scope = truth.Scope.everything() if method is None else truth.Scope.of(method)
     effort = truth.QUICK if quick else truth.FULL
@@ -103,7 +107,7 @@ def _table(method: str | None, quick: bool, workers: int | None, out: Path | Non
         kept.discard()
     if not as_json:
         terminal.show(terminal.truth_table([_in_words(row) for row in rows]))
-    broken = any(row.verdict is truth.Verdict.CERTIFICATE_BROKEN for row in rows)
+    broken = any(row.verdict is Verdict.CERTIFICATE_BROKEN for row in rows)
     return FAILED if broken else 0
 
 
@@ -112,7 +116,7 @@ def _part(out: Path) -> Path:
     return out.with_name(out.name + ".part")
 
 
-def _in_words(row: Row) -> Row:
+def _in_words(row: AuditRow) -> AuditRow:
     """The game beside the method's name: the last column is for numbers."""
     game = row.parameters.get("game")
     numbers = {name: value for name, value in row.parameters.items() if name != "game"}
@@ -145,7 +149,7 @@ def _canaries(
     )
     label = f"{config.method}, canaries"
     with terminal.audit_bar(1, visible=not as_json and terminal.is_live()) as listener:
-        found = planted.audit_recipe(
+        found = planted.audit_training(
             config,
             kind=None if canary is None else planted.CanaryKind(canary.value),
             canaries=planted.CANARIES if canaries is None else canaries,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 from discreet.cli import recipes
 from discreet.cli.flags import (
+    AcceptDeltaFlag,
     ClassesFlag,
     DataDirFlag,
     DataFlag,
@@ -32,6 +33,8 @@ from discreet.cli.flags import (
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.errors import RunStopped
+from discreet.core.files import check_directory
 
 if TYPE_CHECKING:
     from discreet.runs.comparison import CompareSettings, Comparison
@@ -51,6 +54,7 @@ class CompareFlags:
         float | None, flag("The budget of the ranking, of several (default: the middle one).", "Budget")
     ] = None
     delta: DeltaFlag = None
+    accept_delta: AcceptDeltaFlag = False
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: every certified one).")] = None
     repeats: Annotated[int | None, flag("Runs of each method (default: 3).")] = None
     other_repeats: Annotated[
@@ -87,12 +91,19 @@ def compare(flags: CompareFlags, as_json: JsonFlag = False) -> int:
     from discreet.report import terminal
 
     settings = _settings(flags)
+    check_directory(settings.out)
+    charged = _charges(settings.out)
     try:
         found = _watched(settings, as_json)
+        written = report.write(found, settings.out)
     except KeyboardInterrupt:
         print("Stopped and saved. The same command goes on from here.", file=sys.stderr)
         return INTERRUPTED
-    written = report.write(found, settings.out)
+    except Exception as error:
+        spent = _charges(settings.out)
+        if spent > charged:
+            raise RunStopped(spent, settings.out, settings.command) from error
+        raise
     if as_json:
         emit({**found.to_json(), "page": str(written.page), "file": str(written.data)})
     else:
@@ -100,10 +111,17 @@ def compare(flags: CompareFlags, as_json: JsonFlag = False) -> int:
     return 0 if found.finished else FAILED
 
 
+def _charges(out: Path) -> int:
+    """The charges of all runs below a directory."""
+    from discreet.runs import RunFolder
+
+    return sum(RunFolder(ledger.parent).charges() for ledger in out.rglob("ledger.jsonl"))
+
+
 def _settings(flags: CompareFlags) -> CompareSettings:
     from discreet.runs import comparison
 
-    listed = ("methods", "seeds", "out", "epsilon", "main", "delta", "data_dir")
+    listed = ("methods", "seeds", "out", "epsilon", "main", "delta", "accept_delta", "data_dir")
     epsilon, others = _budgets(flags)
     given = {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if f.name not in listed}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -116,6 +134,7 @@ def _settings(flags: CompareFlags) -> CompareSettings:
         epsilon=epsilon,
         others=others,
         delta=required_delta(flags.delta),
+        accept_large_delta=flags.accept_delta,
         data_dir=None if flags.data_dir is None else str(flags.data_dir),
         seeds=_seeds(flags),
         command=command_line(),

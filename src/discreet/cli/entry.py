@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -16,11 +17,22 @@ import discreet
 from discreet.cli.account import account, calibrate, methods
 from discreet.cli.audit import audit
 from discreet.cli.compare import compare
-from discreet.cli.output import BAD_INPUT, INTERNAL
+from discreet.cli.output import (
+    BAD_INPUT,
+    DAMAGED,
+    FILES,
+    INTERNAL,
+    NO_MEMORY,
+    PROCESS_LOST,
+    STOPPED,
+)
 from discreet.cli.plan import plan
 from discreet.cli.signature import Command, expanded
 from discreet.cli.train import resume, train
-from discreet.core.check import Refused
+from discreet.core.check import Damaged, Refused
+from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
+
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 COMMANDS: tuple[Command, ...] = (
     account,
@@ -58,7 +70,7 @@ def main(
     commands: Sequence[Command] = COMMANDS,
     program: str = "discreet",
 ) -> int:
-    """Run one command and return its exit code; bad input is one line on standard error and code 2."""
+    """Run one command and return its exit code; errors are one line on standard error."""
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -66,26 +78,50 @@ def main(
     try:
         code = get_command(build(commands)).main(args=words, prog_name=program, standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except Refused as error:
-        return _refuse(str(error))
     except typer.TyperException as error:
-        return _refuse(_sentence(error.format_message(), words))
-    except OSError as error:
+        _say(_sentence(error.format_message(), words))
+        return BAD_INPUT
+    except RunStopped as error:
+        code, message = _told(error.__cause__)
+        _say(f"{message} {error.outcome}")
+        if code == BAD_INPUT:
+            return FILES if isinstance(error.__cause__, OSError) else STOPPED
+        return code
+    except Exception as error:
+        code, message = _told(error)
+        _say(message)
+        return code
+
+
+def _told(error: BaseException | None) -> tuple[int, str]:
+    """The exit code of an error and its sentence; the code for bad input is for commands that spent nothing."""
+    if isinstance(error, Refused):
+        return DAMAGED if isinstance(error, Damaged) else BAD_INPUT, str(error)
+    if isinstance(error, ProcessLost):
+        return PROCESS_LOST, str(error)
+    if isinstance(error, OSError):
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _refuse(f"Expected files that can be read and written, got {what}. Remedy: check the path.")
-    except (ArithmeticError, MemoryError) as error:
-        return _refuse(
+        is_full = error.errno in _DISK
+        remedy = "free space on the disk, or mend it" if is_full else "check the path"
+        message = f"Expected files that can be read and written, got {what}. Remedy: {remedy}."
+        return FILES if is_full else BAD_INPUT, message
+    if is_out_of_memory(error):
+        first = (str(error).splitlines() or [""])[0]
+        return NO_MEMORY, (
+            f"Expected enough memory, got {type(error).__name__}: {first}. "
+            "Remedy: a smaller --micro-batch, a smaller model, or less extreme values."
+        )
+    if isinstance(error, ArithmeticError):
+        return BAD_INPUT, (
             f"Expected numbers that can be computed with, got {type(error).__name__}: {error}. "
             "Remedy: give less extreme values."
         )
-    except Exception as error:  # a fault of ours: said in one line all the same
-        if os.environ.get("DISCREET_TRACEBACK"):
-            traceback.print_exc()
-        _say(
-            f"A fault in discreet, not in your input: {type(error).__name__}: {error}. "
-            "Remedy: set DISCREET_TRACEBACK=1, run it again and report what it prints."
-        )
-        return INTERNAL
+    if os.environ.get("DISCREET_TRACEBACK"):
+        traceback.print_exception(error)
+    return INTERNAL, (
+        f"A fault in discreet, not in your input: {type(error).__name__}: {error}. "
+        "Remedy: set DISCREET_TRACEBACK=1, run it again and report what it prints."
+    )
 
 
 def _sentence(message: str, words: list[str]) -> str:
@@ -93,11 +129,6 @@ def _sentence(message: str, words: list[str]) -> str:
     command = next((f"discreet {word}" for word in words if word in names), "discreet")
     expected = f"Expected flags and values that `{command}` takes"
     return f"{expected}, got: {message.rstrip('.')}. Remedy: see `{command} --help`."
-
-
-def _refuse(message: str) -> int:
-    _say(message)
-    return BAD_INPUT
 
 
 def _say(message: str) -> None:

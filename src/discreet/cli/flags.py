@@ -34,6 +34,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stand
 NoiseFlag = Annotated[float | None, flag("Noise multiplier z: deviation on the sum / clip.", "Budget")]
 EpsilonFlag = Annotated[float | None, flag("Certified epsilon to stay within.", "Budget")]
 DeltaFlag = Annotated[float | None, flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
+AcceptDeltaFlag = Annotated[
+    bool, flag("Accept a delta of 1/records or more, which protects no single record.", "Budget")
+]
 ToClaimFlag = Annotated[bool, flag("Take the noise that the method's paper claims for --epsilon.", "Budget")]
 
 BatchFlag = Annotated[float | None, flag("Expected records in a step (public).", "Run")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, final
 
 from discreet.cli import recipes
 from discreet.cli.flags import (
+    AcceptDeltaFlag,
     DeltaFlag,
     EpochsFlag,
     EpsilonFlag,
@@ -22,6 +23,8 @@ from discreet.cli.flags import (
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
+from discreet.core.files import check_file
+from discreet.stages.delta import delta_warning
 
 if TYPE_CHECKING:
     from discreet.runs.planner import Answer, Question
@@ -47,6 +50,7 @@ class QuestionFlags:
     epochs: EpochsFlag = None
     epsilon: EpsilonFlag = None
     delta: DeltaFlag = None
+    accept_delta: AcceptDeltaFlag = False
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: all).")] = None
     model: Annotated[str | None, flag("A model's name: measure two steps on random data.", "StepCost")] = None
     data: Annotated[str | None, flag("Published data whose shape and classes to use.", "StepCost")] = None
@@ -64,6 +68,7 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     check.count("the most records in memory at once", micro_batch=micro_batch)
     if flags.out is not None:
         check.require(flags.out.suffix == ".html", "--out to end in .html", str(flags.out), "name a page")
+        check_file(flags.out)
     command = command_line()
     try:
         trial = _trial(flags, shape, micro_batch)
@@ -74,14 +79,19 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
 
     from discreet.report import planned, terminal
 
+    warning = delta_warning(question.delta, question.records)
     files = () if flags.out is None else planned.write(found, trial, micro_batch, command, flags.out)
     if as_json:
         measured = None if trial is None else trial.to_json()
         costs = dict(planned.costs(found, trial, micro_batch))
-        emit({**found.to_json(), "trial": measured, **costs, "files": [str(file) for file in files]})
+        warned = {"warnings": [warning]} if warning else {}
+        emit(
+            {**found.to_json(), "trial": measured, **costs, **warned, "files": [str(file) for file in files]}
+        )
     else:
-        written = () if flags.out is None else (f"The page: {flags.out}",)
-        terminal.show(planned.table(found, trial, micro_batch), *written)
+        lines = [f"Warning: {warning}"] if warning else []
+        lines += [] if flags.out is None else [f"The page: {flags.out}"]
+        terminal.show(planned.table(found, trial, micro_batch), *lines)
     return 0
 
 
@@ -102,6 +112,7 @@ def _question(flags: QuestionFlags) -> Question:
         epochs=flags.epochs,
         epsilon=required_epsilon(flags.epsilon),
         delta=required_delta(flags.delta),
+        accept_large_delta=flags.accept_delta,
         methods=tuple(dict.fromkeys(names)),
     )
 

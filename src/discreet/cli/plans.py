@@ -11,6 +11,7 @@ from typing import Annotated, final
 
 from discreet.cli import recipes
 from discreet.cli.flags import (
+    AcceptDeltaFlag,
     BatchFlag,
     CapFlag,
     DeltaFlag,
@@ -50,6 +51,7 @@ class PlanFlags:
     noise: NoiseFlag = None
     epsilon: EpsilonFlag = None
     delta: DeltaFlag = None
+    accept_delta: AcceptDeltaFlag = False
     rate: Annotated[float | None, flag("Probability that a record joins a step.", "Run")] = None
     records: Annotated[int | None, flag("Public number of records.", "Run")] = None
     batch: BatchFlag = None
@@ -68,7 +70,7 @@ class PlanFlags:
     def given(self) -> list[str]:
         """The flags that were given."""
         names = [f.name for f in dataclasses.fields(self) if f.name != "recipe_flags"]
-        own = [name for name in names if getattr(self, name) is not None]
+        own = [name for name in names if not (getattr(self, name) is None or getattr(self, name) is False)]
         own += [name for name, value in self.recipe_flags.items() if value is not None]
         return ["--" + name.replace("_", "-") for name in own]
 

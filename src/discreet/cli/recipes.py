@@ -37,6 +37,7 @@ Given = Mapping[str, str | bool | None]
 
 RESERVED = frozenset(
     {
+        "accept_delta",
         "accept_uncertified",
         "as_json",
         "average",

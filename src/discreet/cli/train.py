@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import typer
 
 from discreet.cli import recipes
 from discreet.cli.flags import (
+    AcceptDeltaFlag,
     CapFlag,
     ClassesFlag,
     DataDirFlag,
@@ -42,6 +42,7 @@ from discreet.cli.flags import (
 )
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
+from discreet.core.files import check_directory
 
 if TYPE_CHECKING:
     from discreet.runs import RunConfig, RunResult
@@ -67,6 +68,7 @@ class TrainFlags:
     epsilon: EpsilonFlag = None
     noise: NoiseFlag = None
     delta: DeltaFlag = None
+    accept_delta: AcceptDeltaFlag = False
     calibrate_to_claim: ToClaimFlag = False
     batch: WholeBatchFlag = None
     epochs: EpochsFlag = None
@@ -126,7 +128,7 @@ def _config(flags: TrainFlags) -> RunConfig:
         "give --accept-uncertified too: the certificate of that noise will stand beside the claim",
     )
     parameters = recipes.arguments(method, flags.recipe_flags)
-    required_out(flags.out)
+    check_directory(required_out(flags.out))
     required_delta(flags.delta)
     for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
         if (value := getattr(flags, name)) is not None:
@@ -134,10 +136,12 @@ def _config(flags: TrainFlags) -> RunConfig:
 
     from discreet import runs
 
-    skipped = ("recipe_flags", "accept_uncertified")
+    skipped = ("recipe_flags", "accept_uncertified", "accept_delta")
     given = {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if f.name not in skipped}
     settings = {name: _plain(value) for name, value in given.items() if value is not None}
-    return runs.RunConfig(**settings, parameters=tuple(parameters.items()))
+    return runs.RunConfig(
+        **settings, parameters=tuple(parameters.items()), accept_large_delta=flags.accept_delta
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -160,7 +164,8 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
     else:
         from discreet.report import terminal
 
-        terminal.show(terminal.run_table(result))
+        warnings = [f"Warning: {warning}" for warning in result.spent.warnings]
+        terminal.show(terminal.run_table(result), *warnings)
     return 0
 
 
@@ -174,9 +179,10 @@ def _watched(config: RunConfig, resuming: bool, as_json: bool) -> RunResult:
 
 def _interrupted(place: Path | None) -> None:
     from discreet import runs
+    from discreet.runs.folder import resume_line
 
     if place is not None and runs.RunFolder(place).run.is_file():
-        line = f"Stopped and saved. Go on with: discreet resume {shlex.quote(str(place))}"
+        line = f"Stopped and saved. Go on with: {resume_line(place)}"
     else:
         line = "Stopped before the run began: nothing was charged."
     print(line, file=sys.stderr)

@@ -17,9 +17,18 @@ class Refused(ValueError):
     """Bad input, refused before anything is released or spent."""
 
 
+class Damaged(Refused):
+    """A file of a run that is not as it was written."""
+
+
 def refuse(expected: str, got: object, remedy: str) -> NoReturn:
     """Raise `Refused` with the library's one message style."""
     raise Refused(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
+
+
+def damaged(expected: str, got: object, remedy: str) -> NoReturn:
+    """Raise `Damaged` in the same style."""
+    raise Damaged(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
 
 
 def require(condition: bool, expected: str, got: object, remedy: str) -> None:

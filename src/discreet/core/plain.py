@@ -8,7 +8,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from itertools import repeat
+from types import MappingProxyType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 def plain(value: Any) -> Any:
@@ -31,6 +33,30 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} is not a setting: {value!r}")
+
+
+def from_plain(kind: Any, held: Any) -> Any:
+    """The value of type `kind` that `plain` wrote.
+
+    Dataclasses, tuples, read-only mappings, enumerations, numbers and strings, and what may be None.
+
+    >>> from_plain(tuple[tuple[str, float], ...], [["a", 1], ["b", "inf"]])
+    (('a', 1.0), ('b', inf))
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{f.name: from_plain(kinds[f.name], held[f.name]) for f in dataclasses.fields(kind)})
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return tuple(map(from_plain, repeat(arguments[0]), held))
+    if origin is tuple:
+        return tuple(from_plain(inner, item) for inner, item in zip(arguments, held, strict=True))
+    if origin is MappingProxyType:
+        return MappingProxyType(dict(held))
+    if origin is UnionType:  # a setting of several types stays as JSON has it
+        inner = [one for one in arguments if one is not type(None)]
+        return from_plain(inner[0], held) if held is not None and len(inner) == 1 else held
+    return kind(held)
 
 
 def digest(value: Any) -> str:

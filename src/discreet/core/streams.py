@@ -38,6 +38,7 @@ from discreet.core.normals import (
     draw,
     key_stream,
 )
+from discreet.core.randomness import KEYED, SEEDED
 
 __all__ = ["Stream", "Streams"]
 
@@ -69,7 +70,7 @@ class Stream:
             len(key) == _KEY_BYTES,
             f"a key of {_KEY_BYTES} bytes",
             f"{len(key)} bytes",
-            "take streams from Streams.from_os() or Streams.seeded(seed)",
+            "take streams from discreet.Streams.from_os() or discreet.Streams.seeded(seed)",
         )
         self.name = name
         self._key = key
@@ -276,7 +277,7 @@ class Stream:
             os.getpid() == self._process,
             f"{self.name} to be used in the process that made it",
             "a forked process",
-            "a fork would repeat the parent's noise; make Streams.from_os() in the new process",
+            "a fork would repeat the parent's noise; make discreet.Streams.from_os() in the new process",
         )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -320,7 +321,7 @@ def _refuse_copy() -> NoReturn:
     check.refuse(
         "one owner for a random stream",
         "a copy or a pickle",
-        "a copied position would repeat noise; make new streams with Streams.from_os()",
+        "a copied position would repeat noise; make new streams with discreet.Streams.from_os()",
     )
 
 
@@ -350,7 +351,9 @@ class Streams:
     @classmethod
     def seeded(cls, seed: int) -> Streams:
         """Streams that anyone who knows the seed can repeat; every digit of it counts."""
-        check.count("a seed is a whole number; use Streams.from_os() for privacy", least=0, seed=seed)
+        check.count(
+            "a seed is a whole number; use discreet.Streams.from_os() for privacy", least=0, seed=seed
+        )
         return cls(_derive(b"seed", str(int(seed))), is_seeded=True)
 
     def share(self, same: Callable[[bytes], bytes]) -> None:
@@ -361,7 +364,7 @@ class Streams:
     @property
     def statement(self) -> str:
         """Where the key came from, in the words of the privacy statement."""
-        return "seeded: not private" if self.is_seeded else "keyed by the operating system"
+        return SEEDED if self.is_seeded else KEYED
 
     def __repr__(self) -> str:
         return f"Streams({self.statement})"

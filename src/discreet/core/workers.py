@@ -1,13 +1,41 @@
-"""How many processes work at once: small models leave cores idle otherwise."""
+"""Jobs side by side, each in a process of its own: small models leave cores idle otherwise.
+
+A worker is `python -m discreet.core.workers CALL THREADS ARGV...`. It takes one order a line on standard input and
+answers with lines {"news": ...} and, at the end of a job, {"result": ..., "failure": ""}. Standard input that closes is
+the signal to stop, so nothing runs on without a parent.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
 import os
+import select
+import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import wait
+from typing import IO, Any, Protocol, final
 
 from discreet.core import check
+from discreet.core.errors import RunStopped
 
 MOST_WORKERS = 4
+_LONGEST_REASON = 300
+
+
+class JobListener(Protocol):
+    """Receives what happens to each job; `job` is its place among the orders."""
+
+    def started(self, job: int) -> None: ...
+
+    def news(self, job: int, news: Any) -> None: ...
+
+    def ended(self, job: int, result: Any, failure: str) -> None:
+        """`failure` is empty if the job finished."""
 
 
 def cores() -> int:
@@ -17,12 +45,177 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def crew_size(pieces: int, workers: int | None = None) -> int:
-    """For so many pieces of work; `workers` None: one for each core, four at most.
+def worker_count(jobs: int, workers: int | None = None) -> int:
+    """Processes for so many jobs; `workers` None: one for each core, four at most.
 
-    >>> crew_size(1, 3), crew_size(9, 3)
+    >>> worker_count(1, 3), worker_count(9, 3)
     (1, 3)
     """
     if workers is not None:
         check.count("how many work at once", workers=workers)
-    return min(pieces, min(cores(), MOST_WORKERS) if workers is None else workers)
+    return min(jobs, min(cores(), MOST_WORKERS) if workers is None else workers)
+
+
+def failure_of(error: Exception) -> str:
+    """Why a job failed, in one line; messages of validators stay as they are."""
+    if isinstance(error, RunStopped) and isinstance(error.__cause__, Exception):
+        return f"{failure_of(error.__cause__)} ({error.outcome})"
+    first = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
+    return first if isinstance(error, check.Refused) else f"{type(error).__name__}: {first}"
+
+
+def run_jobs(
+    call: str,
+    orders: Sequence[Any],
+    listener: JobListener,
+    *,
+    workers: int | None = None,
+    threads: int | None = None,
+    saves: bool = False,
+) -> None:
+    """Do all orders; with one worker, in this process.
+
+    call     "module:function", called with an order and a function that passes news on; orders, news and results are
+             JSON values
+    threads  of torch in each worker; None: the cores, shared equally
+    saves    whether a job that is stopped saves its work; otherwise its process is terminated
+    """
+    waiting = deque(enumerate(orders))
+    at_once = worker_count(len(orders), workers)
+    if at_once > 1:
+        _with_processes(call, waiting, listener, at_once, threads or max(1, cores() // at_once), saves)
+        return
+    for job, order in waiting:
+        listener.started(job)
+        listener.ended(job, *_do(call, order, partial(listener.news, job)))
+
+
+def _do(call: str, order: Any, tell: Callable[[Any], None]) -> tuple[Any, str]:
+    """The result and why there is none."""
+    module, name = call.split(":")
+    try:
+        return getattr(importlib.import_module(module), name)(order, tell), ""
+    except Exception as error:
+        return None, failure_of(error)
+
+
+def _with_processes(
+    call: str, waiting: deque[tuple[int, Any]], listener: JobListener, at_once: int, threads: int, saves: bool
+) -> None:
+    crew: list[_Worker] = []
+    try:
+        while True:
+            while waiting and (idle := _idle(crew, call, at_once, threads)) is not None:
+                idle.begin(*waiting.popleft(), listener)
+            busy = [worker for worker in crew if worker.job is not None]
+            if not busy:
+                return
+            ready = wait([worker.answers for worker in busy])
+            for worker in busy:
+                if worker.answers in ready and not worker.listen(listener):
+                    worker.dismiss()
+                    crew.remove(worker)  # a worker that died is replaced
+    finally:
+        for worker in crew:  # all are told before any is waited for: each saves its job
+            worker.stop(saves)
+        for worker in crew:
+            worker.dismiss()
+
+
+def _idle(crew: list[_Worker], call: str, at_once: int, threads: int) -> _Worker | None:
+    """A worker without a job, a new one if there is room, or None."""
+    idle = next((worker for worker in crew if worker.job is None), None)
+    if idle is None and len(crew) < at_once:
+        crew.append(idle := _Worker(call, threads))
+    return idle
+
+
+@final
+class _Worker:
+    """A process that does one job at a time. Terminal signals do not reach it."""
+
+    def __init__(self, call: str, threads: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "discreet.core.workers", call, str(threads), *sys.argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders: IO[bytes] = self._process.stdin
+        self._output: IO[bytes] = self._process.stdout
+        self.answers = self._output.fileno()
+        self.job: int | None = None
+        self._rest = b""
+
+    def begin(self, job: int, order: Any, listener: JobListener) -> None:
+        """Send an order."""
+        self.job = job
+        listener.started(job)
+        # If the process has died, its answers end, which is noticed where they are read.
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.write(json.dumps(order).encode() + b"\n")
+
+    def listen(self, listener: JobListener) -> bool:
+        """Pass on what it said; False once it has ended."""
+        said = os.read(self.answers, 1 << 16)
+        if not said:
+            if self.job is not None:
+                code = self._process.wait()
+                listener.ended(self.job, None, f"the process of this run ended with code {code}")
+            return False
+        *lines, self._rest = (self._rest + said).split(b"\n")
+        for answer in map(json.loads, lines):
+            assert self.job is not None
+            if "news" in answer:
+                listener.news(self.job, answer["news"])
+            else:
+                job, self.job = self.job, None
+                listener.ended(job, answer["result"], answer["failure"])
+        return True
+
+    def stop(self, saves: bool) -> None:
+        self._orders.close()
+        if not saves:
+            self._process.terminate()
+
+    def dismiss(self) -> None:
+        """Wait until it has ended."""
+        self._orders.close()
+        while os.read(self.answers, 1 << 16):
+            pass  # what it says while it stops would fill the pipe
+        self._process.wait()
+        self._output.close()
+
+
+def main() -> None:
+    """Do jobs until standard input ends."""
+    import torch
+
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints must not get between the answers
+    call = sys.argv[1]
+    torch.set_num_threads(int(sys.argv[2]))
+    del sys.argv[:3]  # what is left is the command that the jobs are part of
+
+    def answer(**said: Any) -> None:
+        answers.write(json.dumps(said) + "\n")
+
+    def tell(news: Any) -> None:
+        # No order comes before the end of this job, so input that can be read is input that has ended.
+        if select.select([0], [], [], 0)[0]:
+            raise KeyboardInterrupt
+        answer(news=news)
+
+    for line in iter(sys.stdin.readline, ""):
+        try:
+            result, failure = _do(call, json.loads(line), tell)
+        except KeyboardInterrupt:
+            return
+        answer(result=result, failure=failure)
+
+
+if __name__ == "__main__":
+    main()

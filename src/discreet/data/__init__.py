@@ -1,4 +1,4 @@
-"""What to train: datasets and models by name. Imports torch and `discreet.core.check` alone."""
+"""Datasets and models by name. Imports only torch and `discreet.core.check`."""
 
 from discreet.data.datasets import DATASETS, Task, load, load_npz
 from discreet.data.models import MODELS, build, parameters

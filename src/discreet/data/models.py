@@ -1,4 +1,4 @@
-"""Models by name; none mixes records (no batch normalisation), so each has per-sample gradients.
+"""Models by name; none mixes records (no batch normalisation), so each has per-record gradients.
 
 >>> model = build("cnn-d2p2", shape=(1, 28, 28), classes=10, seed=0)
 >>> parameters(model)

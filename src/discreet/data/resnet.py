@@ -15,9 +15,9 @@ def _norm(channels: int) -> nn.GroupNorm:
 
 @final
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which skips pixels and pads channels where the width grows.
+    """Two 3x3 convolutions and a skip connection, which subsamples pixels and pads channels where the width grows.
 
-    The shortcut has no parameters (option A of He et al. 2016): nothing there needs noise.
+    The skip connection has no parameters (option A of He et al. 2016) and needs no noise.
     """
 
     def __init__(self, inside: int, outside: int) -> None:

@@ -1,7 +1,7 @@
-"""Where a dataset's standard files are looked for, and the proof that they are the right ones.
+"""Find a dataset's standard files and verify their content.
 
-Whatever the container (plain, gzip, tar, PNG, npz, parquet), a reader restores the same canonical bytes, and
-only those are compared with the published digests: one checksum per dataset, not one per way to get it.
+Whatever the file format (plain, gzip, tar, PNG, npz, parquet), a reader restores the same canonical bytes, which are
+compared with the published digests: one checksum for each dataset, not for each format.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from discreet.data.download import NetworkError, fetch
 
 Parts = dict[str, bytes]
 Reader = Callable[[Path], Parts | None]
-"""Canonical bytes of every part, or None where the folder does not hold this format."""
+"""Canonical bytes of every part, or None if the folder does not contain this format."""
 
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError)
 
 
 class MissingDataset(Refused):
-    """The dataset is nowhere on this machine; the message lists every way to get it."""
+    """The dataset was not found; the message lists every way to get it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """How one dataset is found: folders below a root, readers, published digests, ways to get it."""
+    """Where a dataset is searched: folders below a root, readers, published digests, ways to get it."""
 
     name: str
     sha256: Mapping[str, str]
@@ -43,7 +43,7 @@ class Source:
 
 
 def roots(data_dir: str | Path | None) -> tuple[Path, ...]:
-    """The places that are searched, in order: the argument, `DISCREET_DATA`, the download cache."""
+    """The searched places, in order: the argument, `DISCREET_DATA`, the download cache."""
     named = (data_dir, os.environ.get("DISCREET_DATA"))
     return (*(Path(root).expanduser() for root in named if root), cache())
 
@@ -55,7 +55,7 @@ def cache() -> Path:
 
 
 def obtain(source: Source, *, data_dir: str | Path | None, download: bool) -> Parts:
-    """The verified canonical bytes of a dataset, searched for and then, only if asked, downloaded.
+    """The verified canonical bytes of a dataset, found on disk or, if allowed, downloaded.
 
     Guarantee: every returned part has the published sha256, whatever file it came from.
     """
@@ -79,13 +79,13 @@ def verified(sha256: Mapping[str, str], parts: Parts, what: str) -> Parts:
             refuse(
                 f"{what} to have the published content ({part} with sha256 {digest})",
                 f"sha256 {got}",
-                "damaged, or another dataset: get it again, and keep each dataset in a folder of its name",
+                "damaged, or another dataset: download it again, and keep each dataset in a folder of its name",
             )
     return parts
 
 
 def checksum(sha256: Mapping[str, str]) -> str:
-    """One name for the content: the sha256 of the parts' digests in order."""
+    """The sha256 of the digests of all parts, in order."""
     return hashlib.sha256("".join(sha256.values()).encode()).hexdigest()
 
 
@@ -110,7 +110,7 @@ def _downloaded(source: Source, folder: Path, searched: list[Path]) -> Parts:
     written: list[Path] = []
     try:
         for name, url in source.urls.items():
-            if not (folder / name).exists():  # never overwrite, and never remove, a file of the user's
+            if not (folder / name).exists():  # never overwrite or remove a user's file
                 written.append(fetch(url, folder / name))
         parts = _read(source, folder)
         if parts is None:
@@ -120,7 +120,7 @@ def _downloaded(source: Source, folder: Path, searched: list[Path]) -> Parts:
         _remove(written)
         raise MissingDataset(_missing(source, searched, f"the download failed ({error})")) from error
     except Refused:
-        _remove(written)  # an unverified download must not be taken for the dataset next time
+        _remove(written)  # an unverified download must not be used next time
         raise
 
 

@@ -1,7 +1,6 @@
 """Small pre-norm transformers, over patches of an image and over tokens.
 
-Positions are fixed sines and cosines: no parameter is shared between records but through layers that
-per-sample gradient engines know, and fewer parameters take less noise.
+Positions are fixed sines and cosines, which need no parameters and therefore no noise.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def sines(length: int, width: int) -> Tensor:
 
 
 def sines_2d(rows: int, columns: int, width: int) -> Tensor:
-    """[rows * columns, width]: half of the width tells the row, half the column."""
+    """[rows * columns, width]: half of the width encodes the row, half the column."""
     down = sines(rows, width // 2)[:, None].expand(-1, columns, -1)
     across = sines(columns, width // 2)[None].expand(rows, -1, -1)
     return torch.cat((down, across), dim=2).reshape(rows * columns, width)
@@ -32,7 +31,7 @@ def sines_2d(rows: int, columns: int, width: int) -> Tensor:
 
 @final
 class TransformerBlock(nn.Module):
-    """Attention and a two-layer perceptron, each after a layer norm and beside a shortcut."""
+    """Attention and a two-layer perceptron, each after a layer norm and with a skip connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,9 +80,9 @@ class PatchTransformer(nn.Module):
 
 @final
 class TokenTransformer(nn.Module):
-    """A text as whole numbers below `vocabulary`, 0 being padding that is neither attended to nor averaged.
+    """A text as integers below `vocabulary`; 0 is padding, which is neither attended to nor averaged.
 
-    vocabulary * 64 parameters in the table, and 67,072 + 65 classes beside it.
+    It has vocabulary * 64 + 67,072 + 65 * classes parameters.
     """
 
     positions: Tensor
@@ -97,7 +96,7 @@ class TokenTransformer(nn.Module):
         self.register_buffer("positions", sines(length, WIDTH), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # The first place always counts: a text of padding alone would otherwise give NaN.
+        # The first position always counts; otherwise a text of padding only would give NaN.
         real = (tokens != 0) | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         x: Tensor = self.embed(tokens) + self.positions
         for block in self.blocks:

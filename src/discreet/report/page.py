@@ -1,7 +1,7 @@
-"""One self-contained HTML page from a comparison, with its data and its figures as files beside it.
+"""A comparison as one self-contained HTML page, with its data and its figures as files beside it.
 
-Every string goes through an escaping template or an element tree; the page's own policy allows no script but
-the one in this package (by its hash) and no request to anywhere.
+Every string goes through an escaping template or an element tree. The page's content security policy allows only the
+script of this package, by its hash, and no network request.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, final
 
 from discreet.core import check
-from discreet.report import figures, sections, svg, tables, wording
-from discreet.report.figures import DARK, LIGHT, Chart
-from discreet.runs.comparison.values import Comparison, Entry, settings_in_words
+from discreet.report import figures, svg, wording
+from discreet.report.charts import DARK, LIGHT, Chart
+from discreet.runs.comparison.values import Comparison, settings_in_words
 
 PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 
@@ -25,7 +26,7 @@ PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Where a report is."""
+    """The files of a report."""
 
     page: Path
     data: Path
@@ -33,16 +34,16 @@ class Written:
 
 
 def write(comparison: Comparison, directory: Path) -> Written:
-    """report.html, report.json and figures/ in `directory`; each file is whole or not there."""
+    """Write report.html, report.json and figures/ to `directory`; each file is complete or absent."""
     directory.mkdir(parents=True, exist_ok=True)
     page, data = directory / PAGE, directory / DATA
     replace(data, json.dumps(comparison.to_json(), indent=1, allow_nan=False) + "\n")
     replace(page, render(comparison))
-    return Written(page=page, data=data, figures=figures.save(comparison, directory / FIGURES))
+    return Written(page=page, data=data, figures=figures.save_all(comparison, directory / FIGURES))
 
 
 def read(path: Path) -> Comparison:
-    """The comparison in a report.json."""
+    """The comparison of a report.json."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -62,27 +63,30 @@ def replace(path: Path, text: str) -> None:
 
 
 def render(comparison: Comparison) -> str:
-    """The page as one string."""
-    charts, courses = figures.charts(comparison), figures.courses(comparison)
-    frontier = figures.frontier(comparison)
-    shown = [*charts, *courses, *([] if frontier is None else [frontier])]
+    """The page as a string."""
+    from markupsafe import Markup
+
+    frontier, numbers = figures.frontier(comparison), figures.styles(comparison.entries)
     return filled(
         "page.html",
-        words=wording.Words(comparison),
-        said=sections.Sections(comparison),
-        rows=_rows(comparison),
-        legend=_legend(comparison),
-        charts=[drawn(chart) for chart in charts],
-        courses=[drawn(chart) for chart in courses],
-        frontier=None if frontier is None else {"chart": drawn(frontier), **tables.frontier(comparison)},
-        truth=tables.truth(comparison),
-        data={chart.key: coordinates(chart) for chart in shown},
+        title=f"Private training on {comparison.data}, at {wording.counted(len(comparison.budgets), 'budget')}",
+        delta=wording.power(comparison.delta),
+        text=wording,
+        settings=settings_in_words,
+        markers={name: Markup(svg.marker(style)) for name, style in numbers.items()},
+        strips=_strips(comparison, numbers),
+        legend=_legend((entry.name, numbers[entry.name]) for entry in comparison.finished),
+        charts=[drawn(chart) for chart in figures.charts(comparison)],
+        courses=[drawn(chart) for chart in figures.courses(comparison)],
+        frontier=None if frontier is None else drawn(frontier),
+        by_budget=[{entry.name: entry for entry in budget.entries} for budget in comparison.budgets],
+        data={chart.key: coordinates(chart) for chart in figures.every_chart(comparison)},
         comparison=comparison,
     )
 
 
 def filled(template: str, **values: Any) -> str:
-    """A template of this package with its style, its script and the policy that allows only these."""
+    """A rendered template with its style, its script and the policy that allows only these."""
     import jinja2
     from markupsafe import Markup
 
@@ -99,11 +103,17 @@ def filled(template: str, **values: Any) -> str:
 
 
 def drawn(chart: Chart, *, named: bool = False) -> dict[str, Any]:
-    """A chart as the templates take it; `named`: with a legend of its own."""
+    """A chart as the templates use it; `named`: with a legend of its own."""
     from markupsafe import Markup
 
-    legend = [{"name": s.name, "marker": Markup(svg.marker(s.style))} for s in chart.series if named]
+    legend = _legend((line.name, line.style) for line in chart.series) if named else []
     return {"key": chart.key, "title": chart.title, "svg": Markup(svg.chart(chart)), "legend": legend}
+
+
+def _legend(lines: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    from markupsafe import Markup
+
+    return [{"name": name, "marker": Markup(svg.marker(style))} for name, style in lines]
 
 
 def _asset(name: str) -> str:
@@ -129,66 +139,25 @@ def _policy(style: str, script: str) -> str:
     return f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; img-src data:"
 
 
-def _rows(comparison: Comparison) -> list[dict[str, Any]]:
-    numbers = figures.styles(comparison.entries)
-    shown = [value for e in comparison.finished for value in _extent(e)]
-    low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
-    return [
-        _row(entry, rank + 1, numbers[entry.name], low, high) for rank, entry in enumerate(comparison.entries)
-    ]
-
-
-def _extent(entry: Entry) -> list[float]:
-    """What the strip must show: single runs, and the interval as far as it is an accuracy."""
-    assert entry.accuracy is not None  # finished entries only
-    ends = (max(entry.accuracy.low, 0.0), min(entry.accuracy.high, 1.0))
-    return [*ends, *(run.accuracy for run in entry.runs)]
-
-
-def _row(entry: Entry, rank: int, style: int, low: float, high: float) -> dict[str, Any]:
-    """A table row: shown text beside the value to sort by (-1 where there is none)."""
+def _strips(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
+    """For each finished row its runs, mean and interval on one scale."""
     from markupsafe import Markup
 
-    accuracy = entry.accuracy
-    runs = tuple(run.accuracy for run in entry.runs)
-    strip = "" if accuracy is None else svg.strip(accuracy, runs, style, low, high)
-
-    def cell(value: float | None, text: str, missing: str = "–") -> dict[str, Any]:
-        return {"value": -1 if value is None else value, "text": text if value is not None else missing}
-
-    epsilon, claimed, noise = entry.epsilon, entry.claimed, entry.noise
+    found = [(entry, entry.accuracy) for entry in comparison.finished if entry.accuracy is not None]
+    ends = [end for _, accuracy in found for end in (max(accuracy.low, 0.0), min(accuracy.high, 1.0))]
+    ends += [run.accuracy for entry, _ in found for run in entry.runs]
     return {
-        "rank": rank,
-        "finished": accuracy is not None,
-        "entry": entry,
-        "summary": wording.summary(entry),
-        "settings": settings_in_words(entry),
-        "marker": Markup(svg.marker(style)),
-        "strip": Markup(strip),
-        "accuracy": cell(accuracy and accuracy.mean, wording.percent(accuracy.mean) if accuracy else ""),
-        "half": wording.half(accuracy),
-        "error": wording.error(accuracy),
-        "epsilon": cell(epsilon, wording.epsilon(epsilon)),
-        "claimed": cell(claimed, wording.epsilon(claimed), "none" if entry.runs else "–"),
-        "noise": cell(noise, wording.multiplier(noise) if noise is not None else ""),
-        "steps": cell(entry.steps, f"{entry.steps}"),
-        "seconds": cell(entry.seconds, f"{entry.seconds:.1f}" if entry.seconds is not None else ""),
-        "failures": wording.failures(entry),
+        entry.name: Markup(
+            svg.strip(
+                accuracy, [run.accuracy for run in entry.runs], numbers[entry.name], min(ends), max(ends)
+            )
+        )
+        for entry, accuracy in found
     }
 
 
-def _legend(comparison: Comparison) -> list[dict[str, Any]]:
-    from markupsafe import Markup
-
-    numbers = figures.styles(comparison.entries)
-    return [
-        {"name": entry.name, "marker": Markup(svg.marker(numbers[entry.name]))}
-        for entry in comparison.finished
-    ]
-
-
 def coordinates(chart: Chart) -> dict[str, Any]:
-    """What the read-out needs: for each line its points as (x in the drawing, x, mean, half width) ."""
+    """The data of the read-out: the points of each line as (x in the drawing, x, mean, half width)."""
     plane = svg.Plane(chart)
     return {
         "label": chart.x_short,

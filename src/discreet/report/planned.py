@@ -1,34 +1,35 @@
-"""The planner's answer for people: at the terminal, and as a page."""
+"""The planner's answer in the terminal and as a page."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from discreet.report import figures, wording
-from discreet.report.figures import Chart, Series
+from discreet.report import wording
+from discreet.report.charts import Chart, Series, above_zero, files, save
 from discreet.report.page import coordinates, drawn, filled, replace
 from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
 from discreet.runs.step_cost import StepCost
 
-UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) for a trial of two steps on this machine"
+UNKNOWN = (
+    "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"
+)
 
 
 def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
     """Noise by method and sampler, batches, time and memory."""
     of = answer.question
-    names = [name for name, _ in _samplers(answer)]
+    names = _samplers(answer)
     title = (
         f"noise for epsilon {of.epsilon:g} at delta {of.delta:g}: {of.records:,} records, batch {of.batch}, "
         f"{wording.counted(of.epochs, 'epoch')}"
     )
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in answer.methods:
-        alike.setdefault(tuple(noise(price) for _, price in _all(row, names)), []).append(row.name)
+        alike.setdefault(tuple(map(noise, _prices(row, names))), []).append(row.name)
     rows = [("\n".join(methods), *prices) for prices, methods in alike.items()]
     batches = [
         (str(at.batch), str(at.steps), f"{at.noise + 5e-4:.3f}", f"{at.effective:.2e}", f"{at.path:.2e}")
@@ -45,13 +46,13 @@ def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> Renderabl
 
 
 def advice(answer: Answer) -> list[str]:
-    """The two batches that answer the question, in words."""
+    """Two recommended batch sizes, in words."""
     quiet, sensible = answer.quietest, answer.sensible
     return [
-        f"Least noise on a step: batch {quiet.batch:,} ({quiet.effective:.2e} of the clip on the mean gradient), "
+        f"Least noise on a step: batch {quiet.batch:,} ({quiet.effective:.2e} clipping norms on the mean gradient), "
         f"with {wording.counted(quiet.steps, 'step')}.",
-        f"Sensible: batch {sensible.batch:,}, the smallest one within a quarter of the least noise over the whole "
-        f"run; it leaves {wording.counted(sensible.steps, 'step')} to learn in.",
+        f"Sensible: batch {sensible.batch:,}, the smallest one whose noise over the whole run is within 25 % of the "
+        f"least, with {wording.counted(sensible.steps, 'step')}.",
     ]
 
 
@@ -70,31 +71,30 @@ def costs(answer: Answer, trial: StepCost | None, micro_batch: int) -> list[tupl
         ),
         (
             "memory",
-            f"about {_megabytes(trial.memory(micro_batch=micro_batch))} besides the data and PyTorch itself: an "
+            f"about {_megabytes(trial.memory(micro_batch=micro_batch))} without the data and PyTorch itself: an "
             f"estimate from {trial.parameters:,} parameters and a micro-batch of {micro_batch}",
         ),
     ]
 
 
 def noise(price: Price) -> str:
-    """A noise rounded up, or a dash."""
+    """The noise, rounded up, or a dash."""
     if price.noise is None:
         return "-"
     return f"{price.noise + 5e-4:.3f}" if price.noise < 1000 else f"{price.noise * 1.005:.2e}"
 
 
 def charts(answer: Answer) -> tuple[Chart, ...]:
-    """Noise against epsilon, a line for each price list; noise against the batch."""
+    """Noise against epsilon, one line for methods of equal cost; noise against the batch size."""
     lists: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for row in answer.methods:
         if row.curve:
             lists.setdefault(row.curve, []).append(row.name)
     lines = tuple(
-        Series(name=_together(names), style=style, points=tuple((e, z, z, z) for e, z in curve))
-        for style, (curve, names) in enumerate(lists.items())
+        Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items())
     )
-    step = tuple((float(at.batch), at.effective, at.effective, at.effective) for at in answer.batches)
-    whole = tuple((float(at.batch), at.path, at.path, at.path) for at in answer.batches)
+    step = Series.exact("on a step's mean gradient", 0, [(at.batch, at.effective) for at in answer.batches])
+    whole = Series.exact("over the whole run", 1, [(at.batch, at.path) for at in answer.batches])
     return (
         _chart(
             "noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines
@@ -105,10 +105,7 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
             "batch",
             "batch",
             "noise, in units of the clip",
-            (
-                Series(name="on a step's mean gradient", style=0, points=step),
-                Series(name="over the whole run", style=1, points=whole),
-            ),
+            (step, whole),
         ),
     )
 
@@ -116,20 +113,17 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
 def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: str) -> str:
     """The page as one string."""
     shown = charts(answer)
-    names = [name for name, _ in _samplers(answer)]
-    rows = [
-        {"name": row.name, "why": row.price.why, "cells": [_cell(price) for _, price in _all(row, names)]}
-        for row in answer.methods
-    ]
+    names = _samplers(answer)
     return filled(
         "plan.html",
+        title=f"A plan for {answer.question.records:,} records",
         of=answer.question,
         answer=answer,
-        first=(first := next(row for row in answer.methods if row.price.noise is not None)),
-        headline=noise(first.price),
+        first=next(row for row in answer.methods if row.price.noise is not None),
         delta=wording.power(answer.question.delta),
         names=names,
-        rows=rows,
+        rows=[(row, _prices(row, names)) for row in answer.methods],
+        noise=noise,
         advice=advice(answer),
         costs=costs(answer, trial, micro_batch),
         charts=[drawn(chart, named=True) for chart in shown],
@@ -144,7 +138,8 @@ def write(
     """The page, and its charts as SVG and PNG files beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
     replace(page, render(answer, trial, micro_batch, command))
-    return (page, *figures.draw(charts(answer), page.parent / f"{page.stem}-figures"))
+    folder = page.parent / f"{page.stem}-figures"
+    return (page, *(path for chart in charts(answer) for path in save(chart, *files(folder, chart.key))))
 
 
 def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Series, ...]) -> Chart:
@@ -154,29 +149,24 @@ def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Serie
         x_label=x,
         x_short=short,
         series=series,
-        y_range=figures.above_zero(series),
+        y_range=above_zero(series),
         y_label=y,
-        percent=False,
         log_x=True,
         log_y=True,
     )
 
 
-def _samplers(answer: Answer) -> tuple[tuple[str, Price], ...]:
-    return next((row.samplers for row in answer.methods if row.samplers), ())
+def _samplers(answer: Answer) -> list[str]:
+    return [name for name, _ in next((row.samplers for row in answer.methods if row.samplers), ())]
 
 
-def _all(row: MethodPrice, names: list[str]) -> list[tuple[str, Price]]:
-    return list(row.samplers) or [(name, row.price) for name in names]
-
-
-def _cell(price: Price) -> dict[str, Any]:
-    value = -1.0 if price.noise is None else price.noise
-    return {"value": value, "text": noise(price), "why": price.why}
+def _prices(row: MethodPrice, names: list[str]) -> list[Price]:
+    """The price under each sampler; a method that has none is shown with its own."""
+    return [price for _, price in row.samplers] or [row.price] * len(names)
 
 
 def _together(names: list[str]) -> str:
-    """One line for methods of one price.
+    """The name of methods of equal cost.
 
     >>> _together(["dp-sgd", "psac", "auto-s"])
     'dp-sgd and two others'

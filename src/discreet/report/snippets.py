@@ -1,10 +1,11 @@
-"""The README's measured parts, from result files: `python -m discreet.report.snippets README.md RESULTS`.
+"""Fill the README's measured parts from result files: `python -m discreet.report.snippets README.md RESULTS`.
 
-Each part stands between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing is left as it is.
+Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing stays unchanged.
 
 comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
-truth       RESULTS/truth-table.json: the claims that an attack has exceeded
-speed       RESULTS/speed.json, of `discreet bench --out`, else RESULTS/step-time.json: private steps over plain ones
+truth       RESULTS/truth-table.json: the claims that an attack refutes
+speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
+            steps over plain ones
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core import check
-from discreet.report import page, tables, wording
-from discreet.runs.comparison.stored import truth_table
-from discreet.runs.comparison.values import Comparison, Entry, Truth
+from discreet.report import page, wording
+from discreet.runs.audit_rows import AuditRow, Verdict, read_audit
+from discreet.runs.comparison.values import Comparison, Entry
 
 COMPARISON = "fashion-mnist"
 TRUTH = "truth-table.json"
@@ -36,7 +37,7 @@ def main() -> None:
     if file.is_file():
         text = put(text, "comparison", comparison(page.read(file), f"{results.name}/{COMPARISON}"))
     if (results / TRUTH).is_file():
-        text = put(text, "truth", truth(truth_table(results / TRUTH)))
+        text = put(text, "truth", truth(read_audit(results / TRUTH)))
     timed = next((results / name for name in SPEED if (results / name).is_file()), None)
     if timed is not None:
         text = put(text, "speed", speed(json.loads(timed.read_text(encoding="utf-8"))))
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def put(text: str, name: str, part: str) -> str:
-    """`text` with what stands between the marks of this name exchanged.
+    """`text` with the part of this name replaced.
 
     >>> put("a <!-- x -->old<!-- /x --> b", "x", "new")
     'a <!-- x -->\\n\\nnew\\n\\n<!-- /x --> b'
@@ -61,9 +62,9 @@ def put(text: str, name: str, part: str) -> str:
 
 def comparison(found: Comparison, place: str) -> str:
     """The figure, a row for each method, what could not be compared, and the command."""
-    stages = found.stages
-    held = [{entry.name: entry for entry in stage.entries} for stage in stages]
-    heads = [f"epsilon {stage.epsilon:g} ({wording.counted(stage.repeats, 'run')})" for stage in stages]
+    budgets = found.budgets
+    held = [{entry.name: entry for entry in budget.entries} for budget in budgets]
+    heads = [f"epsilon {budget.epsilon:g} ({wording.counted(budget.repeats, 'run')})" for budget in budgets]
     rows = [[entry.name, *(_accuracy(by.get(entry.name)) for by in held)] for entry in found.entries]
     rest = [f"{one.method}: {one.reason or one.guarantee}" for one in found.excluded]
     parts = [
@@ -77,11 +78,13 @@ def comparison(found: Comparison, place: str) -> str:
     return "\n\n".join(parts)
 
 
-def truth(rows: tuple[Truth, ...]) -> str:
-    """The claims that do not survive."""
-    broken = [row for row in rows if row.claimed is not None and row.verdict == "claim broken"]
+def truth(rows: tuple[AuditRow, ...]) -> str:
+    """The claims that an attack refutes."""
+    broken = [row for row in rows if row.claimed is not None and row.verdict is Verdict.CLAIM_BROKEN]
+    shown = wording.epsilon
     cells = [
-        [row.method, tables.setting(row), _up(row.claimed), _shown(row), _up(row.certified)] for row in broken
+        [row.method, wording.audit_settings(row), shown(row.claimed), _shown(row), shown(row.certified)]
+        for row in broken
     ]
     heads = [
         "method",
@@ -94,7 +97,7 @@ def truth(rows: tuple[Truth, ...]) -> str:
 
 
 def speed(held: dict[str, Any]) -> str:
-    """How many times as long as a plain step a private one takes, by model; beside the peers where they were timed."""
+    """The time of a private step over that of a plain one, by model, beside other libraries that were timed."""
     timed = {name: own["rows"] for name, own in held["models"].items() if own.get("rows")}
     columns = list(dict.fromkeys(row for rows in timed.values() for row in rows if row not in _NOT_PRIVATE))
     rows = [
@@ -105,8 +108,8 @@ def speed(held: dict[str, Any]) -> str:
         [
             "A private step takes this many times as long as a step of plain SGD on the same batch:",
             _table(["model", *columns], rows),
-            # Rows may come from several calls; this one measures them all.
-            f"    discreet bench --threads {held['threads']} --out results/step-time.json",
+            # Rows may come from several commands; this one measures them all.
+            f"    python -m research.benchmarks --threads {held['threads']} --out results/step-time.json",
         ]
     )
 
@@ -123,15 +126,10 @@ def _accuracy(entry: Entry | None) -> str:
     return f"{accuracy.mean * 100:.1f}" + (f" {half}" if half else "") + " %"
 
 
-def _up(value: float | None) -> str:
-    return wording.epsilon(value)
-
-
-def _shown(row: Truth) -> str:
+def _shown(row: AuditRow) -> str:
     """Lower bounds, rounded down."""
-    audited = 0.0 if row.audited is None else row.audited
-    text = f"{math.floor(audited * 100) / 100:.2f}"
-    if row.analytic is None or row.analytic <= audited:
+    text = wording.rounded_down(row.audited)
+    if row.analytic is None or row.analytic <= row.audited:
         return text
     return f"{text} (analytic: {math.floor(row.analytic * 100) / 100:g})"
 

@@ -1,31 +1,18 @@
-"""Charts as inline SVG. Elements are built as a tree, so every string in them is escaped by construction."""
+"""Charts as inline SVG, built as an element tree, so that every string is escaped."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree as Tree
 
-from discreet.report.figures import LIGHT, MARKERS, Chart, Series, powers, shape, ticks
+from discreet.report.charts import LIGHT, MARKERS, Chart, Series, log_ticks, shape, ticks
 from discreet.runs.comparison.estimates import Estimate
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46
 STRIP_WIDTH, STRIP_HEIGHT = 132, 18
-
-# Each path is drawn around the origin, about 8 units across.
-_SHAPES = {
-    "circle": "M-3.6,0a3.6,3.6 0 1,0 7.2,0a3.6,3.6 0 1,0 -7.2,0z",
-    "square": "M-3.2,-3.2h6.4v6.4h-6.4z",
-    "triangle": "M0,-4.2L4,3H-4z",
-    "diamond": "M0,-4.6L4.2,0L0,4.6L-4.2,0z",
-    "down": "M0,4.2L4,-3H-4z",
-    "cross": "M-3.6,-2.2l1.4,-1.4l2.2,2.2l2.2,-2.2l1.4,1.4l-2.2,2.2l2.2,2.2"
-    "l-1.4,1.4l-2.2,-2.2l-2.2,2.2l-1.4,-1.4l2.2,-2.2z",
-    "plus": "M-1.1,-4.2h2.2v3.1h3.1v2.2h-3.1v3.1h-2.2v-3.1h-3.1v-2.2h3.1z",
-    "bar": "M-1.3,-4.6h2.6v9.2h-2.6z",
-}
 
 
 def _add(parent: Tree.Element, tag: str, text: str | None = None, **attributes: Any) -> Tree.Element:
@@ -49,7 +36,7 @@ def _text(root: Tree.Element) -> str:
 
 
 class Plane:
-    """From data to the coordinates of a chart."""
+    """Maps data to the coordinates of a drawing."""
 
     def __init__(self, chart: Chart) -> None:
         self._x = _scale(chart.x_range, chart.log_x)
@@ -63,7 +50,7 @@ class Plane:
 
 
 def _scale(ends: tuple[float, float], log: bool) -> Callable[[float], float]:
-    """From [low, high] to [0, 1]; what is not positive lies at the foot of a log axis."""
+    """Maps [low, high] to [0, 1]; values below `low` are at the bottom of a log axis."""
     low, high = ends
     if log:
         return lambda value: math.log(max(value, low) / low) / math.log(high / low)
@@ -71,7 +58,7 @@ def _scale(ends: tuple[float, float], log: bool) -> Callable[[float], float]:
 
 
 def chart(chart: Chart) -> str:
-    """One chart; lines carry the class `s<number>`, which the style sheet colours for both themes."""
+    """One chart; lines have the class `s<number>`, which the style sheet colours for both themes."""
     plane = Plane(chart)
     names = ", ".join(line.name for line in chart.series)
     root = _root(WIDTH, HEIGHT, f"{chart.title}: {names}", "chart-svg")
@@ -89,13 +76,13 @@ def chart(chart: Chart) -> str:
 def _axes(root: Tree.Element, chart: Chart, plane: Plane) -> None:
     bottom = HEIGHT - BOTTOM
     low, high = chart.y_range
-    for value in powers(low, high) if chart.log_y else ticks(low, high, 6):
+    for value in log_ticks(low, high) if chart.log_y else ticks(low, high, 6):
         y = plane.y(value)
         text = f"{value * 100:g}%" if chart.percent else _short(value)
         _add(root, "line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
         _add(root, "text", text, class_="tick", x=LEFT - 8, y=y + 4, text_anchor="end")
     low, high = chart.x_range
-    for value in powers(low, high) if chart.log_x else ticks(low, high, 7):
+    for value in log_ticks(low, high) if chart.log_x else ticks(low, high, 7):
         x = plane.x(value)
         _add(root, "line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
         _add(root, "text", _short(value), class_="tick", x=x, y=bottom + 18, text_anchor="middle")
@@ -126,25 +113,25 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
     _add(group, "path", class_="band", d=f"M{'L'.join(upper + lower)}z")
     middle = [f"{plane.x(x):.1f},{plane.y(mean):.1f}" for x, mean, _, _ in line.points]
     _add(group, "path", class_="mean", d=f"M{'L'.join(middle)}")
-    # Markers of different lines are staggered, so that lines on top of each other still show both.
+    # Markers of different lines are staggered, so that both show where lines coincide.
     every = max(1, len(line.points) // 7)
     for index in range(line.style % every, len(line.points), every):
         x, mean, _, _ = line.points[index]
         place = f"translate({plane.x(x):.1f},{plane.y(mean):.1f})"
-        _add(group, "path", class_="mark", d=_SHAPES[MARKERS[shape(line.style)]], transform=place)
+        _add(group, "path", class_="mark", d=MARKERS[shape(line.style)][1], transform=place)
 
 
 def marker(style: int) -> str:
-    """The marker alone, for legends and table rows."""
+    """A marker for legends and table rows."""
     root = Tree.Element(
         "svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"}
     )
-    _add(root, "path", class_="mark", d=_SHAPES[MARKERS[shape(style)]])
+    _add(root, "path", class_="mark", d=MARKERS[shape(style)][1])
     return _text(root)
 
 
-def strip(accuracy: Estimate, runs: tuple[float, ...], style: int, low: float, high: float) -> str:
-    """A small plot on the scale that all rows share: the interval, the mean, and single runs as dots."""
+def strip(accuracy: Estimate, runs: Sequence[float], style: int, low: float, high: float) -> str:
+    """A small plot on the scale of all rows: the interval, the mean, and single runs as dots."""
     span = max(high - low, 1e-9)
 
     def x(value: float) -> float:
@@ -164,5 +151,5 @@ def strip(accuracy: Estimate, runs: tuple[float, ...], style: int, low: float, h
 
 
 def style_class(style: int) -> str:
-    """The class of a line's colour; past the last colour they repeat, dashed."""
+    """The class of a line's colour; after the last colour they repeat with dashes."""
     return f"s{style % len(LIGHT)}" + (" dashed" if style >= len(LIGHT) else "")

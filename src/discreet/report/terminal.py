@@ -1,4 +1,4 @@
-"""Answers for people at a terminal: small tables and a curve of characters."""
+"""Output for a terminal: tables, progress bars and a curve of characters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from discreet.accounting import Certificate
+from discreet.core.randomness import SEEDED
 from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
-    from discreet.auditing.truth import Row
     from discreet.runs import RunProgress, RunResult
+    from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress
     from discreet.runs.comparison.estimates import Estimate
     from discreet.runs.comparison.values import Comparison
@@ -33,31 +34,30 @@ def show(*parts: RenderableType) -> None:
     """Print to standard output."""
     console = Console(highlight=False, markup=False, emoji=False)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))  # a path stays in one piece
+        console.print(part, soft_wrap=isinstance(part, str))  # do not wrap paths
 
 
 def account_table(
     name: str, certificate: Certificate, claimed: Mapping[str, Any] | None, solved: Mapping[str, Any]
 ) -> RenderableType:
-    """Certified and claimed side by side, and under them what the certificate rests on."""
-    table = _table(name, ("", "certified", "claimed"))
+    """Certified and claimed side by side, followed by the assumptions of the certificate."""
     paper = claimed or {"epsilon": None, "delta": None, "theorem": "nothing claimed"}
-    table.add_row(
-        "epsilon", Text(format_epsilon(certificate.epsilon), style="bold"), _epsilon(paper["epsilon"])
-    )
-    table.add_row("delta", f"{certificate.delta:g}", "-" if paper["delta"] is None else f"{paper['delta']:g}")
-    table.add_row("by", certificate.accountant, str(paper["theorem"]))
-    table.add_row("relation", str(certificate.relation), "")
-    for key, value in solved.items():
-        table.add_row(key, solution(value), "")
-    if not certificate.assumptions:
-        return table
-    lines = "\n".join(f"- {assumption}" for assumption in certificate.assumptions)
-    return Group(table, Text(f"The certificate assumes:\n{lines}"))
+    delta = "-" if paper["delta"] is None else f"{paper['delta']:g}"
+    rows: list[tuple[RenderableType, ...]] = [
+        ("epsilon", _bold(format_epsilon(certificate.epsilon)), _epsilon(paper["epsilon"])),
+        ("delta", f"{certificate.delta:g}", delta),
+        ("by", certificate.accountant, str(paper["theorem"])),
+        ("relation", str(certificate.relation), ""),
+        *([("randomness", _bold(SEEDED), "")] if certificate.seeded else []),
+        *((key, solution(value), "") for key, value in solved.items()),
+    ]
+    assumed = "\n".join(f"- {assumption}" for assumption in certificate.assumptions if assumption != SEEDED)
+    notes = [Text(f"The certificate assumes:\n{assumed}")] if assumed else []
+    return Group(_table(name, ("", "certified", "claimed"), rows), *notes)
 
 
 def solution(value: float) -> str:
-    """A solved setting; a number that is not whole is rounded up, which for noise is the safe side.
+    """A solved setting; fractions are rounded up, which is the safe side for noise.
 
     >>> solution(1.00000049), solution(2360)
     ('1.000001', '2360')
@@ -66,17 +66,17 @@ def solution(value: float) -> str:
 
 
 def methods_table(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """One method a row, with its guarantee in words and its flags."""
+    """One method a row, with its guarantee and its flags."""
     table = _table("methods", ("", "guarantee, what it does, its flags"))
     for row in rows:
         flags = [f"{parameter['flag']} ({parameter['about']})" for parameter in row["parameters"]]
         lines = "\n".join([row["guarantee"], row["summary"], *flags])
-        table.add_row(Text(row["name"], style="bold"), Text(lines), end_section=True)
+        table.add_row(_bold(row["name"]), Text(lines), end_section=True)
     return table
 
 
 def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int = 10) -> Text:
-    """epsilon over steps as columns of eighths, from (0, 0) to the last point.
+    """Epsilon over steps as a bar chart of characters, from (0, 0) to the last point.
 
     >>> print(curve([(1, 1.0), (2, 2.0)], width=8, height=2))
      2.00 |    ▂▄▆█
@@ -98,84 +98,90 @@ def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int =
 
 
 def run_table(result: RunResult) -> RenderableType:
-    """A finished run: how well it does, and what it cost."""
+    """A finished run: its accuracy and its privacy cost."""
     proven = result.spent.certified
     claimed = "nothing claimed" if result.spent.claimed is None else format_epsilon(result.spent.claimed)
-    table = _table(f"{result.method} on {result.data}", ("", ""))
+    seeded = f", {SEEDED}" if result.spent.seeded else ""
+    rows: list[tuple[RenderableType, ...]] = [
+        ("test accuracy", _bold(f"{result.test_accuracy:.2%}")),
+        ("epsilon, certified", _bold(f"{format_epsilon(proven.epsilon)}{seeded}")),
+        ("epsilon, claimed", claimed),
+        ("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})"),
+        ("randomness", result.spent.statement),
+        ("steps, seconds", f"{result.steps}, {result.seconds:.1f}"),
+        ("directory", str(result.directory)),
+    ]
+    table = _table(f"{result.method} on {result.data}", ("", ""), rows)
     table.show_header = False
-    table.add_row("test accuracy", Text(f"{result.test_accuracy:.2%}", style="bold"))
-    table.add_row("epsilon, certified", Text(format_epsilon(proven.epsilon), style="bold"))
-    table.add_row("epsilon, claimed", claimed)
-    table.add_row("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})")
-    table.add_row("randomness", result.spent.statement)
-    table.add_row("steps, seconds", f"{result.steps}, {result.seconds:.1f}")
-    table.add_row("directory", str(result.directory))
     return table
 
 
 def comparison_table(found: Comparison) -> RenderableType:
-    """The methods of a comparison, best first, and what is to be known about the numbers."""
+    """The methods of a comparison, best first, and notes on the numbers."""
     title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
-    table = _table(title, ("", "method", "test accuracy", "certified", "claimed", "seconds"))
-    for rank, entry in enumerate(found.finished, start=1):
-        table.add_row(
+    columns = ("", "method", "test accuracy", "certified", "claimed", "seconds")
+    rows = [
+        (
             str(rank),
-            Text(entry.name, style="bold"),
-            "-" if entry.accuracy is None else _accuracy(entry.accuracy),
+            _bold(entry.name),
+            _accuracy(entry.accuracy),
             _epsilon(entry.epsilon),
             _epsilon(entry.claimed),
             "-" if entry.seconds is None else f"{entry.seconds:.1f}",
         )
+        for rank, entry in enumerate(found.finished, start=1)
+    ]
     notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
     notes += [f"not comparable: {o.method} ({o.reason or o.guarantee})" for o in found.excluded]
-    if found.not_told_apart:
-        names = ", ".join(entry.name for entry in found.not_told_apart)
-        notes.append(f"not told apart from the best by {wording.counted(found.repeats, 'run')}: {names}")
+    if found.close_to_best:
+        names = ", ".join(entry.name for entry in found.close_to_best)
+        notes.append(f"not separated from the best by {wording.counted(found.repeats, 'run')}: {names}")
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
-    words_of = wording.Words(found)
-    notes += [line for line in (words_of.together, words_of.tuning) if line]
+    notes += [
+        line for line in (wording.together(found), wording.tuning(found), wording.warning(found)) if line
+    ]
     further = [_frontier_table(found)] if found.others else []
-    return Group(table, *further, *(Text(note) for note in notes))
+    return Group(_table(title, columns, rows), *further, *(Text(note) for note in notes))
 
 
 def _frontier_table(found: Comparison) -> RenderableType:
     """Each method at each budget."""
-    stages = found.stages
-    table = _table("each budget", ("method", *(f"epsilon {stage.epsilon:g}" for stage in stages)))
-    held = [{entry.name: entry.accuracy for entry in stage.entries} for stage in stages]
+    held = [{entry.name: entry.accuracy for entry in budget.entries} for budget in found.budgets]
+    columns = ("method", *(f"epsilon {budget.label}" for budget in found.budgets))
+    table = _table("each budget", columns)
     for entry in found.entries:
-        accuracies = (by_name.get(entry.name) for by_name in held)
-        table.add_row(
-            Text(entry.name, style="bold"), *("-" if a is None else _accuracy(a) for a in accuracies)
-        )
+        table.add_row(_bold(entry.name), *(_accuracy(by_name.get(entry.name)) for by_name in held))
     return table
 
 
-def truth_table(rows: Sequence[Row]) -> RenderableType:
-    """Certified, claimed and audited side by side; the worst verdicts stand out."""
+def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
+    """Certified, claimed and audited side by side; bad verdicts stand out."""
     columns = ("method", "certified", "claimed", "analytic", "audited", "verdict", "parameters")
-    table = _table("truth table", columns)
-    for row in rows:
-        told = row.verdict.value
-        table.add_row(
-            Text(row.method, style="bold"),
+    cells = [
+        (
+            _bold(row.method),
             _epsilon(row.certified),
             _epsilon(row.claimed),
             "-" if row.analytic is None else f"{row.analytic:.2f}",
-            f"{math.floor(row.audited * 100) / 100:.2f}",  # an attack has shown no more than this
-            Text(told, style="" if told == "holds" else "bold red"),
+            f"{math.floor(row.audited * 100) / 100:.2f}",  # a lower bound is rounded down
+            Text(row.verdict.value, style="" if row.verdict.value == "holds" else "bold red"),
             ", ".join(f"{name} {value:g}" for name, value in row.parameters.items()),
         )
-    note = "audited: a lower bound on epsilon by an attack"
-    return (
-        Group(table, Text(f"{note}, confidence {min(row.confidence for row in rows):g}")) if rows else table
+        for row in rows
+    ]
+    least = min((row.confidence for row in rows), default=None)
+    note = (
+        []
+        if least is None
+        else [Text(f"audited: a lower bound on epsilon by an attack, confidence {least:g}")]
     )
+    return Group(_table("truth table", columns, cells), *note)
 
 
 @contextlib.contextmanager
 def audit_bar(rows: int, *, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error that follows an audit, row by row."""
+    """A progress bar on standard error for an audit."""
     with _bar(visible) as follow:
         seen: list[str] = []
 
@@ -196,14 +202,16 @@ def pricing_bar(*, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def training_bar(*, visible: bool) -> Iterator[Callable[[RunProgress], None]]:
-    """A bar on standard error that follows a run: step, epsilon spent, accuracy on the public test data."""
+    """A progress bar on standard error for a run: step, epsilon spent, accuracy on the test data."""
     with _bar(visible) as follow:
-        yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy))
+        yield lambda news: follow(
+            "step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded)
+        )
 
 
 @contextlib.contextmanager
 def comparison_bar(*, visible: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
-    """The same for a comparison, which also says which run it is at."""
+    """A progress bar for a comparison, which also shows the current run."""
     with _bar(visible) as follow:
 
         def listen(news: ComparisonProgress) -> None:
@@ -234,18 +242,19 @@ def _bar(visible: bool) -> Iterator[Callable[[str, int, int, str], None]]:
         yield follow
 
 
-def _news(epsilon: float | None, accuracy: float | None) -> str:
-    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}"
+def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -> str:
+    mark = f" ({SEEDED})" if seeded else ""
+    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}{mark}"
     return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
 
 
 def is_live() -> bool:
-    """Whether somebody watches standard error."""
+    """Whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 def _between(points: Sequence[tuple[int, float]], step: float) -> float:
-    """The straight line between the neighbouring points."""
+    """Linear interpolation."""
     left = (0, 0.0)
     for right in points:
         if step <= right[0]:
@@ -255,23 +264,27 @@ def _between(points: Sequence[tuple[int, float]], step: float) -> float:
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A table of words."""
-    table = _table(title, columns)
+    """A table of text whose first column stays in one piece."""
+    table = _table(title, columns, rows)
     table.columns[0].no_wrap = True
+    return table
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[RenderableType]] = ()) -> Table:
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
-    return table
+def _bold(text: str) -> Text:
+    return Text(text, style="bold")
 
 
-def _accuracy(estimate: Estimate) -> str:
-    """A mean, with the half width of its interval where there are several runs."""
+def _accuracy(estimate: Estimate | None) -> str:
+    """A mean, with half the width of its interval where there are several runs."""
+    if estimate is None:
+        return "-"
     spread = "" if estimate.half is None else f" ± {100 * estimate.half:.1f}"
     return f"{100 * estimate.mean:.1f}{spread} %"
 

@@ -1,12 +1,14 @@
-"""The page's sentences and its numbers as text."""
+"""Numbers as text, and the sentences that several outputs share or that depend on the values."""
 
 from __future__ import annotations
 
 import math
-from typing import final
 
+from discreet.core.randomness import SEEDED
+from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
 from discreet.runs.comparison.values import Comparison, Entry
+from discreet.stages.delta import delta_warning
 from discreet.training import spending
 
 _SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -22,7 +24,7 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference of two percentages."""
+    """A difference of percentages."""
     return f"{value * 100:.1f}"
 
 
@@ -40,8 +42,28 @@ def error(accuracy: Estimate | None) -> str:
 
 
 def epsilon(value: float | None, missing: str = "–") -> str:
-    """Rounded up, so that the page never shows less than was proven."""
+    """Rounded up, so that the page never shows less than is certified."""
     return missing if value is None else spending.format_epsilon(value)
+
+
+def rounded_down(value: float | None) -> str:
+    """A lower bound."""
+    if value is None:
+        return "–"
+    return "infinite" if math.isinf(value) else f"{math.floor(value * 100) / 100:.2f}"
+
+
+def sort_value(value: float | None) -> float:
+    """Where a number is sorted: missing ones first, infinite ones last."""
+    return -1.0 if value is None else min(value, 1e300)
+
+
+def audit_settings(row: AuditRow) -> str:
+    """The settings of a row of an audit."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
+        for name, value in row.parameters.items()
+    )
 
 
 def multiplier(noise: float) -> str:
@@ -82,13 +104,8 @@ def listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def summary(entry: Entry) -> str:
-    """The recipe's first line, without the marks of code."""
-    return entry.summary.replace("`", "")
-
-
 def failures(entry: Entry) -> list[str]:
-    """One line for each different reason."""
+    """One line for each distinct reason."""
     reasons: dict[str, list[int | None]] = {}
     for failure in entry.failures:
         reasons.setdefault(failure.reason, []).append(failure.seed)
@@ -102,200 +119,97 @@ def _which(seeds: list[int | None]) -> str:
     return f"seed {known[0]}" if len(known) == 1 else f"seeds {listed(known)}"
 
 
-@final
-class Words:
-    """The sentences of one page."""
+def significance(of: Comparison) -> str:
+    """Whether the ranking's first place means anything."""
+    if of.best is None or len(of.finished) < 2:
+        return ""
+    near = [entry.name for entry in of.close_to_best]
+    if of.repeats == 1:
+        return "One run each: differences may be due to chance. Use more seeds to get intervals."
+    if not near:
+        return "Its interval lies above all others."
+    if len(near) == len(of.finished) - 1 > 2:
+        return "Its interval overlaps all others: these runs do not separate the methods."
+    return f"Its interval overlaps those of {listed(near)}: these runs do not separate them."
 
-    def __init__(self, comparison: Comparison) -> None:
-        self._of = comparison
 
-    @property
-    def title(self) -> str:
-        return f"Private training on {self._of.data}, at {counted(len(self._of.stages), 'budget')}"
+def interval(of: Comparison) -> str:
+    """What the ± includes and what it leaves out."""
+    text = (
+        f"± is half the width of the {CONFIDENCE:.0%} t interval of the mean over runs, drawn as a bar; dots are "
+        "single runs."
+    )
+    best = None if of.best is None else of.best.accuracy
+    if best is None or of.test_records < 1:
+        return text
+    sampling = 1.96 * math.sqrt(max(best.mean * (1 - best.mean), 0.0) / of.test_records)
+    return (
+        f"{text} It does not include the sampling error of the {of.test_records:,} test records, about "
+        f"± {points(sampling)} for the best row, which all rows share."
+    )
 
-    @property
-    def budget(self) -> str:
-        return f"ε\u00a0≤\u00a0{self._of.epsilon:g}, δ\u00a0=\u00a0{power(self._of.delta)}"
 
-    @property
-    def lead(self) -> str:
-        """What was compared, in one sentence."""
-        of = self._of
-        each = f"{of.repeats} seeds each" if of.seeds is not None else f"{of.repeats} runs each"
-        if of.repeats == 1:
-            each = "one run each"
-        many = counted(len(of.entries), "method")
-        return (
-            f"{many.capitalize()} trained {of.model} ({of.parameters:,} parameters) on {of.records:,} "
-            f"records of {of.data}, {each}, and every run was held to the same certified privacy budget: "
-            f"{self.budget} ({of.relation}).{self._further}"
+def likelihood_factor(of: Comparison) -> str:
+    """e^epsilon, rounded up."""
+    return f"{math.ceil(math.exp(min(of.epsilon, 50.0))):,}"
+
+
+def attack_power(of: Comparison) -> str:
+    """The power of any attack at a false-positive rate of 1 %, at most, by the definition of DP."""
+    rate, grow = 0.01, math.exp(min(of.epsilon, 50.0))
+    bound = min(grow * rate + of.delta, 1 - (1 - of.delta - rate) / grow)
+    return f"{math.ceil(bound * 1000) / 10:g}%"
+
+
+def together(of: Comparison) -> str:
+    """What publishing everything on the page costs."""
+    count = sum(len(entry.runs) for budget in of.budgets for entry in budget.entries)
+    at = f"at δ\u00a0=\u00a0{power(of.delta)}"
+    each = f"Each run on its own has the certified ε of its row {at}."
+    if of.together is None or count < 2:
+        return each
+    seeded = f" ({SEEDED})" if of.seeded else ""
+    composed = (
+        f"All {count} runs together cost ε\u00a0=\u00a0{epsilon(of.together)} {at}, by composition{seeded}."
+    )
+    if of.public:
+        rest = (
+            f"The records of {of.data} are published, so this exposes nobody; on private data it would be the cost "
+            "of publishing this page."
         )
+    else:
+        rest = "That is the cost of publishing this page. To release one model, train one."
+    return f"{each} {composed} {rest}"
 
-    @property
-    def _further(self) -> str:
-        """The budgets beside the ranking's."""
-        others = [f"{stage.epsilon:g}" for stage in self._of.others]
-        return f" The frontier below adds runs at ε\u00a0≤\u00a0{listed(others)}." if others else ""
 
-    @property
-    def best(self) -> str:
-        accuracy = None if self._of.best is None else self._of.best.accuracy
-        return "–" if accuracy is None else percent(accuracy.mean)
+def warning(of: Comparison) -> str:
+    """Beside every epsilon if delta is large for the number of records."""
+    text = delta_warning(of.delta, of.records)
+    return f"Warning: {text}." if text else ""
 
-    @property
-    def best_half(self) -> str:
-        return half(None if self._of.best is None else self._of.best.accuracy)
 
-    @property
-    def best_name(self) -> str:
-        return "no run finished" if self._of.best is None else self._of.best.name
-
-    @property
-    def told_apart(self) -> str:
-        """Whether the ranking's first place means anything."""
-        of = self._of
-        if of.best is None or len(of.finished) < 2:
-            return ""
-        near = [entry.name for entry in of.not_told_apart]
-        if of.repeats == 1:
-            return "One run each: differences may be chance. Give more seeds for intervals."
-        if not near:
-            return "Its interval lies above all others."
-        if len(near) == len(of.finished) - 1 > 2:
-            return "Its interval overlaps with every other one: these runs do not tell the methods apart."
-        return f"Its interval overlaps with {listed(near)}: these runs do not tell them apart."
-
-    @property
-    def epsilon(self) -> str:
-        """The largest certified epsilon of all runs."""
-        return epsilon(max((e.epsilon for e in self._of.finished if e.epsilon is not None), default=None))
-
-    @property
-    def accountants(self) -> str:
-        return ", ".join(sorted({run.accountant for e in self._of.entries for run in e.runs})) or "none"
-
-    @property
-    def runs(self) -> str:
-        done = sum(len(entry.runs) for entry in self._of.entries)
-        return f"{done} of {done + sum(len(entry.failures) for entry in self._of.entries)}"
-
-    @property
-    def interval(self) -> str:
-        """What the ± is, and what it is not."""
-        of = self._of
-        best = None if of.best is None else of.best.accuracy
-        text = (
-            f"± is the half width of the {CONFIDENCE:.0%} t interval of the mean over runs, drawn as a bar; "
-            "dots are single runs."
+def tuning(of: Comparison) -> str:
+    """Who chose the hyper-parameters, and on what data."""
+    given = [entry.name for entry in of.entries if entry.given]
+    chosen = "Hyper-parameters were chosen on public data, by a search or as defaults. They are not charged."
+    if of.tuned is not None:
+        tuned, same = of.tuned, of.tuned.data == of.data
+        chosen = (
+            f"Learning rate and clipping norm were searched on {tuned.data}, declared public: {tuned.trials} trials "
+            f"of {tuned.model} on {tuned.records:,} records, scored on {tuned.held_out:,} others. They are not "
+            f"charged: {'these' if same else 'those'} records are public"
+            + ("." if same else f", and no trial used those of {of.data}.")
         )
-        if best is None or of.test_records < 1:
-            return text
-        sampling = 1.96 * math.sqrt(max(best.mean * (1 - best.mean), 0.0) / of.test_records)
-        return (
-            f"{text} It does not include the chance in the choice of the {of.test_records:,} test records, "
-            f"about ± {points(sampling)} for the best row, which all rows share."
-        )
+    if not given:
+        return chosen
+    rest = "" if len(given) == len(of.entries) else f" For all other rows: {chosen}"
+    return (
+        f"The user gave the settings of {listed(given)}. If they were found by trials on these training records, "
+        f"those trials cost privacy that is not counted here.{rest}"
+    )
 
-    @property
-    def factor(self) -> str:
-        """e^epsilon, rounded up."""
-        return f"{math.ceil(math.exp(min(self._of.epsilon, 50.0))):,}"
 
-    @property
-    def attack(self) -> str:
-        """What any attacker can do at best: power at a false-alarm rate of 1 %, from the definition of DP."""
-        of, rate = self._of, 0.01
-        grow = math.exp(min(of.epsilon, 50.0))
-        power_bound = min(grow * rate + of.delta, 1 - (1 - of.delta - rate) / grow)
-        return f"{math.ceil(power_bound * 1000) / 10:g}%"
-
-    @property
-    def randomness(self) -> str:
-        if self._of.seeded:
-            seeds = self._of.seeds
-            which = "" if seeds is None else f" (seeds {', '.join(str(seed) for seed in seeds)})"
-            return (
-                f"Seeded: not private{which}. Whoever knows a seed can recompute the noise. These runs are "
-                "repeatable experiments; train without seeds for a model that you publish."
-            )
-        return "Keyed by the operating system: no seed, nothing that could be used to recompute the noise."
-
-    @property
-    def guarantee(self) -> str:
-        """What every run has, or would have without its seed."""
-        of = self._of
-        each = (
-            "each run"
-            if not of.others
-            else "each run of the ranking, and the budget of its column for others"
-        )
-        text = (
-            f"({of.epsilon:g}, {power(of.delta)})-differential privacy for {each}; accountant: "
-            f"{self.accountants}; sampling: {of.sampling.capitalize()}."
-        )
-        return f"{text} It holds for the same run without a seed; see Randomness." if of.seeded else text
-
-    @property
-    def unit(self) -> str:
-        """What is protected."""
-        if self._of.relation == "add/remove":
-            return "One training record: whether it is in the data at all (add/remove)."
-        return "One training record: its content, the number of records being public (replace-one)."
-
-    @property
-    def together(self) -> str:
-        """What releasing everything on the page costs."""
-        of = self._of
-        count = sum(len(entry.runs) for stage in of.stages for entry in stage.entries)
-        at = f"at δ\u00a0=\u00a0{power(of.delta)}"
-        each = f"Each run on its own has the certified ε of its row {at}."
-        if of.together is None or count < 2:
-            return each
-        whole = epsilon(of.together)
-        composed = f"All {count} runs together, composed, cost ε\u00a0=\u00a0{whole} {at}."
-        public = (
-            f" The records of {of.data} are published, so nobody is exposed by that; on private data it is "
-            "the price of showing this page."
-        )
-        private = " That is the price of showing this page: to release one model, train one."
-        return f"{each} {composed}{public if of.public else private}"
-
-    @property
-    def tuning(self) -> str:
-        """Who chose the hyper-parameters, and on what."""
-        given = [entry.name for entry in self._of.entries if entry.given]
-        usual = "Hyper-parameters were chosen on public data, by a search or as defaults: not charged."
-        chosen = self._searched if self._of.tuned else usual
-        if not given:
-            return chosen
-        rest = "" if len(given) == len(self._of.entries) else f" For all other rows: {chosen}"
-        return (
-            f"The settings of {listed(given)} were given by whoever ran this. If they were found by trying "
-            f"them on these training records, those trials cost privacy that is not counted here.{rest}"
-        )
-
-    @property
-    def _searched(self) -> str:
-        """The search on stand-in data, in numbers."""
-        tuned = self._of.tuned
-        assert tuned is not None
-        return (
-            f"Learning rate and clip were searched on {tuned.data}, declared public: {tuned.trials} trials of "
-            f"{tuned.model} on {tuned.records:,} records, scored on {tuned.held_out:,} others. Not charged: "
-            f"{'these' if tuned.data == self._of.data else 'those'} records are public"
-            + ("." if tuned.data == self._of.data else f", and no trial saw those of {self._of.data}.")
-        )
-
-    @property
-    def assumptions(self) -> list[str]:
-        """What the certificates rest on, as sentences."""
-        said = {text for entry in self._of.entries for run in entry.runs for text in run.assumptions}
-        return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sorted(said)]
-
-    @property
-    def claims(self) -> bool:
-        return any(entry.claimed is not None for entry in self._of.entries)
-
-    @property
-    def delta(self) -> str:
-        return power(self._of.delta)
+def assumptions(of: Comparison) -> list[str]:
+    """What the certificates rest on, as sentences."""
+    said = {text for entry in of.entries for run in entry.runs for text in run.assumptions}
+    return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sorted(said)]

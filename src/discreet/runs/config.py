@@ -1,4 +1,4 @@
-"""What a run is: public settings, one JSON object."""
+"""The settings of a run: public values, stored as one JSON object."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLERS: Final = MappingProxyType(
 
 OPTIMIZERS: Final = ("sgd", "adam")
 
-# What may change between a run and its resumption: it does not change what is computed.
+# Settings that may differ when a run is resumed: they do not change what is computed.
 FREE_TO_CHANGE: Final = frozenset(
     {"data_dir", "download", "micro_batch", "eval_every", "checkpoint_every", "device", "out"}
 )
@@ -45,17 +45,18 @@ class RunConfig:
     """The settings of one training run; None means the default for the data (see `defaults`).
 
     data, data_dir, download   a dataset's name or an npz file, where to look for it, whether to fetch it
-    classes, records           public facts about an npz file of one's own
+    classes, records           public facts about your own npz file
     model, method, parameters  names, and the recipe's arguments as pairs
-    epsilon or noise           the budget, or the multiplier z on the sum; delta is always the user's
-    calibrate_to_claim         take the noise that the method's paper claims to be enough for epsilon
+    epsilon or noise           the budget, or the noise multiplier; you must choose delta
+    calibrate_to_claim         calibrate the noise to the epsilon that the method's paper claims
     batch, epochs or steps     public numbers
     sampling, cap, relation    how batches are drawn; `cap` is for truncated-poisson
-    learning_rate              of SGD: over a bound that adapts, it is the rate at the bound's start
-    average                    decay of the average of released iterates; 0 turns it off
-    micro_batch                the most records in memory at once; None: by a memory estimate
-    seed                       None: keyed by the operating system. A seeded run is not private
-    public_data                the training records are public: their accuracy may be shown
+    learning_rate              with SGD and an adaptive clipping norm: the rate at the start
+    average                    decay of the average of the released parameters; 0 turns it off
+    micro_batch                the most records in memory at once; None: estimated from the memory
+    seed                       None: randomness of the operating system. A seeded run is not private
+    accept_large_delta         delta may be 1/records or more, which protects no single record
+    public_data                the training records are public, so their accuracy may be shown
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
     """
@@ -90,10 +91,11 @@ class RunConfig:
     eval_every: int | None = None
     checkpoint_every: int | None = None
     device: str = "cpu"
+    accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
-        check.inside_unit("delta is far below 1/records, e.g. 1e-5; there is no default", delta=self.delta)
+        check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
         _one_of("method", self.method, METHODS)
         _one_of("sampling", self.sampling, SAMPLERS)
         _either("epsilon", self.epsilon, "noise", self.noise)
@@ -103,7 +105,7 @@ class RunConfig:
             self.epsilon is not None or not self.calibrate_to_claim,
             "epsilon with calibrate_to_claim",
             f"noise={self.noise!r}",
-            "say which epsilon the paper is to claim",
+            "give the epsilon that the paper claims",
         )
         if self.optimizer is not None:
             _one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -123,7 +125,7 @@ class RunConfig:
             capped == (self.cap is not None),
             "cap with truncated-poisson, and only there",
             f"cap={self.cap!r} with {self.sampling}",
-            "cap is the largest batch that fits",
+            "cap is the largest number of records in a batch",
         )
         every = {name: getattr(self, name) for name in ("eval_every", "checkpoint_every")}
         check.count("count steps", **{name: value for name, value in every.items() if value is not None})
@@ -131,6 +133,8 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if not self.accept_large_delta:
+            del fields["accept_large_delta"]  # so that runs keep the digests they had before it could be said
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
     @staticmethod
@@ -155,7 +159,7 @@ class RunConfig:
         return sampler
 
     def check_resumes(self, begun: RunConfig) -> None:
-        """Refuse settings that differ from those the run began with."""
+        """Refuse settings that differ from those of the run."""
         for field in dataclasses.fields(self):
             expected, got = getattr(begun, field.name), getattr(self, field.name)
             check.require(

@@ -1,4 +1,4 @@
-"""Hyper-parameters that work, for each dataset; chosen on public benchmarks, so that they cost nothing."""
+"""Default hyper-parameters for each dataset, chosen on public benchmarks, so they cost no privacy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import inspect
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from discreet.core import check
-from discreet.data import Task
+from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
+from discreet.stages.bounding import Bounder
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
+
+if TYPE_CHECKING:
+    from discreet.runs.comparison import CompareSettings
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What to do where the user says nothing.
+    """Settings that are used where the user gives none.
 
-    reach  learning rate times the bound on a record: how far a step of agreeing records goes. SGD's learning
-           rate is reach / bound, so that methods with another bound move alike
+    reach  learning rate times the bound on a record's gradient. SGD's learning rate is reach / bound, so that
+           methods with different bounds take steps of the same size
     """
 
     model: str
@@ -59,13 +63,26 @@ DEFAULTS: Final = MappingProxyType(
 )
 
 
+def load_task(settings: RunConfig | CompareSettings) -> Task:
+    """The dataset that the settings of a run or of a comparison name."""
+    own = settings.data.endswith(".npz")  # a published dataset's size and content are known
+    return load(
+        settings.data,
+        data_dir=settings.data_dir,
+        download=settings.download,
+        classes=settings.classes,
+        records=settings.records if own else None,
+        public=settings.public_data and own,
+    )
+
+
 def defaults_for(data: str) -> Defaults:
-    """The defaults of a dataset; a user's own file gets modest ones."""
+    """The defaults of a dataset, or modest ones for a user's own file."""
     return DEFAULTS.get(data, _ANY)
 
 
 def complete(config: RunConfig) -> RunConfig:
-    """The same run with every default written out, but for the learning rate, which needs the plan."""
+    """The run with every default filled in except the learning rate, which needs the plan."""
     usual = defaults_for(config.data)
     epochs, steps = config.epochs, config.steps
     if epochs is None and steps is None:
@@ -81,7 +98,7 @@ def complete(config: RunConfig) -> RunConfig:
     )
     if "clip" in taken and "clip" not in parameters:
         parameters["clip"] = usual.clip
-    # A certificate that depends on the optimizer's settings is about those that the run gives it.
+    # A certificate that depends on the optimizer's settings must use those of the run.
     stated = {"learning_rate": config.learning_rate, "weight_decay": config.weight_decay or None}
     for name, value in stated.items():
         if name in taken and name not in parameters and value is not None:
@@ -105,11 +122,11 @@ def complete(config: RunConfig) -> RunConfig:
 
 
 def settle(config: RunConfig, task: Task) -> tuple[RunConfig, Plan]:
-    """The same run with everything written out, and its plan; settled twice, it stays as it is."""
+    """The run with every setting filled in, and its plan; filling it in again changes nothing."""
     config = complete(config)
     plan = plan_of(config, task)
     told = complete(dataclasses.replace(config, learning_rate=learning_rate_of(config, plan)))
-    # A recipe that takes the learning rate has now been told: the plan is about that one.
+    # If the recipe takes the learning rate, the plan must use this one.
     return told, plan if told.parameters == config.parameters else plan_of(told, task)
 
 
@@ -135,22 +152,37 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
     batch = records if config.batch is None else config.batch  # None stays only with full batches
     horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)
     if config.noise is not None:
-        return recipe.bind(noise=config.noise, horizon=horizon, delta=config.delta)
+        return recipe.bind(
+            noise=config.noise,
+            horizon=horizon,
+            delta=config.delta,
+            accept_large_delta=config.accept_large_delta,
+        )
     assert config.epsilon is not None
     calibrated = recipe.for_claim if config.calibrate_to_claim else recipe.for_horizon
-    return calibrated(epsilon=config.epsilon, delta=config.delta, horizon=horizon)
+    return calibrated(
+        epsilon=config.epsilon,
+        delta=config.delta,
+        horizon=horizon,
+        accept_large_delta=config.accept_large_delta,
+    )
 
 
 def learning_rate_of(config: RunConfig, plan: Plan) -> float:
-    """The user's learning rate, or the one that the certificate states, or the data's reach over the plan's bound."""
+    """The user's learning rate, or the one that the certificate fixes, or the default for the data."""
     if config.learning_rate is not None:
         return config.learning_rate
     if isinstance(plan.analysis, LastIterate):
         return plan.analysis.learning_rate
-    usual = defaults_for(config.data)
-    if config.optimizer == "adam":
+    return usual_learning_rate(config.data, plan.bounder, adam=config.optimizer == "adam")
+
+
+def usual_learning_rate(data: str, bounder: Bounder, *, adam: bool) -> float:
+    """The default for a dataset; with SGD it falls as the bound on a record grows, so that all methods move alike."""
+    usual = defaults_for(data)
+    if adam:
         return usual.adam_rate
-    first, *others = plan.bounder.vectors(1.0)
+    first, *others = bounder.vectors(1.0)
     if not others:
         return usual.reach / first.sensitivity
     # Sums that are added up: what counts is the noise that reaches the model in the long run.

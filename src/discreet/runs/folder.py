@@ -1,24 +1,31 @@
-"""A run directory: where each file lies, and writes that a crash cannot tear.
+"""The files of a run directory, and how they are written.
 
 plan.json              the plan, public
-run.json               config, versions, command, data, keys' fingerprints
+run.json               config, versions, command, data, fingerprints of the keys
 metrics.jsonl          public values over steps
 ledger.jsonl           every charge, written before its release
-checkpoint/state.pt    released iterates, to go on from
+checkpoint/state.pt    released parameters, to resume from
+checkpoint/lock        held by the training process; it is free once that process has ended
 model.pt               the released weights, a state dict without code
 result.json            the outcome
-privacy-statement.md   what a user attaches to a release
+privacy-statement.md   the privacy statement of the release
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from discreet.accounting.ledger import lock
 from discreet.core import check
 from discreet.training.checkpoint import replace_file
 
@@ -34,44 +41,75 @@ class RunFolder:
         self.metrics = self.directory / "metrics.jsonl"
         self.ledger = self.directory / "ledger.jsonl"
         self.checkpoint = self.directory / "checkpoint" / "state.pt"
+        self.lock = self.directory / "checkpoint" / "lock"
         self.model = self.directory / "model.pt"
         self.result = self.directory / "result.json"
         self.statement = self.directory / "privacy-statement.md"
 
-    def create(self) -> None:
-        """Make the directory; one that holds a run is refused."""
+    def check_new(self) -> None:
+        """Refuse a directory that holds a run."""
         check.require(
             not self.run.exists() and not self.ledger.exists(),
             "a directory without a run",
             f"{self.directory}, which holds one",
             "resume that run, or choose another directory",
         )
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
 
-    def begun(self) -> bool:
-        """Whether a run began here that may have been charged; refuses a directory without any run.
-
-        The first checkpoint is on disk before the first charge. Without it nothing was charged, and the
-        header of a ledger that may be there is taken away.
-        """
+    def check_begun(self) -> None:
+        """Refuse a directory without a run."""
         check.require(
             self.run.is_file(),
             "a directory with a run to resume",
             f"no {self.run}",
-            "train without resume to begin one",
+            "train without resume to start one",
         )
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the run for this process until the block or the process ends; creates the directory."""
+        self.lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace") or "another"
+            os.close(descriptor)
+            check.refuse(
+                "a run that no process is writing",
+                f"{self.directory}, which process {holder} holds",
+                "wait for it or end it, then resume",
+            )
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+            yield
+        finally:
+            os.close(descriptor)
+
+    def charges(self) -> int:
+        """The number of charges in the ledger, including a torn last line; call it under the lock."""
+        content = self.ledger.read_bytes() if self.ledger.exists() else b""
+        return max(0, content.count(b"\n") + (not content.endswith(b"\n")) - 1)
+
+    def begun(self) -> bool:
+        """Whether a run started here that may have been charged; call it under the lock.
+
+        The first checkpoint is written before the first charge. Without it nothing was charged, and a ledger that
+        holds only its header is removed.
+        """
         if self.checkpoint.is_file():
             return True
-        content = self.ledger.read_bytes() if self.ledger.exists() else b""
-        head, _, charges = content.partition(b"\n")
-        check.require(
-            not charges,
-            f"the checkpoint {self.checkpoint}",
-            "a ledger with charges and no checkpoint",
-            "restore the checkpoint; without it the charges are spent and the run cannot go on",
-        )
-        if head or content or self.ledger.exists():
-            self.ledger.unlink()
+        if self.ledger.exists():
+            with open(self.ledger, "rb+") as file:
+                lock(self.ledger, file.fileno())  # a writer that knows nothing of the run's own lock
+                charges = file.read().partition(b"\n")[2]
+                check.require(
+                    not charges,
+                    f"the checkpoint {self.checkpoint}",
+                    "a ledger with charges and no checkpoint",
+                    "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent",
+                )
+                self.ledger.unlink()
         return False
 
     def add_metrics(self, **values: Any) -> None:
@@ -80,14 +118,35 @@ class RunFolder:
             file.write(json.dumps(values) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every whole line; what a crash cut short is left out."""
-        lines = self.metrics.read_text(encoding="utf-8").split("\n") if self.metrics.exists() else []
-        return [json.loads(line) for line in lines[:-1] if line.startswith("{") and line.endswith("}")]
+        """All complete lines; a last line that a crash cut short is skipped, any other fault is refused."""
+        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
+        return [self._metrics_line(number, line) for number, line in enumerate(lines[:-1], 1)]
+
+    def _metrics_line(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            values: dict[str, Any] = json.loads(line)
+            point = (values["step"], values["test_accuracy"], values["test_accuracy_averaged"] or 0.0)
+            is_point = all(isinstance(value, (int, float)) for value in point)
+            is_point = is_point and float(values["epsilon"]) >= 0
+        except (ValueError, KeyError, TypeError):
+            is_point = False
+        if not is_point:
+            check.damaged(
+                f"line {number} of {self.metrics} to hold step, accuracies and epsilon",
+                f"{line[:60]!r}",
+                f"delete the line, or the file, which only draws the curve; then: {resume_line(self.directory)}",
+            )
+        return values
 
     def mend_metrics(self) -> None:
-        """Drop a last line that a crash cut short."""
+        """Remove a last line that a crash cut short."""
         whole = "".join(json.dumps(values) + "\n" for values in self.read_metrics())
         replace_file(self.metrics, lambda file: file.write(whole.encode()))
+
+
+def resume_line(directory: Path) -> str:
+    """The command that resumes a run."""
+    return f"discreet resume {shlex.quote(str(directory))}"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a user asks before training: the noise for a budget, by method, by sampler and by batch. Public numbers only."""
+"""The noise that a budget needs, by method, sampler and batch size, from public numbers only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from functools import partial
+from typing import Any, final
 
+from discreet.accounting.charges import Counted
 from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
+from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import (
@@ -24,25 +27,28 @@ from discreet.stages.sampling import (
     TruncatedPoisson,
 )
 
+Curve = tuple[tuple[float, float], ...]
+"""(epsilon, noise) in order of epsilon."""
+
 Listener = Callable[[str, int, int], None]
-"""Told what is priced now, how much is done, and of how much."""
+"""Receives what is being priced, how much is done, and the total."""
 
 CURVE = (0.6, 0.75, 1.5, 2.0, 3.0, 4.0)
 """Multiples of the calibrated noise at which the curve is priced."""
 PATIENCE = 5.0
-"""Seconds for the samplers of one method, and for its curve; what would come later is left out, and says so."""
+"""Processor seconds for the samplers of one method, and for its curve; what takes longer is left out with a reason."""
 FEW = 3
 """Different steps of a run that are priced quickly under every sampler."""
 WIDE_CAP = 6.0
 """Deviations above the expected batch at which truncated Poisson batches are cut."""
 NEARLY = 1.25
-"""How far above the least noise over the whole run a batch may be and still be called sensible."""
+"""A batch is sensible if its noise over the whole run is at most this many times the least one."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The public numbers of a run that is being thought about."""
+    """The public numbers of a planned run."""
 
     records: int
     batch: int
@@ -50,11 +56,12 @@ class Question:
     epsilon: float
     delta: float
     methods: tuple[str, ...] = tuple(METHODS)
+    accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
         self.horizon(self.batch)
         check.positive("the budget of the whole run, e.g. 3", epsilon=self.epsilon)
-        check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+        check_delta(self.delta, self.records, accepted=self.accept_large_delta)
         unknown = [name for name in self.methods if name not in METHODS]
         check.require(
             bool(self.methods) and not unknown,
@@ -67,11 +74,17 @@ class Question:
         """The run with another batch and the same number of epochs."""
         return Horizon.of(records=self.records, batch=batch, epochs=self.epochs)
 
+    def bind(self, recipe: Recipe, *, noise: float, horizon: Horizon) -> Plan:
+        """A plan at this delta."""
+        return recipe.bind(
+            noise=noise, horizon=horizon, delta=self.delta, accept_large_delta=self.accept_large_delta
+        )
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """The noise that the budget asks for, or why there is none.
+    """The noise that the budget needs, or why there is none.
 
     effective  noise / batch: the deviation on the mean gradient, in units of the clip
     steps      of the run that it is for
@@ -87,13 +100,13 @@ class Price:
 @final
 @dataclass(frozen=True, kw_only=True)
 class MethodPrice:
-    """A method under the sampler of its own, the curve (epsilon, noise), and its price under each other sampler."""
+    """A method under its own sampler, its curve, and its price under each other sampler."""
 
     name: str
     certified: bool
     price: Price
-    curve: tuple[tuple[float, float], ...]
-    samplers: tuple[tuple[str, Price], ...]
+    curve: Curve = ()
+    samplers: tuple[tuple[str, Price], ...] = ()
 
 
 @final
@@ -127,7 +140,7 @@ class Answer:
 
     @property
     def sensible(self) -> BatchPrice:
-        """A rule of thumb: the smallest batch within a quarter of the least noise over the whole run."""
+        """A rule of thumb: the smallest batch whose noise over the whole run is within 25 % of the least."""
         least = min(at.path for at in self.batches)
         return next(at for at in self.batches if at.path <= NEARLY * least)
 
@@ -137,13 +150,7 @@ class Answer:
         return {**plain(self), **answers}
 
 
-class Sampler(Protocol):
-    """A sampling stage for a batch size."""
-
-    def __call__(self, batch: int) -> Sampling: ...
-
-
-SAMPLERS: dict[str, Sampler] = {
+SAMPLERS: dict[str, Callable[[int], Sampling]] = {
     "poisson": lambda batch: Poisson(),
     "balls-in-bins": lambda batch: BallsInBins(),
     "full-batch": lambda batch: FullBatch(),
@@ -151,9 +158,16 @@ SAMPLERS: dict[str, Sampler] = {
     "truncated-poisson": lambda batch: TruncatedPoisson(batch + math.ceil(WIDE_CAP * math.sqrt(batch))),
     "fixed-size": lambda batch: FixedSize(),
 }
-"""The quickest to price first."""
+"""A sampling stage for a batch size, by name; the quickest to price first."""
 
-_LATE = "not priced: it takes long; ask `discreet calibrate` with --sampling"
+_LATE = "not computed: it takes long; run `discreet calibrate` with --sampling"
+
+
+def epsilon_curve(plan: Plan, points: int = 16) -> tuple[tuple[int, float], ...]:
+    """The certified epsilon after evenly spaced numbers of steps, up to the whole run."""
+    steps = plan.horizon.steps
+    stops = sorted({max(1, round(steps * k / points)) for k in range(1, points + 1)})
+    return tuple((stop, plan.certificate(stop).epsilon) for stop in stops)
 
 
 def answer(question: Question, listener: Listener | None = None) -> Answer:
@@ -161,17 +175,17 @@ def answer(question: Question, listener: Listener | None = None) -> Answer:
 
     Guarantee: every noise is certified to stay within the budget.
     """
-    return _Desk(question, listener or (lambda label, done, total: None)).answer()
+    return _Pricing(question, listener or (lambda label, done, total: None)).answer()
 
 
 @final
-class _Desk:
-    """Prices plans and remembers what it priced, by their charge at noise 1."""
+class _Pricing:
+    """Prices plans, and caches prices by the charge at noise 1."""
 
     def __init__(self, question: Question, listener: Listener) -> None:
         self._of, self._listener = question, listener
         self._known: dict[str, Price] = {}
-        self._curves: dict[str, tuple[tuple[float, float], ...]] = {}
+        self._curves: dict[str, Curve] = {}
         self._batches = _grid(question)
         self._total = len(question.methods) + len(self._batches)
         self._done = 0
@@ -179,36 +193,33 @@ class _Desk:
     def answer(self) -> Answer:
         methods = tuple(self._method(METHODS[name]) for name in self._of.methods)
         first = next((m.name for m in methods if m.certified and m.price.noise is not None), None)
-        check.require(
-            first is not None,
-            "a method with a certificate for these numbers",
-            "; ".join(dict.fromkeys(method.price.why for method in methods)),
-            "choose other methods or numbers",
-        )
-        assert first is not None
+        if first is None:
+            reasons = "; ".join(dict.fromkeys(method.price.why for method in methods))
+            check.refuse(
+                "a method with a certificate for these numbers", reasons, "choose other methods or numbers"
+            )
         recipe = METHODS[first].recipe()
         batches = tuple(found for batch in self._batches if (found := self._batch(recipe, batch)))
         return Answer(question=self._of, methods=methods, batches=batches)
 
     def _method(self, method: Method) -> MethodPrice:
         self._tell(method.name)
-        nothing = ((), ())
+        row = partial(MethodPrice, name=method.name, certified=method.certified)
         if not method.certified:
-            price = Price(why=f"nothing is proven: {method.guarantee}")
-            return _row(method, price, *nothing)
+            return row(price=Price(why=f"nothing is proven: {method.guarantee}"))
         try:
             recipe = method.recipe()
         except (check.Refused, TypeError) as error:  # a recipe without defaults for everything
-            return _row(method, Price(why=str(error)), *nothing)
+            return row(price=Price(why=str(error)))
         own = self._price(recipe, self._of.batch)
         curve = self._curve(recipe) if own.noise is not None else ()
-        return _row(method, own, curve, self._samplers(recipe))
+        return row(price=own, curve=curve, samplers=self._samplers(recipe))
 
     def _samplers(self, recipe: Recipe) -> tuple[tuple[str, Price], ...]:
         """Each sampler, until patience ends."""
-        started, found = time.perf_counter(), []
+        started, found = time.process_time(), []
         for name in SAMPLERS:
-            late = time.perf_counter() - started > PATIENCE
+            late = time.process_time() - started > PATIENCE
             found.append((name, Price(why=_LATE) if late else self._sampled(recipe, name)))
         return tuple(found)
 
@@ -217,11 +228,7 @@ class _Desk:
         sampling = SAMPLERS[name](batch)
         try:
             drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
-            pieces = len(
-                drawn.bind(noise=1.0, horizon=self._of.horizon(batch), delta=self._of.delta)
-                .charge()
-                .certified
-            )
+            pieces = len(self._unit_charge(drawn, batch))
         except check.Refused as error:
             return Price(why=str(error))
         if name == "fixed-size" and pieces > FEW:  # each piece is a mixture of its own, at seconds apiece
@@ -229,34 +236,38 @@ class _Desk:
         return self._price(drawn, batch)
 
     def _price(self, recipe: Recipe, batch: int) -> Price:
-        """The least noise for the budget; a plan that cannot be priced says why."""
-        horizon = self._of.horizon(batch)
+        """The least noise for the budget, or why the plan cannot be priced."""
         try:
-            unit = digest(
-                (
-                    recipe.relation,
-                    recipe.bind(noise=1.0, horizon=horizon, delta=self._of.delta).charge().certified,
-                )
-            )
+            unit = digest((recipe.relation, self._unit_charge(recipe, batch)))
             if unit not in self._known:
-                bound = recipe.for_horizon(epsilon=self._of.epsilon, delta=self._of.delta, horizon=horizon)
+                horizon = self._of.horizon(batch)
+                bound = recipe.for_horizon(
+                    epsilon=self._of.epsilon,
+                    delta=self._of.delta,
+                    horizon=horizon,
+                    accept_large_delta=self._of.accept_large_delta,
+                )
                 self._known[unit] = _priced(bound)
         except check.Refused as error:
             return Price(why=str(error))
         return self._known[unit]
 
-    def _curve(self, recipe: Recipe) -> tuple[tuple[float, float], ...]:
-        """(epsilon, noise) around the budget, as many points as there is patience for."""
-        horizon, delta = self._of.horizon(self._of.batch), self._of.delta
-        unit = digest(recipe.bind(noise=1.0, horizon=horizon, delta=delta).charge().certified)
+    def _unit_charge(self, recipe: Recipe, batch: int) -> Counted:
+        """What the run costs at noise 1: plans of equal cost are priced once."""
+        return self._of.bind(recipe, noise=1.0, horizon=self._of.horizon(batch)).charge().certified
+
+    def _curve(self, recipe: Recipe) -> Curve:
+        """(epsilon, noise) around the budget, as many points as the time limit allows."""
+        horizon = self._of.horizon(self._of.batch)
+        unit = digest(self._unit_charge(recipe, self._of.batch))
         if unit not in self._curves:
             noise = self._price(recipe, self._of.batch).noise
             assert noise is not None
-            started, points = time.perf_counter(), [(self._of.epsilon, noise)]
+            started, points = time.process_time(), [(self._of.epsilon, noise)]
             for factor in CURVE:
-                bound = recipe.bind(noise=noise * factor, horizon=horizon, delta=delta)
+                bound = self._of.bind(recipe, noise=noise * factor, horizon=horizon)
                 points.append((bound.certificate().epsilon, noise * factor))
-                if time.perf_counter() - started > PATIENCE:
+                if time.process_time() - started > PATIENCE:
                     break
             self._curves[unit] = tuple(sorted(point for point in points if math.isfinite(point[0])))
         return self._curves[unit]
@@ -274,17 +285,6 @@ class _Desk:
     def _tell(self, label: str) -> None:
         self._listener(label, self._done, self._total)
         self._done += 1
-
-
-def _row(
-    method: Method,
-    price: Price,
-    curve: tuple[tuple[float, float], ...],
-    samplers: tuple[tuple[str, Price], ...],
-) -> MethodPrice:
-    return MethodPrice(
-        name=method.name, certified=method.certified, price=price, curve=curve, samplers=samplers
-    )
 
 
 def _priced(plan: Plan) -> Price:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and what it leaves."""
+"""The progress and the result of a run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet.accounting import Certificate
-from discreet.core.plain import plain
-from discreet.core.relation import Neighbouring
+from discreet.core.plain import from_plain, plain
 from discreet.training.spending import Spent
 
-Point = tuple[int, float, float]
+CurvePoint = tuple[int, float, float]
 """(step, test accuracy, certified epsilon so far)"""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """A step was taken. Accuracies (on unprotected data) and epsilon come with evaluations only."""
+    """Progress after a step. Accuracies (on unprotected data) and epsilon are set at evaluations only.
+
+    seeded  the run is not private: `epsilon` is what it would have with secret randomness
+    """
 
     step: int
     steps: int
     accuracy: float | None = None
     averaged_accuracy: float | None = None
     epsilon: float | None = None
+    seeded: bool = False
 
 
 @final
@@ -32,8 +35,8 @@ class RunProgress:
 class RunResult:
     """The outcome of a run; every value is public.
 
-    accuracy, averaged_accuracy  of the last iterate and of the average, on the unprotected test records
-    steps, lost                  steps charged; how many of them a crash kept from the model
+    accuracy, averaged_accuracy  of the last parameters and of their average, on the unprotected test records
+    steps, lost                  steps charged, and how many of them a crash lost
     curve                        (step, accuracy, epsilon) at each evaluation, of the average if there is one
     """
 
@@ -46,7 +49,7 @@ class RunResult:
     steps: int
     lost: int
     resumes: int
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
     statement: str
     directory: Path
 
@@ -75,24 +78,17 @@ class RunResult:
 def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -> RunResult:
     """The result that a run directory holds."""
     spent = body["spent"]
-    proven = spent["certified"]
-    certificate = Certificate(
-        float(proven["epsilon"]),
-        proven["delta"],
-        Neighbouring(proven["relation"]),
-        proven["accountant"],
-        tuple(proven["assumptions"]),
-    )
-    claimed = None if spent["claimed"] is None else float(spent["claimed"])
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
     return RunResult(
         **{name: body[name] for name in names},
         spent=Spent(
-            certified=certificate, claimed=claimed, steps=spent["steps"], statement=spent["randomness"]
+            certified=from_plain(Certificate, spent["certified"]),
+            claimed=from_plain(float | None, spent["claimed"]),
+            steps=spent["steps"],
+            statement=spent["randomness"],
+            warnings=tuple(spent.get("warnings", ())),
         ),
-        curve=tuple(
-            (int(step), float(accuracy), float(epsilon)) for step, accuracy, epsilon in body["curve"]
-        ),
+        curve=from_plain(tuple[CurvePoint, ...], body["curve"]),
         statement=statement,
         directory=directory,
     )

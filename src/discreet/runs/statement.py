@@ -1,12 +1,13 @@
-"""The privacy statement of a run, in plain words: what a user attaches to a release."""
+"""The privacy statement of a run, for the release of its model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from discreet.core import check
+from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.data import Task
 from discreet.runs.config import RunConfig
@@ -25,7 +26,7 @@ _NEIGHBOURS = {
 
 
 def statement(private: Private, *, data: str) -> str:
-    """What a run has spent so far, as a page for its release; `data` says in words whose records are protected.
+    """What a run has spent so far, as a Markdown page; `data` describes the protected records in words.
 
     Path("privacy-statement.md").write_text(discreet.statement(private, data="the visits of 2024"))
     """
@@ -34,65 +35,78 @@ def statement(private: Private, *, data: str) -> str:
         plan.analysis.visible or spent.steps == plan.horizon.steps,
         f"all {plan.horizon.steps} steps of a run whose iterates must stay hidden",
         f"{spent.steps} steps",
-        "finish the run: its certificate covers the last iterate alone",
+        "finish the run: its certificate covers the final parameters only",
     )
     rows = _rows(plan, spent, data, f"{plan.method} ({plan.bounder})")
-    return _page(spent, rows, [_START], [_SCORES, *_NOT_COVERED])
+    return _page(spent, plan.horizon.records, rows, [_START], [_SCORES, *_NOT_COVERED])
 
 
 def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
-    """Everything that a reader needs to judge the guarantee of a finished run."""
+    """The statement of a finished run of the command line."""
     parameters = ", ".join(f"{name}={value}" for name, value in config.parameters) or "no parameters"
     rows = _rows(plan, spent, f"the training records of {task.name}", f"{plan.method} ({parameters})")
     not_covered = [_EVALUATION, *_NOT_COVERED, *([_PUBLIC] if config.public_data else [])]
-    return _page(spent, rows, _interruptions(resumes), not_covered)
+    return _page(spent, plan.horizon.records, rows, _interruptions(resumes), not_covered)
 
 
 def _page(
-    spent: Spent, rows: Sequence[tuple[str, str]], also: Sequence[str], not_covered: Sequence[str]
+    spent: Spent,
+    records: int | None,
+    rows: Sequence[tuple[str, str]],
+    also: Sequence[str],
+    not_covered: Sequence[str],
 ) -> str:
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     parts = [
         "# Privacy statement",
-        _headline(spent),
+        _headline(spent, records),
+        *(f"**Warning:** {warning}." for warning in spent.warnings),
         table,
         "## What it rests on",
-        _bullets([*_sentences(spent.certified.assumptions), *_LIMITS, *also]),
+        _bullets([*_sentences(a for a in spent.certified.assumptions if a != SEEDED), *_LIMITS, *also]),
         "## What is not covered",
         _bullets(not_covered),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(spent: Spent) -> str:
+def _headline(spent: Spent, records: int | None) -> str:
     proven = spent.certified
-    private = "not private" not in spent.statement and math.isfinite(proven.epsilon)
-    if not private and "not private" in spent.statement:
+    if spent.seeded:
         return (
-            "**This run is NOT private.** Its randomness came from a seed, and whoever knows or guesses the "
-            "seed can take the noise away. With secret randomness the same run would have epsilon "
-            f"{format_epsilon(proven.epsilon)} at delta {proven.delta:g}."
+            "**This run is NOT private.** Its randomness came from a seed, in all of its steps or in some, and "
+            "anyone who knows or guesses the seed can remove the noise. With secret randomness the same run "
+            f"would have epsilon {format_epsilon(proven.epsilon)} at delta {proven.delta:g}."
         )
-    if not private:
+    if not math.isfinite(proven.epsilon):
         return "**This run is NOT private:** no bound on epsilon is proven for it."
+    if records is not None and proven.delta >= 1 / records:
+        return (
+            f"**This run does not protect single records:** its delta, {proven.delta:g}, is as large as 1/records. "
+            f"What is proven is epsilon {format_epsilon(proven.epsilon)} at that delta."
+        )
     guarantee = (
         f"the released model is differentially private: **epsilon {format_epsilon(proven.epsilon)}** at delta "
-        f"{proven.delta:g}, for every single training record. Whatever is computed from the model later "
-        "changes nothing about that."
+        f"{proven.delta:g}, for every single training record. Anything that is computed from the "
+        "model later has the same guarantee."
     )
     if conditions := proven.conditions:
         said = " and ".join(conditions)
-        return f"**{said[:1].upper()}{said[1:]}**, which nothing has checked, {guarantee}"
+        return f"**{said[:1].upper()}{said[1:]}**, which has not been checked, {guarantee}"
     return guarantee[:1].upper() + guarantee[1:]
 
 
 def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, str]]:
     proven, horizon = spent.certified, plan.horizon
+    seeded = f" ({SEEDED})" if spent.seeded else ""
     return [
         ("protected", data),
-        ("unit", "one record; a person who gave several is protected less"),
+        ("unit", "one record; a person with several records is protected less"),
         ("neighbours", _NEIGHBOURS[plan.relation]),
-        ("epsilon, certified", f"{format_epsilon(proven.epsilon)}, by {proven.accountant} accounting"),
+        (
+            "epsilon, certified",
+            f"{format_epsilon(proven.epsilon)}{seeded}, by {proven.accountant} accounting",
+        ),
         (
             "epsilon, claimed by the method's paper",
             "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed),
@@ -120,19 +134,19 @@ def _sampling(sampling: Sampling, rate: float) -> str:
         case FullBatch():
             return "all records in every step"
         case _:
-            return "batches from a loader of the user's own; no credit for sampling"
+            return "batches from the user's own loader; sampling is not credited"
 
 
 def _covers(plan: Plan) -> str:
     if plan.analysis.visible:
-        return "every iterate of the run, the last one included"
-    return "the last iterate alone: an earlier one, in a checkpoint say, must never be shown"
+        return "the parameters after every step of the run"
+    return "the final parameters only: earlier ones, for example in a checkpoint, must never be published"
 
 
 def _noise(plan: Plan) -> str:
     steady = isinstance(plan.schedule, Constant)
     changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
-    return f"Gaussian, {plan.noise:.6g} times the bound on one record's share of the sum{changes}"
+    return f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
 
 
 _LIMITS = (
@@ -143,28 +157,28 @@ _LIMITS = (
 )
 
 _START = (
-    "The weights and the optimizer's state that the run began with owe nothing to these records, and no learning rate "
-    "was chosen by their losses. What an earlier private run on them gave to this model costs its own epsilon: "
-    "the ledgers of both count (`discreet account --ledger`)"
+    "The initial weights and the initial state of the optimizer do not depend on these records, and no learning rate "
+    "was chosen by their losses. If the model comes from an earlier private run on these records, the cost of that "
+    "run adds up: `discreet account --ledger` takes both ledgers"
 )
 
 _SCORES = (
-    "Scores: what is computed from the model alone is protected with it; a score also depends on the records "
-    "that it was computed on, and no noise protects those"
+    "Scores: a value that is computed from the model alone is protected. A score also depends on the records that "
+    "it was computed on, and no noise protects those"
 )
 
 _EVALUATION = (
-    "The evaluation records: the accuracies of this run were computed on them without noise, and they "
-    "are declared unprotected"
+    "The evaluation records: the accuracies of this run were computed on them without noise, and they are "
+    "declared unprotected"
 )
 
 _NOT_COVERED = (
-    "The choice of hyper-parameters: every other run on the same records costs its own epsilon, and the "
-    "costs add up. Settings chosen on other, public data cost nothing",
-    "The running time, and whatever else the machine that trained gives away",
+    "The choice of hyper-parameters: every other run on the same records has its own epsilon, and the costs add "
+    "up. Settings that were chosen on other, public data cost nothing",
+    "The running time, and anything else that the training machine reveals",
 )
 
-_PUBLIC = "The training records: declared public, so that values computed from them may be shown"
+_PUBLIC = "The training records: they are declared public, so values computed from them may be shown"
 
 
 def _interruptions(resumes: int) -> list[str]:
@@ -172,12 +186,12 @@ def _interruptions(resumes: int) -> list[str]:
         return []
     times = "once" if resumes == 1 else f"{resumes} times"
     return [
-        f"The run was resumed {times}, each time with fresh randomness; a step that a crash cut short stays "
-        "charged and was not run again"
+        f"The run was resumed {times}, each time with fresh randomness. A step that a crash interrupted stays "
+        "charged and was not repeated"
     ]
 
 
-def _sentences(texts: Sequence[str]) -> list[str]:
+def _sentences(texts: Iterable[str]) -> list[str]:
     return [text[:1].upper() + text[1:] for text in texts]
 
 

@@ -1,4 +1,4 @@
-"""What a step costs on this machine: two steps on random data, measured."""
+"""The time and memory of a step on this machine, measured over two steps on random data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StepCost:
     """A model's size and speed.
 
     parameters          trainable numbers
-    seconds_per_record  of one private step on this machine, over two steps after a first one that is not counted
-    bytes_per_record    of the outputs of all layers, once forward and once backward: an estimate
+    seconds_per_record  of a private step on this machine, over two steps after a warm-up step
+    bytes_per_record    estimated: the outputs of all layers, once forward and once backward
     threads             that torch used
     """
 
@@ -31,7 +31,7 @@ class StepCost:
     threads: int
 
     def seconds(self, *, records: float, epochs: int) -> float:
-        """Of a whole run: each epoch sees about as many records as there are."""
+        """The time of a whole run; an epoch draws about as many records as there are."""
         return self.seconds_per_record * records * epochs
 
     def memory(self, *, micro_batch: int, adam: bool = False) -> int:
@@ -56,14 +56,14 @@ def measure(
     import torch.nn.functional as F
     from torch.utils.data import TensorDataset
 
-    from discreet import data as tasks
     from discreet import methods
     from discreet.core.streams import Streams
+    from discreet.data import build, parameters
     from discreet.stages.sampling import FullBatch, Horizon
     from discreet.training.private import Private
 
     check.count("the most records in memory at once", micro_batch=micro_batch)
-    model = tasks.build(name, shape=shape, classes=classes, seed=seed)
+    model = build(name, shape=shape, classes=classes, seed=seed)
     count = min(micro_batch, _MOST)
     chance = torch.Generator().manual_seed(seed)
     x = torch.randn((count, *shape), generator=chance)
@@ -83,7 +83,7 @@ def measure(
     private.close()
     return StepCost(
         model=name,
-        parameters=tasks.parameters(model),
+        parameters=parameters(model),
         seconds_per_record=seconds,
         bytes_per_record=2 * BYTES * activations,
         threads=torch.get_num_threads(),
@@ -91,7 +91,7 @@ def measure(
 
 
 def _outputs(model: Any, record: Any) -> int:
-    """Numbers that the layers put out for one record."""
+    """The number of values that all layers output for one record."""
     import torch
 
     sizes: list[int] = [record.numel()]

@@ -1,4 +1,4 @@
-"""Training from a config to a run directory, and going on after a crash."""
+"""Train from a config into a run directory, and resume after a crash."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
@@ -18,14 +16,23 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet import data as tasks
-from discreet.core.command import command_line
+from discreet.core.command import command_line, package_versions
+from discreet.core.errors import RunStopped
+from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
+from discreet.data import Task, build
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
-from discreet.runs.defaults import complete, every_of, settle
-from discreet.runs.folder import RunFolder, read_json, write_json, write_text, write_weights
-from discreet.runs.results import Point, RunProgress, RunResult, result_from_json
+from discreet.runs.defaults import complete, every_of, load_task, settle
+from discreet.runs.folder import (
+    RunFolder,
+    read_json,
+    resume_line,
+    write_json,
+    write_text,
+    write_weights,
+)
+from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
@@ -36,36 +43,36 @@ _EVALUATED_AT_ONCE = 2048
 
 
 def train(config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
-    """Train as `config` says and leave a run directory; with `resume`, go on after every charged step.
+    """Train with these settings into a run directory; with `resume`, continue after the last charged step.
 
-    A run that finished already is read, not run again. Ctrl-C saves a checkpoint before it is passed on.
+    A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates. A run
+    that ends early for any other reason, after it has spent, raises `RunStopped`.
     """
     started = time.perf_counter()
     folder = RunFolder(config.out)
     config = complete(config)
-    task = _task(config)
+    task = load_task(config)
     config, plan = settle(config, task)
-    going_on = False
     if resume:
-        going_on = folder.begun()
+        folder.check_begun()
         config.check_resumes(load_config(config.out))
         if folder.result.exists():
             return load_result(config.out)
     else:
-        folder.create()
-        write_json(folder.plan, {**plan.to_json(), "digest": plan.digest})
-        write_json(folder.run, _run_facts(config, task))
-    run = _Run(config, task, plan, folder, on_progress)
-    run.bind(going_on)
-    try:
-        run.loop()
-        return run.finish(time.perf_counter() - started)
-    except KeyboardInterrupt:
-        if run.private.settled:  # else the last checkpoint stands, and the ledger knows what came after
-            run.private.save(folder.checkpoint)
-        raise
-    finally:
-        run.private.close()
+        folder.check_new()
+    with folder.held():  # before anything of the run is touched: another process may be training it
+        if resume and folder.result.exists():
+            return load_result(config.out)
+        charged = folder.charges()
+        try:
+            run = _Run(config, task, plan, folder, on_progress)
+            run.prepare(resume)
+            return run.complete(started)
+        except Exception as error:
+            spent = folder.charges()
+            if spent > charged:
+                raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
+            raise
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -83,10 +90,10 @@ def load_result(directory: str | Path) -> RunResult:
 
 @final
 class _Run:
-    """One stretch of a run, from its start or from a resume to its end or to the next crash."""
+    """One session of a run: from its start or a resume to its end or the next crash."""
 
     def __init__(
-        self, config: RunConfig, task: tasks.Task, plan: Plan, folder: RunFolder, listener: Listener | None
+        self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None
     ) -> None:
         self._config, self._task, self._plan, self._folder = config, task, plan, folder
         self._listener = listener
@@ -94,17 +101,37 @@ class _Run:
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
 
+    def prepare(self, resume: bool) -> None:
+        """Begin the run's files, or read them, and build what can release."""
+        if resume:
+            going_on = self._folder.begun()
+            self._folder.read_metrics()  # refused before anything is spent
+        else:
+            self._folder.check_new()
+            going_on = False
+            write_json(self._folder.plan, {**self._plan.to_json(), "digest": self._plan.digest})
+            write_json(self._folder.run, _run_facts(self._config, self._task))
+        self.bind(going_on)
+
+    def complete(self, started: float) -> RunResult:
+        """Every step that is left, and what a finished run leaves; Ctrl-C saves a checkpoint first."""
+        try:
+            self.loop()
+            return self.finish(time.perf_counter() - started)
+        except KeyboardInterrupt:
+            if (
+                self.private.settled
+            ):  # otherwise the last checkpoint is kept, and the ledger has what came after
+                self.private.save(self._folder.checkpoint)
+            raise
+        finally:
+            self.private.close()
+
     def bind(self, going_on: bool) -> None:
-        """Key the randomness, note its fingerprints on disk, and only then build what can release."""
+        """Create the random streams and store their fingerprints before anything is built that can release."""
         config, folder = self._config, self._folder
         streams = self._note_start()
-        model = tasks.build(
-            str(config.model),
-            shape=self._task.shape,
-            classes=self._task.classes,
-            seed=int(streams.init.uniform64(1)[0] >> 1),
-        )
-        model = fitting(model, self._plan).to(config.device)
+        model = make_model(config, self._task, self._plan, streams)
         self.private = Private(
             model,
             make_optimizer(config, model),
@@ -120,9 +147,7 @@ class _Run:
         self._seen = self.private.progress.step
         if going_on:
             folder.mend_metrics()
-        self.private.save(
-            folder.checkpoint
-        )  # before the first charge: no ledger with charges lacks a checkpoint
+        self.private.save(folder.checkpoint)  # before the first charge: a charged run has a checkpoint
 
     def _note_start(self) -> Streams:
         facts = read_json(self._folder.run)
@@ -130,41 +155,30 @@ class _Run:
         seed = self._config.seed
         streams = Streams.from_os() if seed is None else Streams.seeded(_seed_of(seed, number))
         facts["starts"].append({"start": number, **keys_of(streams)})
-        facts["randomness"] = streams.statement
+        facts["randomness"] = SEEDED if facts.get("randomness") == SEEDED else streams.statement
         write_json(self._folder.run, facts)
         self._resumes = number
         return streams
 
     def loop(self) -> None:
-        """All steps that are left."""
+        """Run the remaining steps."""
         private, model = self.private, self.private.model
         for x, y in private:
-            self._keep_reach()
+            scale_learning_rate(private, self._config)
             private.step(F.cross_entropy(model(x), y, reduction="none"))
             self._tick()
         self._tick()
 
-    def _keep_reach(self) -> None:
-        """SGD's learning rate over a bound that adapts: a record moves the model as far as at the start.
-
-        The scale is public. Without this, larger gradients raise the bound, the bound raises the noise, and the
-        noise makes the gradients larger still.
-        """
-        assert self._config.learning_rate is not None
-        if self._config.optimizer == "sgd":
-            for group in self.private.optimizer.param_groups:
-                group["lr"] = self._config.learning_rate / self.private.progress.scale
-
     def _tick(self) -> None:
-        """After each step: tell, evaluate and save where that is due."""
+        """After each step: report progress, and save and evaluate when due."""
         step, steps = self.private.progress.step, self._plan.horizon.steps
         if step == self._seen or not self.private.settled:
             return
         due = step // self._eval_every > self._seen // self._eval_every and self._plan.analysis.visible
-        due = due or step == steps  # where iterates stay hidden, the last one alone is looked at
+        due = due or step == steps  # if iterates must stay hidden, only the last one is evaluated
         save = step // self._save_every > self._seen // self._save_every
         self._seen = step
-        if save or step == steps:  # before it is looked at: after a crash no older iterate is shown beside it
+        if save or step == steps:  # before it is evaluated: after a crash no older iterate is shown beside it
             self.private.save(self._folder.checkpoint)
         news = self._evaluate() if due else RunProgress(step=step, steps=steps)
         if self._listener is not None:
@@ -178,7 +192,8 @@ class _Run:
         if private.average is not None:
             with private.averaged():
                 averaged, loss = measure(private.model, test, self._config.device)
-        epsilon = private.spent().certified.epsilon
+        spent = private.spent()
+        epsilon = spent.certified.epsilon
         values: dict[str, Any] = {
             "step": step,
             "test_accuracy": accuracy,
@@ -191,25 +206,27 @@ class _Run:
             values |= {"train_accuracy": right, "train_loss": _finite(train_loss), "test_loss": _finite(loss)}
         self._folder.add_metrics(**values)
         self._last = RunProgress(
-            step=step, steps=steps, accuracy=accuracy, averaged_accuracy=averaged, epsilon=epsilon
+            step=step,
+            steps=steps,
+            accuracy=accuracy,
+            averaged_accuracy=averaged,
+            epsilon=epsilon,
+            seeded=spent.seeded,
         )
         return self._last
 
     def finish(self, seconds: float) -> RunResult:
-        """Publish the model, the statement and the result, in this order: a result says that all is there."""
+        """Write the model, the statement and the result, in this order: a result means that every file is there."""
         private, folder = self.private, self._folder
         private.save(folder.checkpoint)
-        # A resumed run with nothing left to do holds an older model than the last metrics are about.
-        last = (
-            self._last
-            if self._last is not None and self._last.step == private.progress.step
-            else self._evaluate()
-        )
+        # A run that is resumed with no steps left holds an older model than the last metrics describe.
+        last = self._last
+        if last is None or last.step != private.progress.step:
+            last = self._evaluate()
         assert last.accuracy is not None
         with private.averaged() if private.average is not None else contextlib.nullcontext():
-            weights = {
-                name: value.detach().cpu().clone() for name, value in private.model.state_dict().items()
-            }
+            held = private.model.state_dict().items()
+            weights = {name: value.detach().cpu().clone() for name, value in held}
         write_weights(folder.model, weights)
         spent = private.spent()
         text = run_statement(self._config, self._plan, self._task, spent, self._resumes)
@@ -234,7 +251,7 @@ class _Run:
 
 @torch.no_grad()
 def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
-    """The share of records whose largest score is their label's, and the mean cross-entropy."""
+    """The accuracy and the mean cross-entropy."""
     was_training, right, total = model.training, 0, 0.0
     model.eval()
     x, y = data.tensors
@@ -247,17 +264,12 @@ def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple
 
 
 def _finite(loss: float) -> float | None:
-    """A loss as JSON takes it: a model that diverged has none."""
+    """A finite loss; None where the model diverged, since JSON has no NaN."""
     return loss if math.isfinite(loss) else None
 
 
-def accuracy_of(model: nn.Module, data: TensorDataset, device: str = "cpu") -> float:
-    """The share of records whose largest score is their label's."""
-    return measure(model, data, device)[0]
-
-
-def _curve(metrics: list[dict[str, Any]]) -> tuple[Point, ...]:
-    """One point a step; a later evaluation of the same step replaces an earlier one."""
+def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
+    """One point for each evaluated step; the latest evaluation of a step counts."""
     points = {}
     for values in metrics:
         averaged = values["test_accuracy_averaged"]
@@ -266,44 +278,47 @@ def _curve(metrics: list[dict[str, Any]]) -> tuple[Point, ...]:
     return tuple(points[step] for step in sorted(points))
 
 
-def _task(config: RunConfig) -> tasks.Task:
-    if config.data.endswith(".npz"):
-        return tasks.load(
-            config.data, classes=config.classes, records=config.records, public=config.public_data
-        )
-    return tasks.load(config.data, data_dir=config.data_dir, download=config.download, classes=config.classes)
+def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
+    """The model of a config with fresh weights, on the config's device."""
+    seed = int(streams.init.uniform64(1)[0] >> 1)
+    model = build(str(config.model), shape=task.shape, classes=task.classes, seed=seed)
+    return fitting(model, plan).to(config.device)
+
+
+def scale_learning_rate(private: Private, config: RunConfig) -> None:
+    """Divide SGD's learning rate by the scale of an adaptive clipping norm, which is public.
+
+    A clipped record then moves the model as far as at the start. Without this, larger gradients raise the clipping
+    norm, the clipping norm raises the noise, and the noise makes the gradients larger still.
+    """
+    if config.optimizer == "sgd" and config.learning_rate is not None:
+        for group in private.optimizer.param_groups:
+            group["lr"] = config.learning_rate / private.progress.scale
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that a config with a learning rate names."""
+    """The optimizer of a config whose learning rate is set."""
     assert config.learning_rate is not None
     assert config.momentum is not None
+    rate, decay = config.learning_rate, config.weight_decay
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
+        return torch.optim.Adam(model.parameters(), lr=rate, weight_decay=decay)
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum, weight_decay=decay)
 
 
 def _seed_of(seed: int, start: int) -> int:
-    """The seed of a start: a resumed run must not draw the noise of the part before."""
+    """The seed of each start: a resumed run must not draw the noise of an earlier part again."""
     if start == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"resume {start} of {seed}".encode()).digest()[:16], "big")
 
 
-def _run_facts(config: RunConfig, task: tasks.Task) -> dict[str, Any]:
+def _run_facts(config: RunConfig, task: Task) -> dict[str, Any]:
     return {
         "config": config.to_json(),
         "command": command_line(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("discreet", "torch", "numpy", "dp-accounting")},
-        },
+        "versions": package_versions("discreet", "torch", "numpy", "dp-accounting"),
         "data": {
             "name": task.name,
             "checksum": task.checksum,

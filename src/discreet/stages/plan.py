@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from discreet.accounting import Certificate, Charge, certify
 from discreet.accounting.events import Event, Free, SelectionQuery
 from discreet.core import check
 from discreet.stages.billing import Bill, bill_run, event_at
+from discreet.stages.delta import check_delta, delta_warning
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.sampling import Horizon
 
@@ -24,7 +25,8 @@ class Plan(Pipeline):
 
     noise    the noise multiplier: the standard deviation of the noise on the sum, divided by the clip
     horizon  how many records, how large a batch, how many steps
-    delta    the delta of the certificate
+    delta    the delta of the certificate, below 1/records
+    accept_large_delta  delta may be 1/records or more, which protects no single record
 
     >>> from discreet import methods
     >>> horizon = Horizon.of_rate(rate=0.01, steps=100)
@@ -36,11 +38,12 @@ class Plan(Pipeline):
     noise: float
     horizon: Horizon
     delta: float
+    accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
-        check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=self.delta)
+        check_delta(self.delta, self.horizon.records, accepted=self.accept_large_delta)
 
     # -- what it costs ---------------------------------------------------------------------------------
 
@@ -72,6 +75,12 @@ class Plan(Pipeline):
     def certificate(self, steps: int | None = None) -> Certificate:
         """The epsilon that is proven for the first `steps` steps."""
         return certify(self.charge(steps), delta=self.delta, relation=self.relation)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is said beside its epsilon: a delta that is large for the number of records."""
+        text = delta_warning(self.delta, self.horizon.records)
+        return (text,) if text else ()
 
     def event_at(self, step: int) -> Event:
         """The charge that is due before the release of `step`."""
@@ -115,3 +124,10 @@ class Plan(Pipeline):
     def _test(self, factor: float) -> Event:
         (query,) = self.acceptance.queries()
         return SelectionQuery(sigma=query.std(self.noise * factor), sensitivity=query.sensitivity)
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain JSON values; `accept_large_delta` only where it is set, so that digests last."""
+        fields = super().to_json()
+        if not self.accept_large_delta:
+            del fields["accept_large_delta"]
+        return fields

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import final
 
-from discreet.accounting import Charge, Claim, calibrate_claim, calibrate_noise
+from discreet.accounting import calibrate_claim, calibrate_noise
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -24,10 +24,15 @@ class Recipe(Pipeline):
     True
     """
 
-    def bind(self, *, noise: float, horizon: Horizon, delta: float) -> Plan:
-        """The plan with this noise multiplier, for a run of these public numbers."""
+    def bind(self, *, noise: float, horizon: Horizon, delta: float, accept_large_delta: bool = False) -> Plan:
+        """The plan with this noise multiplier, for a run of these public numbers.
+
+        delta  below 1/records, unless `accept_large_delta` says that you know why more is enough
+        """
         stages = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Plan(**stages, noise=noise, horizon=horizon, delta=delta)
+        return Plan(
+            **stages, noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta
+        )
 
     def for_budget(
         self,
@@ -38,25 +43,34 @@ class Recipe(Pipeline):
         batch: float,
         epochs: int | None = None,
         steps: int | None = None,
+        accept_large_delta: bool = False,
     ) -> Plan:
         """The plan with the least noise whose certificate stays within (epsilon, delta)."""
         horizon = Horizon.of(records=records, batch=batch, epochs=epochs, steps=steps)
-        return self.for_horizon(epsilon=epsilon, delta=delta, horizon=horizon)
+        return self.for_horizon(
+            epsilon=epsilon, delta=delta, horizon=horizon, accept_large_delta=accept_large_delta
+        )
 
-    def for_horizon(self, *, epsilon: float, delta: float, horizon: Horizon) -> Plan:
+    def for_horizon(
+        self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False
+    ) -> Plan:
         """`for_budget` for a horizon that is already there."""
 
-        def charge(noise: float) -> Charge:
-            return self.bind(noise=noise, horizon=horizon, delta=delta).charge()
+        def plan(noise: float) -> Plan:
+            return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
 
-        noise = calibrate_noise(charge, epsilon=epsilon, delta=delta, relation=self.relation)
-        return self.bind(noise=noise, horizon=horizon, delta=delta)
+        return plan(
+            calibrate_noise(
+                lambda noise: plan(noise).charge(), epsilon=epsilon, delta=delta, relation=self.relation
+            )
+        )
 
-    def for_claim(self, *, epsilon: float, delta: float, horizon: Horizon) -> Plan:
+    def for_claim(
+        self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False
+    ) -> Plan:
         """The plan with the noise that the paper CLAIMS to be enough; its `certificate` says what is proven."""
 
-        def claim(noise: float) -> Claim | None:
-            return self.bind(noise=noise, horizon=horizon, delta=delta).charge().claimed
+        def plan(noise: float) -> Plan:
+            return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
 
-        noise = calibrate_claim(claim, epsilon=epsilon, delta=delta)
-        return self.bind(noise=noise, horizon=horizon, delta=delta)
+        return plan(calibrate_claim(lambda noise: plan(noise).charge().claimed, epsilon=epsilon, delta=delta))

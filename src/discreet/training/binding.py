@@ -28,13 +28,15 @@ def check_data(data: Any) -> None:
         not isinstance(data, DataLoader),
         "a dataset: the plan draws the batches that it is priced for",
         "a DataLoader",
-        "pass loader.dataset; or plan with sampling=OwnLoader(), data=None, and iterate private.over(loader)",
+        "pass loader.dataset; or plan with recipe.using(sampling=discreet.OwnLoader()), data=None, and iterate "
+        "private.over(loader)",
     )
     check.require(
         not isinstance(data, IterableDataset),
         "a map-style dataset, whose records can be drawn one by one",
         type(data).__name__,
-        "give it __len__ and __getitem__; or plan with sampling=OwnLoader() and iterate private.over(batches)",
+        "give it __len__ and __getitem__; or plan with recipe.using(sampling=discreet.OwnLoader()) and iterate "
+        "private.over(batches)",
     )
 
 

@@ -9,17 +9,19 @@ and chosen per logical batch, so that a change between two of them costs nothing
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 import torch
 from torch import Tensor, nn
 
-from discreet.accounting.chain import LedgerRecord, scan
+from discreet.accounting.chain import LedgerRecord
+from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.streams import Streams
@@ -29,9 +31,16 @@ from discreet.stages.plan import Plan
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
-FORMAT: Final = "discreet checkpoint 2"
+FORMAT: Final = "discreet checkpoint 3"
+WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # of an older version: read, but nothing shows a changed bit
+_SEAL: Final = b"sha256="
+_HEX: Final = 64
+_CHUNK: Final = 1 << 20
 _SAFE: Final = (type(None), bool, int, float, str, Tensor)
-_WHOLE: Final = "take an earlier checkpoint of the same run; the ledger decides how many steps are left"
+_WHOLE: Final = (
+    "restore the file from a backup, or take an earlier checkpoint of the same run; the ledger holds what was "
+    "spent and decides how many steps are left"
+)
 
 
 @final
@@ -63,18 +72,22 @@ class Checkpoint:
         state = {"format": FORMAT, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
         for name, value in state.items():
             _refuse_unsafe(name, value)
-        replace_file(Path(path), lambda file: torch.save(state, file))
+        replace_file(Path(path), lambda file: save_sealed(state, file))
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Checkpoint:
         """Load tensors and plain values alone; a file that holds code is refused, not run."""
         path = Path(path)
         check.require(path.is_file(), "a checkpoint", f"no file {path}", "name the file that `save` wrote")
+        sealed = _check_seal(path)
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
-            check.refuse(f"{path} to be a whole checkpoint", f"{type(error).__name__}", _WHOLE)
-        known = isinstance(state, dict) and state.pop("format", None) == FORMAT
+            check.damaged(f"{path} to be a whole checkpoint", f"{type(error).__name__}", _WHOLE)
+        held = state.pop("format", None) if isinstance(state, dict) else None
+        if held == FORMAT and not sealed:
+            check.damaged(f"{path} to be a whole checkpoint", "one that lost its digest", _WHOLE)
+        known = held in (FORMAT, WITHOUT_DIGEST)
         known = known and state.keys() == Checkpoint.__dataclass_fields__.keys()
         check.require(
             known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it"
@@ -156,17 +169,20 @@ def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams:
         "no file",
         "a checkpoint without its ledger says nothing about what was spent: restore it, or begin a new run",
     )
-    record, _ = scan(path)
-    _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
-    _same(
-        "the ledger's relation",
-        str(plan.relation),
-        str(record.relation),
-        "a guarantee holds for one relation",
-    )
-    saved.check_ledger(record)
-    refuse_old_keys(record, streams)
-    ledger = Ledger.resume(path, planned=plan.due(record.length))
+
+    def due(record: LedgerRecord) -> Event:  # under the ledger's lock: nobody writes between check and charge
+        _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
+        _same(
+            "the ledger's relation",
+            str(plan.relation),
+            str(record.relation),
+            "a guarantee holds for one relation",
+        )
+        saved.check_ledger(record)
+        refuse_old_keys(record, streams)
+        return plan.due(record.length)
+
+    ledger = Ledger.resume(path, planned=due)
     if plan.has_tests and ledger.length % 2:
         # A release whose test was never made: the test is charged all the same, so that releases and tests
         # alternate in the ledger and no released step is run again.
@@ -180,6 +196,12 @@ def keys_of(streams: Streams) -> dict[str, str]:
     return {"noise": streams.noise.fingerprint, "sampling": streams.sampling.fingerprint}
 
 
+def note_of(streams: Streams, *, first: bool) -> dict[str, Any]:
+    """What a charge notes about its randomness: the first one under a key names it, each seeded one says so."""
+    seeded = {"seeded": streams.is_seeded} if first or streams.is_seeded else {}
+    return {**(keys_of(streams) if first else {}), **seeded}
+
+
 def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
     """Refuse streams whose keys an earlier part of the run has used."""
     fresh = set(keys_of(streams).values())
@@ -188,8 +210,38 @@ def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
         not fresh & used,
         "fresh keys for the rest of the run",
         "a key that an earlier part of it used",
-        "pass Streams.from_os(), or a seed of its own for every resume",
+        "pass discreet.Streams.from_os(), or a seed of its own for every resume",
     )
+
+
+def save_sealed(state: Mapping[str, Any], file: BinaryIO) -> None:
+    """A torch file, which is a zip, with a digest over all of it in the zip's comment."""
+    torch.save(state, file)
+    file.seek(-2, os.SEEK_END)  # the last field of a zip is the length of its comment
+    file.write((len(_SEAL) + _HEX).to_bytes(2, "little"))
+    file.flush()
+    with open(file.name, "rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+    file.write(_SEAL + digest.encode())
+
+
+def _check_seal(path: Path) -> bool:
+    """Whether the file has a digest; one that does not fit is refused before anything is loaded."""
+    size = path.stat().st_size - len(_SEAL) - _HEX
+    if size < 0:
+        return False
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for start in range(0, size, _CHUNK):
+            digest.update(file.read(min(_CHUNK, size - start)))
+        seal = file.read()
+    if not seal.startswith(_SEAL):
+        return False
+    if seal.removeprefix(_SEAL) != digest.hexdigest().encode():
+        check.damaged(
+            f"{path} with the digest that it was saved with", "another: its bytes have changed", _WHOLE
+        )
+    return True
 
 
 def replace_file(path: Path, fill: Any) -> None:

@@ -27,6 +27,7 @@ from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
+from discreet.training.agreement import check_agreement
 from discreet.training.binding import (
     check_data,
     check_optimizer,
@@ -105,6 +106,17 @@ class Private:
         self.streams = streams if streams is not None else Streams.from_os()
         self.progress = RunState()
         self.world = World.current()
+        check_agreement(
+            self.world,
+            plan,
+            model,
+            optimizer,
+            self.streams,
+            views=views,
+            average=average,
+            schedulers=schedulers,
+            resumes=resume is not None,
+        )
         check_processes(plan, self.world)
         self._device = torch.device(device) if device is not None else device_of(model)
         self._data, self._views, self._augment = data, views, augment
@@ -165,7 +177,7 @@ class Private:
         """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
         check.require(
             isinstance(self.plan.sampling, OwnLoader),
-            "a plan with sampling=OwnLoader()",
+            "a plan with sampling=discreet.OwnLoader()",
             f"{type(self.plan.sampling).__name__}",
             "iterate `private` itself: it draws the batches that the plan is priced for",
         )
@@ -243,7 +255,7 @@ class Private:
         if isinstance(event, Free) and not self.plan.pays_at_once:
             return  # inside an epoch that is paid
         # The first charge under a key says so: whoever resumes is refused the same key.
-        note = None if self._keys_noted else checkpoint.keys_of(self.streams)
+        note = checkpoint.note_of(self.streams, first=not self._keys_noted)
         self._ledger.append(event, step=step, note=note)
         self._keys_noted = True
 

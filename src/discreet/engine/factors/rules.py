@@ -213,7 +213,7 @@ def _general(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
         refuse(
             "an op that can be differentiated record by record",
             f"{name_of(use.func)} with {names_in(use)} ({str(error).splitlines()[0]})",
-            "write it with supported ops (docs/architecture.md lists them) or freeze the parameter",
+            "write it with operations that torch.func.vmap supports, or freeze the parameter",
         )
     for leaf, grad in zip(wanted, grads, strict=True):
         yield leaf, FormedGradients(grad)

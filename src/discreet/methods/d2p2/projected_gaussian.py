@@ -125,7 +125,7 @@ class OrthonormalLayers:
 class DenseLayers:
     """A dense Gaussian matrix for each parameter, as D2P2-SGD was published: O(d p).
 
-    Guarantee: a chi-square mixture, dearer than the same noise without projection (docs/proofs/ProjectedNoise.md).
+    Guarantee: a chi-square mixture, dearer than the same noise without projection (docs/proofs/ProjectedGaussian.md).
 
     dims  the width of each parameter's projection, which the price depends on (`layer_widths`)
     """

@@ -1,9 +1,8 @@
 """The rows of a comparison: methods with the settings they run with.
 
-Tuned settings were found on public benchmark data, never on a user's, so they cost no privacy: by a small
-search on digits, trained on four fifths of its 1437 training records and scored on the rest; the 360 test
-records took no part. docs/comparison.md has the grid and the scores. Rows that say so below were not searched;
-where there is none for a dataset, a run's own defaults hold.
+Tuned settings were found on public benchmark data, so they cost no privacy: by a small search on digits, trained on
+four fifths of its 1437 training records and scored on the rest. The 360 test records were not used. docs/comparison.md
+has the grid and the scores. Comments mark rows that were not searched. Datasets without rows use the defaults of a run.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _LISTED = "`discreet methods` describes them"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One row to be: a method and its settings; None means the default of the dataset.
+    """A method and its settings; None means the default of the dataset.
 
     name     names the row and its directory; default: the method
     average  decay of the average of released iterates, whose accuracy then counts; 0: no average
-    given    whether a user chose the settings, rather than this package on public data
+    given    whether the user chose the settings; otherwise they were chosen on public data
     """
 
     method: str
@@ -44,7 +43,7 @@ class Candidate:
             METHODS[self.method].certified,
             "methods with a certificate",
             f"{self.method}: {METHODS[self.method].guarantee}",
-            "leave it out: without a certificate there is no budget to compare at",
+            "remove it: without a certificate there is no budget to compare at",
         )
         if not self.name:
             object.__setattr__(self, "name", self.method)
@@ -58,7 +57,7 @@ class Candidate:
 
 
 SET_ASIDE = "superseded"
-"""The directory, beside those of the rows, for runs whose settings are no longer asked for."""
+"""The directory for earlier runs whose settings differ."""
 
 
 def _digits() -> Iterable[Candidate]:
@@ -79,7 +78,7 @@ def _digits() -> Iterable[Candidate]:
 
 
 def _fashion() -> Iterable[Candidate]:
-    """Not searched: a freeze that cools for 40 epochs would not begin in a short run."""
+    """Not searched: with 40 cooling epochs, freezing would not start in a short run."""
     cooling = (("final_rate", 0.5), ("cooling_epochs", 4))
     for method in ("random-freeze", "ranked-freeze"):
         yield Candidate(method=method, parameters=cooling)

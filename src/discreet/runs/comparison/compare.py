@@ -1,4 +1,4 @@
-"""Certified methods side by side: one dataset, one model, one certified budget or several, several seeds."""
+"""Compare certified methods on one dataset and model, at one certified budget or several."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import final
 
 from discreet.core import check
+from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.candidates import Candidate, candidates
-from discreet.runs.comparison.stored import truth_table
-from discreet.runs.comparison.values import Comparison, Stage, Truth
+from discreet.runs.comparison.values import BudgetResult, Comparison
 
 SHIPPED = "truth-table.json"
 """The audit's table, where it lies in the report's directory itself."""
@@ -25,17 +25,18 @@ class CompareSettings:
 
     out                  the report's directory; each run is in out/<row>/<seed>
     epsilon, delta       the certified budget of every single run
-    others               further budgets for the frontier: every row is calibrated and trained anew for each
-    other_repeats        runs of each row at those; None: as many as at `epsilon`
+    others               further budgets for the frontier; every row is calibrated and trained again for each
+    other_repeats        runs of each row at those budgets; None: as many as at `epsilon`
     data, data_dir, download, classes, records, public_data   as in a run
     rows                 methods with their settings; None: every certified method
-    seeds                repeatable experiments, whose results say "seeded: not private";
-                         None: `repeats` runs of each row, keyed by the operating system
+    seeds                repeatable experiments, marked "seeded: not private";
+                         None: `repeats` runs of each row with randomness of the operating system
     tune_on              public stand-in data on which learning rate and clip are searched first
     eval_every           steps between evaluations; None: about twenty in a run
+    accept_large_delta   delta may be 1/records or more, which protects no single record
     truth                an audit's table for the page; None: truth-table.json in `out`, if it is there
     workers              how many runs are trained at once; None: one for each core, four at most
-    command              what the user typed, for the page
+    command              the user's command, for the page
     """
 
     out: Path
@@ -59,6 +60,7 @@ class CompareSettings:
     seeds: tuple[int, ...] | None = None
     repeats: int = 3
     tune_on: str | None = None
+    accept_large_delta: bool = False
     truth: Path | None = None
     workers: int | None = None
     command: str = ""
@@ -70,7 +72,7 @@ class CompareSettings:
         check.require(len(budgets) == len(set(budgets)), "different budgets", f"{budgets}", "drop one")
         if self.other_repeats is not None:
             check.count("how many runs each method gets at further budgets", other_repeats=self.other_repeats)
-        check.inside_unit("delta is far below 1/records, e.g. 1e-5; there is no default", delta=self.delta)
+        check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
         check.count("how many runs each method gets", repeats=self.repeats)
         if self.workers is not None:
             check.count("how many runs are trained at once", workers=self.workers)
@@ -119,7 +121,7 @@ class CompareSettings:
 
 
 def default_seeds(data: str, repeats: int) -> tuple[int, ...] | None:
-    """Repeatable seeds for a published benchmark; for a file of one's own the operating system's randomness.
+    """Repeatable seeds for a published benchmark; None, secret randomness, for the user's own file.
 
     >>> default_seeds("digits", 3), default_seeds("patients.npz", 3)
     ((0, 1, 2), None)
@@ -128,7 +130,7 @@ def default_seeds(data: str, repeats: int) -> tuple[int, ...] | None:
 
 
 class Phase(enum.Enum):
-    """Where a run of the comparison is."""
+    """What happens to a run of the comparison."""
 
     CALIBRATING = "calibrating"
     TRAINING = "training"
@@ -140,10 +142,10 @@ class Phase(enum.Enum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ComparisonProgress:
-    """What the comparison does: run `index` of `runs`, from 0. Accuracy and epsilon come with evaluations.
+    """Progress of run `index` of `runs`, counted from 0. Accuracy and epsilon are set at evaluations.
 
-    stage what these runs are for: a budget, or the search for settings
-    note  why a run failed, or where the run is that had other settings
+    stage the budget, or the search for settings, that the run belongs to
+    note  why a run failed, or where an earlier run with other settings was moved
     """
 
     phase: Phase
@@ -163,19 +165,18 @@ Listener = Callable[[ComparisonProgress], None]
 
 
 def compare(settings: CompareSettings, on_progress: Listener | None = None) -> Comparison:
-    """Train every row with every seed and rank the rows by mean test accuracy; then the further budgets.
+    """Train every row with every seed and rank the rows by mean test accuracy; repeat for further budgets.
 
-    A finished run with the same settings is read, not repeated, and one that was cut short goes on: the same
-    call again continues. A run that fails is a row with its reason. Ctrl-C passes through, after the run has
-    saved itself.
+    A finished run with the same settings is read, not repeated, and an interrupted run is resumed: repeat the call to
+    continue. A failed run is reported with its reason. Ctrl-C saves the current runs and propagates.
 
     Guarantee: every finished run of a row has a certified epsilon of at most its budget.
     """
-    from discreet.runs.comparison.rounds import Rounds, together  # imports torch
+    from discreet.runs.comparison.runner import ComparisonRunner, together  # imports torch
     from discreet.runs.comparison.searching import search
 
     listener = on_progress or (lambda progress: None)
-    truth, source = _truth(settings)  # refused before anything is trained
+    truth, source = _truth(settings)  # a bad file is refused before anything is trained
     tuned = None
     if settings.tune_on is not None:
         settings, tuned = search(settings, _staged(listener, f"tuning on {settings.tune_on}"))
@@ -183,21 +184,21 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
     found: list[Comparison] = []
     for epsilon in (settings.epsilon, *settings.others):
         told = _staged(listener, f"epsilon {epsilon:g}") if settings.others else listener
-        rounds = Rounds(settings.at(epsilon), told, root=settings.out)
+        rounds = ComparisonRunner(settings.at(epsilon), told, root=settings.out)
         found.append(rounds.comparison())
         ledgers += rounds.ledgers
     main, *others = found
     if others:
         main = dataclasses.replace(main, together=together(ledgers, main.delta, main.relation))
-    stages = tuple(Stage(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
+    stages = tuple(BudgetResult(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
     return dataclasses.replace(main, others=stages, truth=truth, truth_source=source, tuned=tuned)
 
 
-def _truth(settings: CompareSettings) -> tuple[tuple[Truth, ...], str]:
+def _truth(settings: CompareSettings) -> tuple[tuple[AuditRow, ...], str]:
     """The audit's rows and the name of their file."""
     shipped = settings.out / SHIPPED
     path = settings.truth or (shipped if shipped.is_file() else None)
-    return ((), "") if path is None else (truth_table(path), path.name)
+    return ((), "") if path is None else (read_audit(path), path.name)
 
 
 def _staged(listener: Listener, stage: str) -> Listener:

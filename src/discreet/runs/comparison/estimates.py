@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 @final
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean with its standard error and the half width of its t confidence interval.
+    """A mean with its standard error and half the width of its t confidence interval.
 
     error = s / sqrt(n), half = t(0.975, n - 1) * error, with s the sample deviation; both None for one value.
 
@@ -57,7 +57,7 @@ class Estimate:
         return self.mean + (self.half or 0.0)
 
     def overlaps(self, other: Estimate) -> bool:
-        """Whether the two intervals share a point; one run has no interval and is told apart from nothing."""
+        """Whether the two intervals share a point. The interval of a single run overlaps all others."""
         if self.half is None or other.half is None:
             return True
         return self.low <= other.high and other.low <= self.high

@@ -1,4 +1,4 @@
-"""What a comparison found: public values only, with a JSON form that rebuilds the page without any run."""
+"""The results of a comparison: public values, with a JSON form from which the page can be rendered again."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from discreet.core import check
-from discreet.core.plain import plain
+from discreet.core.plain import from_plain, plain
+from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison.estimates import Estimate
 
 FORMAT = "discreet.comparison/2"
 
 Setting = str | int | float | bool | None
+Changes = tuple[tuple[int, float], ...]
+"""(first step, value) wherever a value changes."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The test accuracy after a step, and the epsilon that is proven for the steps so far."""
+    """The test accuracy after a step, and the certified epsilon of the steps so far."""
 
     step: int
     accuracy: float
@@ -29,7 +32,7 @@ class Point:
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
-    """One finished training; `seed` None: keyed by the operating system.
+    """One finished training; `seed` None: randomness of the operating system.
 
     directory       relative to the report
     ledger, config  digests: of the ledger's last line, of the settings
@@ -62,22 +65,22 @@ class Failure:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    """What a plan does over its steps: (first step, value) wherever the value changes.
+class PlanTimeline:
+    """Noise, mask density and domain of a plan over its steps.
 
     noise     the multiplier on the sum, in units of the clip
-    density   the share of coordinates that take part
-    diameter  of the domain that parameters are kept in; None: unbounded
-    visible   whether iterates may be seen before the end; if not, there is no accuracy on the way
+    density   the share of coordinates that are updated
+    diameter  of the domain onto which parameters are projected; None: unbounded
+    visible   whether parameters may be seen before the end; if not, there is no accuracy during training
     """
 
-    noise: tuple[tuple[int, float], ...] = ()
-    density: tuple[tuple[int, float], ...] = ()
+    noise: Changes = ()
+    density: Changes = ()
     diameter: float | None = None
     visible: bool = True
 
 
-_NOTHING = Course()
+_NOTHING = PlanTimeline()
 
 
 @final
@@ -94,7 +97,7 @@ class Entry:
     learning_rate: float | None
     average: float | None = None
     given: bool = False
-    course: Course = _NOTHING
+    course: PlanTimeline = _NOTHING
     runs: tuple[TrainedRun, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -146,9 +149,9 @@ class Entry:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Excluded:
-    """A method that is listed, not ranked: it has no certificate, or this task is not one that it can do.
+    """A method that is listed but not ranked: it has no certificate, or cannot be run on this task.
 
-    reason  why it cannot be run here; empty where the guarantee itself is the reason
+    reason  why it cannot be run here; empty if the missing certificate is the reason
     """
 
     method: str
@@ -158,18 +161,23 @@ class Excluded:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Stage:
-    """The same rows at another budget, for the frontier."""
+class BudgetResult:
+    """The same rows at one budget of the frontier."""
 
     epsilon: float
     repeats: int
     entries: tuple[Entry, ...]
 
+    @property
+    def label(self) -> str:
+        """The epsilon as text."""
+        return f"{self.epsilon:g}"
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What a search on stand-in data chose for a row, and its score there."""
+class TunedSetting:
+    """The settings that a search on stand-in data chose for a row, and their score."""
 
     name: str
     settings: str
@@ -178,10 +186,10 @@ class Choice:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TuningSummary:
     """A search for settings on public stand-in data.
 
-    records, held_out  how many records trained the trials, and how many others scored them
+    records, held_out  the numbers of records that trained and that scored the trials
     """
 
     data: str
@@ -189,22 +197,7 @@ class Tuned:
     trials: int
     records: int
     held_out: int
-    choices: tuple[Choice, ...]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Truth:
-    """A row of an audit: certified, claimed and audited epsilon of one setting."""
-
-    method: str
-    parameters: tuple[tuple[str, Setting], ...]
-    certified: float | None
-    claimed: float | None
-    analytic: float | None
-    audited: float | None
-    confidence: float | None
-    verdict: str
+    choices: tuple[TunedSetting, ...]
 
 
 @final
@@ -225,10 +218,10 @@ class Comparison:
     """Methods on one dataset and model at one certified budget, best first.
 
     others    the same rows at further budgets
-    truth     the rows of an audit that is shown beside, with the name of its file
+    truth     the rows of an audit that the page shows, with the name of its file
     tuned     the search that chose the settings, if there was one
-    together  the epsilon of releasing all runs of the page, composed at `delta` each; None where unknown
-    public    whether the training records are public, so that repeating and choosing cost nothing
+    together  the epsilon of publishing all runs of the page, by composition; None if unknown
+    public    whether the training records are public, so that repeating and tuning cost nothing
     """
 
     data: str
@@ -249,10 +242,10 @@ class Comparison:
     excluded: tuple[Excluded, ...]
     together: float | None
     provenance: Provenance
-    others: tuple[Stage, ...] = ()
-    truth: tuple[Truth, ...] = ()
+    others: tuple[BudgetResult, ...] = ()
+    truth: tuple[AuditRow, ...] = ()
     truth_source: str = ""
-    tuned: Tuned | None = None
+    tuned: TuningSummary | None = None
 
     @staticmethod
     def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -274,20 +267,19 @@ class Comparison:
 
     @property
     def seeded(self) -> bool:
-        """Whether any number here was drawn from a seed, which gives no privacy."""
-        return self.seeds is not None or any(
-            "not private" in run.randomness for e in self.entries for run in e.runs
-        )
+        """Whether any run was seeded, which gives no privacy."""
+        runs = (run for budget in self.budgets for entry in budget.entries for run in entry.runs)
+        return self.seeds is not None or any("not private" in run.randomness for run in runs)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def budgets(self) -> tuple[BudgetResult, ...]:
         """All budgets, the smallest first."""
-        own = Stage(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
-        return tuple(sorted((own, *self.others), key=lambda stage: stage.epsilon))
+        own = BudgetResult(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
+        return tuple(sorted((own, *self.others), key=lambda budget: budget.epsilon))
 
     @property
-    def not_told_apart(self) -> tuple[Entry, ...]:
-        """The entries whose intervals overlap the best one's."""
+    def close_to_best(self) -> tuple[Entry, ...]:
+        """The entries whose intervals overlap that of the best."""
         best = self.best
         if best is None or best.accuracy is None:
             return ()
@@ -295,22 +287,21 @@ class Comparison:
         return tuple(e for e in others if e.accuracy is not None and e.accuracy.overlaps(best.accuracy))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values, with the derived accuracies beside the runs for readers of the file."""
+        """Everything as JSON values, with the mean accuracies beside the runs for readers of the file."""
         held = plain(self)
-        stages = [(self.entries, held["entries"])]
-        stages += [
-            (stage.entries, told["entries"]) for stage, told in zip(self.others, held["others"], strict=True)
+        held["truth"] = [
+            {"is": "Truth", **row.to_json(), "parameters": [list(pair) for pair in row.parameters.items()]}
+            for row in self.truth
         ]
-        for entries, written in stages:
-            for entry, row in zip(entries, written, strict=True):
+        every = [self.entries, *(budget.entries for budget in self.others)]
+        for entries, written in zip(every, (held, *held["others"]), strict=True):
+            for entry, row in zip(entries, written["entries"], strict=True):
                 row["accuracy"] = None if entry.accuracy is None else plain(entry.accuracy)
         return {"format": FORMAT, **held}
 
     @staticmethod
     def from_json(held: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_json` wrote; anything else is refused."""
-        from discreet.runs.comparison.stored import comparison
-
         check.require(
             held.get("format") == FORMAT,
             f"a file of format {FORMAT}",
@@ -318,11 +309,12 @@ class Comparison:
             "give the report.json that discreet compare wrote with this version",
         )
         try:
-            return comparison(held)
+            found: Comparison = from_plain(Comparison, held)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             check.refuse(
                 "a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again"
             )
+        return found
 
 
 def _number(value: Setting) -> str:

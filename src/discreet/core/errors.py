@@ -1,0 +1,40 @@
+"""What ends a run that was under way; bad input is `check.Refused`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the run ended or does not answer; what the run has spent is in its ledger."""
+
+
+@final
+class RunStopped(RuntimeError):
+    """Training that ended early after it had spent; `__cause__` says why.
+
+    charges  how many charges are in the ledgers at `place`
+    go_on    the command that goes on
+    """
+
+    def __init__(self, charges: int, place: Path, go_on: str) -> None:
+        told = "1 charge" if charges == 1 else f"{charges} charges"
+        self.outcome = f"Spent so far, and kept in {place}: {told}. Go on with: {go_on}"
+        super().__init__(self.outcome)
+
+    def __str__(self) -> str:
+        return f"{type(self.__cause__).__name__}: {self.__cause__}. {self.outcome}"
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ended: Python's error, torch's for accelerators, or the one of torch's CPU allocator."""
+    told = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (
+            isinstance(error, RuntimeError)
+            and ("can't allocate memory" in told or "not enough memory" in told)
+        )
+    )

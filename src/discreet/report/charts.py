@@ -1,0 +1,210 @@
+"""A chart as a value, its colours and axes, and its files (SVG and PNG). `svg` draws the same value into a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Distinguishable in simulated protanopia, deuteranopia and tritanopia, and visible on the background of their
+# theme; tests check both. A marker of its own goes with each colour.
+LIGHT = ("#065391", "#992100", "#0e896a", "#b972d2", "#a27b06", "#7391a4", "#383e45", "#7e5de4")
+DARK = ("#7684ff", "#f7814b", "#28c58c", "#da82b3", "#fbd152", "#97d2f6", "#ddddde", "#8886d1")
+
+# (Matplotlib's name, an SVG path around the origin about 8 units across)
+MARKERS = (
+    ("o", "M-3.6,0a3.6,3.6 0 1,0 7.2,0a3.6,3.6 0 1,0 -7.2,0z"),
+    ("s", "M-3.2,-3.2h6.4v6.4h-6.4z"),
+    ("^", "M0,-4.2L4,3H-4z"),
+    ("D", "M0,-4.6L4.2,0L0,4.6L-4.2,0z"),
+    ("v", "M0,4.2L4,-3H-4z"),
+    (
+        "X",
+        "M-3.6,-2.2l1.4,-1.4l2.2,2.2l2.2,-2.2l1.4,1.4l-2.2,2.2l2.2,2.2l-1.4,1.4l-2.2,-2.2l-2.2,2.2l-1.4,-1.4"
+        "l2.2,-2.2z",
+    ),
+    ("P", "M-1.1,-4.2h2.2v3.1h3.1v2.2h-3.1v3.1h-2.2v-3.1h-3.1v-2.2h3.1z"),
+    ("|", "M-1.3,-4.6h2.6v9.2h-2.6z"),
+)
+
+Interval = tuple[float, float]
+Points = tuple[tuple[float, float, float, float], ...]
+"""(x, mean, low, high) in order of x."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """A line, and the number of its colour and marker."""
+
+    name: str
+    style: int
+    points: Points
+
+    @staticmethod
+    def exact(name: str, style: int, points: Sequence[tuple[float, float]]) -> Series:
+        """A line of single values, without intervals."""
+        return Series(name=name, style=style, points=tuple((float(x), y, y, y) for x, y in points))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Lines over one public quantity.
+
+    percent  values are shares of one
+    x_least  the least value at which the x axis may end
+    """
+
+    key: str
+    title: str
+    x_label: str
+    series: tuple[Series, ...]
+    y_range: Interval
+    x_short: str = ""
+    y_label: str = "test accuracy"
+    percent: bool = False
+    x_least: float = 0.0
+    log_x: bool = False
+    log_y: bool = False
+
+    @property
+    def x_range(self) -> Interval:
+        """Where the x axis begins and ends."""
+        xs = [x for line in self.series for x, *_ in line.points]
+        if self.log_x:
+            return (min(xs), max(xs) * (1 + 1e-9)) if xs and min(xs) < max(xs) else (1.0, 10.0)
+        return min(0.0, *xs) if xs else 0.0, max(self.x_least, *xs, 0.0) or 1.0
+
+
+def means(series: Sequence[Series]) -> list[float]:
+    """The values of all lines."""
+    return [mean for line in series for _, mean, *_ in line.points]
+
+
+def from_zero(series: Sequence[Series]) -> Interval:
+    """From zero to slightly above the largest value."""
+    return 0.0, max(means(series), default=1.0) * 1.08 or 1.0
+
+
+def above_zero(series: Sequence[Series]) -> Interval:
+    """Slightly more than the positive values, for a log axis."""
+    values = [mean for mean in means(series) if mean > 0] or [1.0]
+    return min(values) * 0.9, max(values) * 1.1
+
+
+def around(series: Sequence[Series]) -> Interval:
+    """All values, with a margin on both sides."""
+    values = means(series) or [0.0]
+    margin = 0.05 * (max(values) - min(values)) or 0.05
+    return min(values) - margin, max(values) + margin
+
+
+def shape(style: int) -> int:
+    """The marker's number: where the colours start again, markers are shifted by one."""
+    return (style + style // len(LIGHT)) % len(MARKERS)
+
+
+def ticks(low: float, high: float, most: int) -> tuple[float, ...]:
+    """At most so many round numbers from low to high; steps that end on `high` are preferred.
+
+    >>> ticks(0.0, 120.0, 7), ticks(0.0, 3.0, 7)
+    ((0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0), (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0))
+    """
+    raw = (high - low) / max(most - 1, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    steps = [factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= raw * (1 - 1e-9)]
+    ending = [step for step in steps[:3] if abs(high / step - round(high / step)) < 1e-9]
+    step = ending[0] if ending else steps[0]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(round(index * step, 10) for index in range(first, last + 1))
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Powers of ten, with 2 and 5 between them where there are few.
+
+    >>> log_ticks(0.5, 20), log_ticks(64, 60000)
+    ((0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (100.0, 1000.0, 10000.0))
+    """
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+    every = (factor * 10.0**exponent for exponent in exponents for factor in factors)
+    return tuple(value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9))
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path, key: str) -> tuple[Path, Path]:
+    """The SVG and the PNG file of a figure."""
+    return folder / f"{key}.svg", folder / f"{key}.png"
+
+
+def save(chart: Chart, *paths: Path, titled: bool = False) -> tuple[Path, ...]:
+    """The chart on a light background, a file for each path; each name ends in .svg or .png."""
+    return save_drawing(partial(_draw, chart, titled), *paths)
+
+
+def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]:
+    """Whatever `draw` draws, in the style of all figures; the same drawing gives the same bytes of SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # A fixed salt makes files repeatable. A name with a $ is a name, not mathematics.
+    with matplotlib.rc_context({"font.size": 10, "svg.hashsalt": "discreet", "text.parse_math": False}):
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.set_axisbelow(True)
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kind = path.suffix.lower()[1:]
+            metadata = {"Date": None} if kind == "svg" else {"Software": "discreet"}
+            figure.savefig(path, format=kind, dpi=160, metadata=metadata)
+    return paths
+
+
+def light_grid(axes: Axes, axis: str) -> None:
+    """Thin lines behind the data."""
+    axes.grid(axis=axis, color="#e3e5e8", linewidth=0.8)  # type: ignore[arg-type]
+
+
+def as_percent(value: float, _: object = None) -> str:
+    """A tick of an axis of shares."""
+    return f"{value * 100:.0f}%"
+
+
+def _draw(chart: Chart, titled: bool, axes: Axes) -> None:
+    for line in chart.series:
+        axes.plot(
+            [x for x, *_ in line.points],
+            [mean for _, mean, *_ in line.points],
+            color=LIGHT[line.style % len(LIGHT)],
+            marker=MARKERS[shape(line.style)][0],
+            markersize=4,
+            markevery=max(1, len(line.points) // 8),
+            linewidth=1.5,
+            linestyle="-" if line.style < len(LIGHT) else "--",
+            label=line.name,
+        )
+    axes.set(xscale="log" if chart.log_x else "linear", yscale="log" if chart.log_y else "linear")
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label, title=chart.title if titled else "")
+    if not chart.log_x:
+        low, high = chart.x_range
+        axes.set_xlim(low, high * 1.02)
+    axes.set_ylim(*chart.y_range)
+    light_grid(axes, "y")
+    if chart.percent:
+        axes.yaxis.set_major_formatter(as_percent)
+    if len(chart.series) > len(LIGHT):  # too many to fit among the lines
+        axes.figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    elif any(line.name for line in chart.series):
+        axes.legend(frameon=False, fontsize=9)

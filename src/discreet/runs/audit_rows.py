@@ -1,0 +1,100 @@
+"""A row of an audit and its verdict, as `discreet audit --out FILE` writes it and a comparison shows it.
+
+verdict              when
+CERTIFICATE BROKEN   audited > certified: a bug in this library
+claim broken         audited > claimed
+holds                audited <= certified
+claim not tested     nothing is certified, and the attack shows less than the claim (or there is none)
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, final
+
+from discreet.core import check
+from discreet.core.plain import from_plain, plain
+
+
+class Verdict(enum.Enum):
+    """What the numbers of a row say."""
+
+    HOLDS = "holds"
+    CLAIM_BROKEN = "claim broken"
+    NOT_TESTED = "claim not tested"
+    CERTIFICATE_BROKEN = "CERTIFICATE BROKEN"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AuditRow:
+    """Certified, claimed, analytic and audited epsilon of one setting; None where there is no such number.
+
+    parameters  the settings; they begin with the game, in words
+    """
+
+    method: str
+    parameters: MappingProxyType[str, Any]
+    certified: float | None
+    claimed: float | None
+    analytic: float | None
+    audited: float
+    confidence: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The strongest statement that the numbers support."""
+        return verdict(certified=self.certified, claimed=self.claimed, audited=self.audited)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; infinity is the string "inf"."""
+        held = plain(self)
+        del held["is"]
+        return {**held, "verdict": self.verdict.value}
+
+    @staticmethod
+    def from_json(body: Mapping[str, Any]) -> AuditRow:
+        """What `to_json` wrote; a verdict that contradicts the numbers is refused."""
+        row: AuditRow = from_plain(AuditRow, body)
+        check.require(
+            row.verdict.value == body["verdict"],
+            f"the verdict {row.verdict.value!r} for the numbers of {row.method}",
+            repr(body["verdict"]),
+            "write the table again with `discreet audit --all --out FILE`",
+        )
+        return row
+
+
+def verdict(*, certified: float | None, claimed: float | None, audited: float) -> Verdict:
+    """The verdict on these three numbers.
+
+    >>> verdict(certified=4.0, claimed=1.0, audited=2.0).value
+    'claim broken'
+    """
+    if certified is not None and audited > certified:
+        return Verdict.CERTIFICATE_BROKEN
+    if claimed is not None and audited > claimed:
+        return Verdict.CLAIM_BROKEN
+    proven = certified is not None and math.isfinite(certified)
+    return Verdict.HOLDS if proven else Verdict.NOT_TESTED
+
+
+def read_audit(path: Path) -> tuple[AuditRow, ...]:
+    """The rows of a file that `discreet audit --out FILE` wrote."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(AuditRow.from_json(row) for row in held["rows"])
+    except check.Refused:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        check.refuse(
+            f"a truth table in {path}",
+            f"{type(error).__name__}: {error}",
+            "write one with `discreet audit --all --out FILE`",
+        )

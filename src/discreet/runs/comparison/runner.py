@@ -1,0 +1,357 @@
+"""The runs of a comparison: all rows with one seed, then with the next, so an interrupted comparison has every row."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from discreet import runs
+from discreet.accounting import certify, merge, read
+from discreet.core import check
+from discreet.core.command import package_versions
+from discreet.core.plain import digest
+from discreet.core.relation import Neighbouring
+from discreet.core.workers import failure_of, run_jobs
+from discreet.data import DATASETS, build, parameters
+from discreet.methods import METHODS
+from discreet.runs.comparison.candidates import SET_ASIDE, Candidate
+from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
+from discreet.runs.comparison.timelines import timeline_of
+from discreet.runs.comparison.values import (
+    Comparison,
+    Entry,
+    Excluded,
+    Failure,
+    PlanTimeline,
+    Point,
+    Provenance,
+    TrainedRun,
+)
+from discreet.runs.config import FREE_TO_CHANGE
+from discreet.runs.defaults import load_task, records_of, settle
+from discreet.runs.folder import read_json
+from discreet.stages.delta import check_delta
+from discreet.stages.plan import Plan
+from discreet.stages.sampling import Horizon
+
+_SHARED = (
+    *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
+    *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta"),
+)
+"""Settings of a comparison that each of its runs has."""
+_PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """A candidate with its completed settings and its plan, or why it has none.
+
+    reason  why its settings do not make a plan
+    unfit   why its plan, which is valid in itself, cannot be run on this task
+    """
+
+    candidate: Candidate
+    config: runs.RunConfig
+    plan: Plan | None
+    reason: str = ""
+    unfit: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """One run of a row."""
+
+    index: int
+    row: _Row
+    seed: int | None
+    directory: Path
+
+    @property
+    def config(self) -> runs.RunConfig:
+        return dataclasses.replace(self.row.config, seed=self.seed, out=str(self.directory))
+
+
+@final
+class ComparisonRunner:
+    """Calibrates every row once, then trains all rows, seed by seed.
+
+    root                   the directory of the page
+    task, horizon, shared  the data, the public numbers and the settings that all rows share
+    """
+
+    def __init__(self, settings: CompareSettings, listener: Listener, *, root: Path) -> None:
+        self._settings, self._listener, self._root = settings, listener, root
+        self.task = load_task(settings)
+        # Invalid shared settings are refused here, before anything is trained.
+        shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
+        self.shared = shared
+        self.horizon = Horizon.of(
+            records=records_of(shared, self.task),
+            batch=shared.batch or 0,
+            epochs=shared.epochs,
+            steps=shared.steps,
+        )
+        check_delta(settings.delta, self.horizon.records, accepted=settings.accept_large_delta)
+        self._model = build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
+        self._count = len(settings.chosen) * len(settings.keys)
+        self._jobs: list[_Job] = []
+        self._ordered: list[_Job] = []
+        self._finished: dict[int, TrainedRun] = {}
+        self._failed: dict[int, Failure] = {}
+        self._notes: dict[int, str] = {}
+
+    def comparison(self) -> Comparison:
+        """Run everything and collect the results."""
+        rows = [self._calibrated(place, row) for place, row in enumerate(self._settings.chosen)]
+        pairs = itertools.product(self._settings.keys, [row for row in rows if not row.unfit])
+        self._jobs = [
+            _Job(index=index, row=row, seed=seed, directory=self._settings.out / row.candidate.name / key)
+            for index, ((key, seed), row) in enumerate(pairs)
+        ]
+        ordered = [(job, order) for job in self._jobs if (order := self._order(job)) is not None]
+        self._ordered = [job for job, _ in ordered]
+        orders = [order for _, order in ordered]
+        run_jobs(f"{__name__}:train_order", orders, self, workers=self._settings.workers, saves=True)
+        return self._gathered(rows)
+
+    # -- one row, one run ------------------------------------------------------------------------------
+
+    def _calibrated(self, place: int, candidate: Candidate) -> _Row:
+        self._listener(
+            ComparisonProgress(
+                phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count
+            )
+        )
+        config = self._config(candidate)
+        try:
+            config = runs.complete(config)
+            METHODS[config.method].recipe(**dict(config.parameters))
+        except Exception as error:
+            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
+        try:
+            config, plan = settle(config, self.task)
+        except check.Refused as error:  # the recipe is valid, but not for this task or this budget
+            return _Row(candidate=candidate, config=config, plan=None, unfit=failure_of(error))
+        except Exception as error:
+            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
+        return _Row(candidate=candidate, config=config, plan=plan)
+
+    def _config(self, candidate: Candidate) -> runs.RunConfig:
+        shared = {name: getattr(self._settings, name) for name in _SHARED}
+        return runs.RunConfig(
+            out=str(self._settings.out / candidate.name),
+            method=candidate.method,
+            parameters=candidate.parameters,
+            learning_rate=candidate.learning_rate,
+            momentum=candidate.momentum,
+            average=candidate.average,
+            **shared,
+        )
+
+    def _order(self, job: _Job) -> dict[str, Any] | None:
+        """What is left to train, if anything. A finished run is read; a run with other settings is moved away."""
+        plan, folder = job.row.plan, runs.RunFolder(job.directory)
+        if plan is None:
+            self._fail(job, job.row.reason)
+            return None
+        config = job.config
+        begun = folder.run.exists() or folder.ledger.exists()
+        if begun and not _same(config, plan, folder):
+            self._notes[job.index] = (
+                f"an earlier run with other settings was moved to {_set_aside(job.directory, self._settings.out)}"
+            )
+            begun = False
+        if begun and folder.result.exists():
+            self._take(job, Phase.REUSED)
+            return None
+        return {"config": config.to_json(), "resume": begun}
+
+    def started(self, job: int) -> None:
+        """A run is being trained."""
+        run = self._ordered[job]
+        self._tell(Phase.TRAINING, run, steps=self.horizon.steps, note=self._notes.get(run.index, ""))
+
+    def news(self, job: int, news: Any) -> None:
+        """A step was taken."""
+        progress = runs.RunProgress(**news)
+        averaged = progress.averaged_accuracy
+        self._tell(
+            Phase.TRAINING,
+            self._ordered[job],
+            step=progress.step,
+            steps=progress.steps,
+            epsilon=progress.epsilon,
+            accuracy=progress.accuracy if averaged is None else averaged,
+        )
+
+    def ended(self, job: int, result: Any, failure: str) -> None:
+        """A run is over, finished unless there is a failure."""
+        if failure:
+            self._fail(self._ordered[job], failure)
+        else:
+            self._take(self._ordered[job], Phase.FINISHED)
+
+    def _take(self, job: _Job, phase: Phase) -> None:
+        try:
+            run = self._finished_run(job)
+        except Exception as error:
+            self._fail(job, failure_of(error))
+            return
+        self._finished[job.index] = run
+        self._tell(phase, job, step=run.steps, steps=run.steps, epsilon=run.epsilon, accuracy=run.accuracy)
+
+    def _fail(self, job: _Job, why: str) -> None:
+        self._failed[job.index] = Failure(seed=job.seed, reason=why)
+        self._tell(Phase.FAILED, job, note=why)
+
+    def _finished_run(self, job: _Job) -> TrainedRun:
+        folder, result = runs.RunFolder(job.directory), runs.load_result(job.directory)
+        proven = result.spent.certified
+        check.require(
+            proven.epsilon <= self._settings.epsilon and proven.delta == self._settings.delta,
+            f"a run within epsilon={self._settings.epsilon:g} at delta={self._settings.delta:g}",
+            f"epsilon={proven.epsilon:g} at delta={proven.delta:g}",
+            f"it spent more than the budget, so it is not ranked; {folder.directory} has its ledger",
+        )
+        return TrainedRun(
+            seed=job.seed,
+            accuracy=result.test_accuracy,
+            epsilon=proven.epsilon,
+            claimed=result.spent.claimed,
+            accountant=proven.accountant,
+            assumptions=proven.assumptions,
+            steps=result.steps,
+            seconds=result.seconds,
+            noise=None if job.row.plan is None else job.row.plan.noise,
+            curve=tuple(
+                Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve
+            ),
+            randomness=result.spent.statement,
+            directory=folder.directory.relative_to(self._root).as_posix(),
+            ledger=read(folder.ledger).digest,
+            config=digest(_compared(job.config)),
+        )
+
+    def _tell(self, phase: Phase, job: _Job, **news: object) -> None:
+        name, seed = job.row.candidate.name, job.seed
+        progress = ComparisonProgress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
+        self._listener(dataclasses.replace(progress, **news))  # type: ignore[arg-type]
+
+    # -- results -------------------------------------------------------------------------------------
+
+    def _gathered(self, rows: list[_Row]) -> Comparison:
+        of, task, shared, horizon = self._settings, self.task, self.shared, self.horizon
+        return Comparison(
+            data=of.data if of.data in DATASETS else task.name,
+            model=str(shared.model),
+            parameters=parameters(self._model),
+            records=horizon.size.records,
+            test_records=len(task.test),
+            batch=horizon.size.batch,
+            steps=horizon.steps,
+            epsilon=of.epsilon,
+            delta=of.delta,
+            relation=str(shared.relation),
+            sampling=shared.sampling,
+            seeds=of.seeds,
+            repeats=len(of.keys),
+            public=task.public,
+            entries=Comparison.ranked(self._entry(row) for row in rows if not row.unfit),
+            excluded=_excluded(rows),
+            together=together(self.ledgers, of.delta, str(shared.relation)),
+            provenance=Provenance(
+                command=of.command,
+                created=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+                versions=tuple(package_versions(*_PACKAGES).items()),
+                checksum=task.checksum,
+                constants=task.constants,
+            ),
+        )
+
+    def _entry(self, row: _Row) -> Entry:
+        method, config = METHODS[row.candidate.method], row.config
+        places = [job.index for job in self._jobs if job.row is row]
+        return Entry(
+            name=row.candidate.name,
+            method=method.name,
+            summary=method.summary,
+            guarantee=method.guarantee,
+            parameters=config.parameters,
+            optimizer=config.optimizer or ("adam" if method.adam else "sgd"),
+            learning_rate=config.learning_rate,
+            average=config.average or None,
+            given=row.candidate.given,
+            course=PlanTimeline() if row.plan is None else timeline_of(row.plan),
+            runs=tuple(self._finished[index] for index in places if index in self._finished),
+            failures=tuple(self._failed[index] for index in places if index in self._failed),
+        )
+
+    @property
+    def ledgers(self) -> list[Path]:
+        """The ledgers of all runs that started, failed ones included: their charges are spent."""
+        every = (runs.RunFolder(job.directory).ledger for job in self._jobs)
+        return [ledger for ledger in every if ledger.exists()]
+
+
+def train_order(order: dict[str, Any], tell: Callable[[Any], None]) -> None:
+    """Train one run; called by a worker."""
+    config = runs.RunConfig.from_json(order["config"])
+    runs.train(config, on_progress=lambda news: tell(dataclasses.asdict(news)), resume=order["resume"])
+
+
+def together(ledgers: list[Path], delta: float, relation: str) -> float | None:
+    """The epsilon of publishing all runs; None where a ledger cannot be read."""
+    with contextlib.suppress(check.Refused):
+        return certify(merge(ledgers), delta=delta, relation=Neighbouring(relation)).epsilon
+    return None
+
+
+def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
+    """Rows that cannot be run on the task, and every method without a certificate."""
+    unfit = [
+        Excluded(
+            method=row.candidate.name,
+            guarantee=METHODS[row.candidate.method].guarantee,
+            reason=row.unfit,
+        )
+        for row in rows
+        if row.unfit
+    ]
+    uncertified = [method for method in METHODS.values() if not method.certified]
+    return (*unfit, *(Excluded(method=m.name, guarantee=m.guarantee) for m in uncertified))
+
+
+# -- runs of an earlier comparison --------------------------------------------------------------------------
+
+
+def _compared(config: runs.RunConfig) -> dict[str, object]:
+    """The settings that decide what a run computes."""
+    return {name: value for name, value in config.to_json().items() if name not in FREE_TO_CHANGE}
+
+
+def _same(config: runs.RunConfig, plan: Plan, folder: runs.RunFolder) -> bool:
+    """Whether the run in this folder has these settings and this plan."""
+    try:
+        begun = runs.load_config(config.out)
+        planned = read_json(folder.plan)["digest"]
+    except (check.Refused, KeyError):
+        return False
+    return digest(_compared(begun)) == digest(_compared(config)) and planned == plan.digest
+
+
+def _set_aside(directory: Path, out: Path) -> Path:
+    """Move a run away. It is never deleted, since its ledger records what was spent."""
+    name = "-".join(directory.relative_to(out).parts)
+    places = (out / SET_ASIDE / f"{name}-{number}" for number in itertools.count(1))
+    place = next(place for place in places if not place.exists())
+    place.parent.mkdir(parents=True, exist_ok=True)
+    directory.rename(place)
+    return place
