@@ -28,6 +28,7 @@ _HOME = {
     "TruncatedPoisson": "discreet.stages.sampling",
     "fix": "discreet.engine.fix",
     "methods": "discreet.methods",
+    "public": "discreet.engine.record_watch",
     "statement": "discreet.runs.statement",
 }
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
     from discreet.engine.fix import fix as fix
+    from discreet.engine.record_watch import public as public
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan
     from discreet.stages.recipe import Recipe as Recipe

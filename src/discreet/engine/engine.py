@@ -24,7 +24,9 @@ from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.proof.forbidden import FORBIDDEN
+from discreet.engine.proof.lineage import PUBLIC
 from discreet.engine.proof.losses import check_losses, check_scale
+from discreet.engine.record_watch import RecordWatch, places_in
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import Snapshot, parameters_in, refuse_unsupported, trainable
@@ -41,7 +43,6 @@ class _Pass:
     recorder: Recorder
     script: ForwardTrace
     watching: ExitStack
-    before: Snapshot
     outputs: list[Tensor]
     ends: set[Any]  # their autograd nodes, as the pass left them
 
@@ -100,6 +101,8 @@ class Engine:
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
         self._scripts = KnownTraces(model, self._roots, self.layout)
+        self.watch = RecordWatch(model)
+        self._before: Snapshot | None = None
         self._records: int | None = None
         self._views, self._watching = 1, False
         self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
@@ -131,11 +134,33 @@ class Engine:
             "do not call backward() yourself between private steps, or call zero_grad() after it",
         )
         self._records, self._views, self._watching = records, views, True
+        self._before = Snapshot(self.model)
+
+    def follow(
+        self, batch: Any, records: int, views: int = 1, *, private: Any = (), public: Sequence[Tensor] = ()
+    ) -> None:
+        """Watch every torch call on the tensors of `batch` from here to `check`.
+
+        private  what holds records before the first batch, such as the data
+        public   tensors of the batch that are the same whatever the records are
+        """
+        constants = {id(tensor) for tensor in public}
+        places = places_in(batch, records * views)
+        self.watch.open([(t, PUBLIC if id(t) in constants else at) for t, at in places], records, private)
+
+    def check(self, losses: Tensor) -> None:
+        """Refuse losses in which a record moves another one, call by call; the watch ends where they are accepted."""
+        self.watch.finish(losses)
+        self.watch.close()
 
     def backward(self, losses: Tensor) -> None:
         """One backward pass from the per-sample losses, shape [records]."""
         records = self._open_records()
+        if self.watch.is_open:
+            self.check(losses)
         self._trains_the_same()
+        if self._before is not None:
+            self._before.compare(self.model)
         rows = records * self._views
         require(
             losses.dim() == 1 and losses.shape[0] == rows,
@@ -236,6 +261,7 @@ class Engine:
 
     def discard(self) -> None:
         """Forget the open micro-batch."""
+        self.watch.close()
         for one in reversed(self._open):  # a pass that was interrupted left its watch on
             if one is not None:
                 one.watching.close()
@@ -266,11 +292,20 @@ class Engine:
         if inside or not self._watching or self._scripts.busy or not torch.is_grad_enabled():
             return
         assert self._records is not None
-        script = self.script(args, kwargs, self._records, self._views)
-        recorder = Recorder(self._roots, script, self._records, (args, kwargs))
+        learned = self._scripts.learned
+        with self.watch.paused():
+            script = self.script(args, kwargs, self._records, self._views)
+        if self._scripts.learned > learned:  # random inputs may have filled a cache
+            self._before = Snapshot(self.model)
+        with torch._C.DisableTorchFunction():
+            recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
-        self._open[-1] = _Pass(recorder, script, watching, Snapshot(self.model), [], set())
-        watching.enter_context(CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN))
+        self._open[-1] = _Pass(recorder, script, watching, [], set())
+        if self.watch.is_open:
+            calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)
+            watching.enter_context(self.watch.running(calls.handle))
+        else:
+            watching.enter_context(CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN))
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         one = self._open.pop() if self._open else None
@@ -280,9 +315,11 @@ class Engine:
         if output is None:  # the forward pass raised: its error is the one to show
             return
         one.recorder.finish()
-        one.before.compare(self.model)
-        one.outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        one.ends = {tensor.grad_fn for tensor in one.outputs}
+        with torch._C.DisableTorchFunction():
+            if self._before is not None:
+                self._before.compare(self.model)
+            one.outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            one.ends = {tensor.grad_fn for tensor in one.outputs}
         self._passes.append(one)
 
     # -- inside ----------------------------------------------------------------------------------------

@@ -29,6 +29,10 @@ class KnownTraces:
         self._batched: dict[Any, tuple[bool, ...]] = {}  # by the structure of the inputs
         self.busy = False
 
+    @property
+    def learned(self) -> int:
+        return len(self._known)
+
     def find(self, args: Any, kwargs: Any, records: int, views: int) -> ForwardTrace:
         """The script for these inputs; the first time, learned on random ones of the same shape."""
         inputs = (args, kwargs)

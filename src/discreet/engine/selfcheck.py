@@ -106,8 +106,8 @@ def verify(
         root.tensor.dtype in (torch.float16, torch.bfloat16) for root in roots
     )
     with torch.no_grad():
+        whole = torch.stack([row_norm(piece) for piece in expected]).square().sum(0).sqrt()
         for root, factor, truth in zip(roots, factors, expected, strict=True):
-            whole = torch.stack([row_norm(piece) for piece in expected]).square().sum(0).sqrt()
             _compare(root.name, factor, truth, whole, half)
 
 

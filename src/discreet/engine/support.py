@@ -26,6 +26,12 @@ def refuse_unsupported(model: nn.Module) -> None:
         for kind in type(module).__mro__:
             if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
                 refuse("a plain module", f"a {kind.__name__} wrapper {at}", _WRAPPERS[kind.__name__])
+        if module._backward_hooks or module._backward_pre_hooks:
+            refuse(
+                "modules without backward hooks, which change gradients out of sight",
+                f"a backward hook {at}",
+                "remove it; private.step bounds every record's gradient",
+            )
         if module._compiled_call_impl is not None:
             refuse("a plain module", f"a compiled module {at}", _WRAPPERS["OptimizedModule"])
     for name, parameter in model.named_parameters():

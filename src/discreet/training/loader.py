@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from discreet.engine.trace.capture import replace
+from discreet.training.collate import CollateEach, OneByOne
 
 if TYPE_CHECKING:
     from discreet.stages.sampling import Indices
@@ -43,7 +44,9 @@ class Loader:
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
         self._worker_seed = worker_seed
-        self._collate_fn, self._num_workers = collate_fn or default_collate, num_workers
+        self._collate_fn, self._num_workers = default_collate, num_workers
+        if collate_fn is not None:
+            self._collate_fn = CollateEach(collate_fn)
         self._is_plain = isinstance(dataset, TensorDataset) and collate_fn is None and num_workers == 0
 
     def load(self, drawn: Iterator[Indices]) -> Iterator[MicroBatch]:
@@ -57,7 +60,7 @@ class Loader:
         cuts: deque[tuple[int, bool]] = deque()
         fetched = iter(
             DataLoader(
-                self._dataset,
+                OneByOne(self._dataset),
                 batch_sampler=self._lists(drawn, cuts),
                 num_workers=self._num_workers,
                 collate_fn=self._collate_fn,

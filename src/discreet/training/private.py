@@ -169,7 +169,10 @@ class Private:
             if micro.records == 0:
                 self._end_sample()
                 continue
-            yield self._offer(micro.batch, micro.records, micro.is_last)
+            try:
+                yield self._offer(micro.batch, micro.records, micro.is_last)
+            finally:  # also when the loop is left
+                self._engine.watch.close()
             self._loop.go_on(loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -189,7 +192,10 @@ class Private:
             if records == 0:
                 self._end_sample()
                 continue
-            yield self._offer(to_device(batch, self._device), records, True)
+            try:
+                yield self._offer(to_device(batch, self._device), records, True)
+            finally:
+                self._engine.watch.close()
             self._loop.go_on(loop)
 
     def step(self, losses: Tensor) -> bool:
@@ -197,6 +203,7 @@ class Private:
         with self._loop.taking():
             assert self._step is not None
             if self._step.is_testing:
+                self._engine.check(losses)
                 self._untested.compare(self.model)
                 self._step.add_to_test(losses, self._records, self._views)
             else:
@@ -207,12 +214,13 @@ class Private:
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
         if self._views > 1:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
-        if self._augment is not None:
-            batch = self._augment(batch)
         if self._step is not None and self._step.is_testing:
             self._untested = Snapshot(self.model)
         else:
             self._engine.begin(records, self._views)
+        self._engine.follow(batch, records, self._views, private=self._data)
+        if self._augment is not None:
+            batch = self._augment(batch)
         self._records = records
         self._loop.give(is_last=is_last)
         return batch

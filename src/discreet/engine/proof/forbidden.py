@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.engine.proof.blame import user_line
 from discreet.engine.trace.capture import name_of
 
 
@@ -96,7 +97,8 @@ def refuse_bounds(func: Callable[..., Any], args: Any, on_records: Callable[[lis
 def _refuse_reading(came: str) -> None:
     refuse(
         "a forward pass that does not read values of the records",
-        came,
-        "decide with torch.where, pad to a fixed length and mask, and check values before training: a "
-        "branch or an error tells something about the records",
+        f"{came} at {user_line()}",
+        "decide for each record by itself, with torch.where on that record's own values (never on a statistic of the "
+        "batch such as x.max()), pad to a public length and mask, and check values before training: a branch or an "
+        "error tells something about the records",
     )

@@ -233,12 +233,18 @@ class CallWatch(TorchFunctionMode):
         follower: Follower,
         decompositions: dict[Callable[..., Any], Callable[..., Any]],
         forbidden: dict[Callable[..., Any], Callable[..., None]],
+        around: TorchFunctionMode | None = None,
     ) -> None:
+        """`around` is the mode that hands its calls to `handle`, if this one is not on the stack itself."""
         super().__init__()
         self._follower, self._decompositions, self._forbidden = follower, decompositions, forbidden
+        self._outermost = around or self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        return self.handle(func, args, kwargs or {})
+
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one call of the pass."""
         if func in self._forbidden:
             self._forbidden[func](*args, **kwargs)
         tensors = tensors_in((args, kwargs))
@@ -247,7 +253,7 @@ class CallWatch(TorchFunctionMode):
         if not found:
             return self._follower.other(func, args, kwargs, tensors)
         if func in self._decompositions:
-            with self:
+            with self._outermost:
                 result = self._decompositions[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result

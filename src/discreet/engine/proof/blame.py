@@ -1,0 +1,140 @@
+"""Who mixed records: the user's own line, the call, and what to write instead."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+
+from discreet.core.check import refuse
+from discreet.engine.proof.call_proof import Verdict
+from discreet.engine.proof.lineage import Blame, Origin
+from discreet.engine.proof.verdicts import readable
+from discreet.engine.trace.capture import name_of
+
+READS: Final = frozenset(
+    [
+        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__int__"),
+        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__", "__reduce_ex__"),
+        *("untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr", "__deepcopy__"),
+    ]
+)
+
+_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_DISCREET: Final = str(Path(__file__).parents[2]) + os.sep
+
+UNKNOWN: Final = Blame(
+    "a tensor that no watched call made",
+    "",
+    "it comes from an earlier batch, from NumPy, from a file or from another thread",
+    "make it before the first batch, from the model's parameters, or from this batch; do not keep values of records "
+    "from one batch to the next",
+)
+
+CHANGED: Final = Blame(
+    "a tensor that changed after the first batch",
+    "",
+    "what it holds now may come from records",
+    "keep it as it was before the first batch, or make it a function of the parameters inside the loop",
+)
+
+
+def user_line(*, but_not_torch: bool = False) -> str | None:
+    """The innermost line outside torch and this library, quoted; None if torch's own code made the call itself."""
+    frame = sys._getframe(1)
+    is_nearest = True
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_DISCREET):
+            frame = frame.f_back  # type: ignore[assignment]
+            continue
+        if name.startswith(_TORCH):
+            if is_nearest and but_not_torch and not name.endswith(("_tensor.py", "overrides.py")):
+                return None
+            frame = frame.f_back  # type: ignore[assignment]
+            is_nearest = is_nearest and name.endswith(("_tensor.py", "overrides.py"))
+            continue
+        text = linecache.getline(name, frame.f_lineno).strip()
+        return f"{name}:{frame.f_lineno}" + (f" `{text}`" if text else "")
+    return "an unknown line"
+
+
+_REDUCTIONS: Final = frozenset(
+    [
+        *(
+            "mean",
+            "sum",
+            "std",
+            "var",
+            "amax",
+            "amin",
+            "max",
+            "min",
+            "any",
+            "all",
+            "median",
+            "quantile",
+            "nanmean",
+        ),
+        *(
+            "nansum",
+            "norm",
+            "prod",
+            "logsumexp",
+            "argmax",
+            "argmin",
+            "count_nonzero",
+            "mode",
+            "nanmedian",
+            "aminmax",
+        ),
+        *("std_mean", "var_mean", "softmax", "log_softmax", "cumsum", "sort", "argsort", "topk", "kthvalue"),
+    ]
+)
+
+
+def blame_for(func: Callable[..., Any], verdict: Verdict) -> Blame:
+    """Why the outputs of a call are mixed, and what to write instead."""
+    name = name_of(func).strip("_")
+    if verdict.sized_by_values:
+        remedy = (
+            "keep every record and every position: pad to a public length, and multiply by a mask of 0 and 1"
+        )
+    elif name.endswith("_loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
+        remedy = 'pass reduction="none" and reduce each record by itself'
+    elif name in _REDUCTIONS:
+        remedy = (
+            f"take {name} over each record's own entries (dim=1 and up, x.flatten(1)), or use a constant that was "
+            "fixed on public data before training"
+        )
+    elif name in ("batch_norm", "instance_norm"):
+        remedy = "call discreet.fix(model) to swap it for GroupNorm, or put the layer in eval mode"
+    elif "own" in verdict.why or "NumPy" in verdict.why or "function" in verdict.why:
+        remedy = "write it with torch functions on the tensors of the batch"
+    else:
+        remedy = "compute each record from its own values and the parameters alone"
+    return Blame(readable(func), user_line() or "", verdict.why, remedy, verdict.sized_by_values)
+
+
+def refuse_losses(origin: Origin) -> NoReturn:
+    """Refuse losses that depend on several records."""
+    blame = origin.blame or UNKNOWN
+    refuse(
+        "losses in which each record stands alone, call by call",
+        f"{blame.call}{' at ' + blame.where if blame.where else ''}: {blame.why}",
+        blame.remedy,
+    )
+
+
+def refuse_writing(origin: Origin) -> NoReturn:
+    """Refuse a parameter or buffer that takes values of records."""
+    refuse(
+        "parameters and buffers that hold nothing of the records",
+        f"values of the records written into one at {user_line()}",
+        "turn off running statistics and the like, and keep state of your own out of the model",
+    )

@@ -1,0 +1,431 @@
+"""The form of a call: all that its proof depends on, and the call itself for any number of records.
+
+A form holds the function, and for each argument its type, its sizes and its lineage; a size that is a multiple of
+the number of records is taken to follow it, if the call can be proven that way. What was proven for a form holds for
+every call of that form.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from discreet.engine.proof.call_proof import Leaf, ProvableCall
+from discreet.engine.proof.generic_values import Pattern
+from discreet.engine.proof.lineage import PUBLIC, Origin
+from discreet.engine.trace.capture import RecordAxis
+from discreet.engine.trace.settings import ELEMENTWISE
+
+
+class Follows(enum.IntEnum):
+    """Which sizes are taken to follow the number of records, beside record axes."""
+
+    MULTIPLES = 0
+    EQUALS = 1
+    NONE = 2
+
+    def factor(self, size: int, records: int) -> int | None:
+        """How many times the number of records a size is; None if it is fixed."""
+        if records < 2 or self is Follows.NONE or size < records or size % records:
+            return None
+        return size // records if self is Follows.MULTIPLES or size == records else None
+
+
+TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
+_PLAIN: Final = frozenset(
+    [type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format]
+)
+_AT_MOST: Final = 4  # entries of an axis whose size does not matter
+
+
+class DeclaredFloat(float):
+    """A number that the user declared public."""
+
+
+class DeclaredInt(int):
+    """A whole number that the user declared public."""
+
+
+class Opaque(enum.Enum):
+    """An argument that can hold anything."""
+
+    ARRAY = "a NumPy array"
+    CALLABLE = "a function"
+    OTHER = "an object"
+
+
+class Reading:
+    """One call, read once: its description, its tensors and their origins."""
+
+    __slots__ = ("declared", "follows", "opaque", "origins", "records", "tensors", "values")
+
+    def __init__(self, records: int, follows: Follows = Follows.MULTIPLES, *, values: bool = False) -> None:
+        self.records, self.follows, self.values = records, follows, values
+        self.tensors: list[Tensor] = []
+        self.origins: list[Origin] = []
+        self.opaque: Opaque | None = None
+        self.declared: list[Any] = []
+
+    def describe(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
+        """The argument without its values: equal for calls of one form."""
+        kind = type(tree)
+        if kind in TENSORS or isinstance(tree, Tensor):
+            origin = find(tree)
+            self.tensors.append(tree)
+            self.origins.append(origin)
+            if origin.form is None or self.follows:
+                form = self._form(tree, origin)
+                if self.follows:
+                    return form
+                origin.form = form
+            return origin.form
+        if kind is int:
+            if self.values or tree < self.records:
+                return tree
+            factor = self.follows.factor(tree, self.records)
+            return tree if factor is None else ("records", factor)
+        if kind in _PLAIN:
+            return tree
+        if kind is bool:
+            return "true" if tree else "false"
+        if kind is float:
+            return ("float", tree if tree == tree else "nan")
+        if kind is tuple or kind is torch.Size:
+            return tuple([self.describe(branch, find) for branch in tree])
+        if kind is list:
+            return ("list", *[self.describe(branch, find) for branch in tree])
+        if kind is slice:
+            return ("slice", *[self.describe(bound, find) for bound in (tree.start, tree.stop, tree.step)])
+        if kind is dict:
+            return tuple([(name, self.describe(branch, find)) for name, branch in tree.items()])
+        return self._other(tree, find)
+
+    def _other(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
+        if isinstance(tree, (DeclaredFloat, DeclaredInt)):
+            self.declared.append(tree)
+            return "declared public"
+        if isinstance(tree, (tuple, list)):
+            return tuple([self.describe(branch, find) for branch in tree])
+        if isinstance(tree, (np.number, np.bool_)):
+            return self.describe(tree.item(), find)
+        if isinstance(tree, (str, torch.Generator, range, complex, type, enum.Enum)):
+            return str(tree) if not isinstance(tree, torch.Generator) else "generator"
+        if isinstance(tree, np.ndarray):
+            self.opaque = Opaque.ARRAY
+        else:
+            self.opaque = Opaque.CALLABLE if callable(tree) else Opaque.OTHER
+        return self.opaque
+
+    def _form(self, tensor: Tensor, origin: Origin) -> Any:
+        place = origin.lineage
+        if isinstance(place, RecordAxis):
+            return tensor.dtype, place.axis, place.minor, sizes_of(tensor, place, self.records)
+        if place is not PUBLIC:
+            return tensor.dtype, tensor.dim()
+        return tensor.dtype, self._public_sizes(tensor, origin), counts(origin)
+
+    def _public_sizes(self, tensor: Tensor, origin: Origin) -> tuple[Any, ...]:
+        if not origin.is_made:
+            return tuple(tensor.shape)
+        factors = [self.follows.factor(size, self.records) for size in tensor.shape]
+        return tuple(
+            size if factor is None else (factor,) for size, factor in zip(tensor.shape, factors, strict=True)
+        )
+
+    def leaf(self, tensor: Tensor, origin: Origin, *, shrink: bool, exact: bool) -> Leaf:
+        """What the proof needs to know of one tensor."""
+        place = origin.lineage
+        assert place is PUBLIC or isinstance(place, RecordAxis)
+        if isinstance(place, RecordAxis):
+            sizes = sizes_of(tensor, place, self.records)
+        else:
+            sizes = self._public_sizes(tensor, origin)
+        if shrink:
+            sizes = tuple((_capped(s[0]),) if type(s) is tuple else _capped(s) for s in sizes)
+        whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+        return Leaf(
+            like=torch.empty(0, dtype=tensor.dtype, device=tensor.device),
+            place=place,
+            sizes=sizes,
+            needs_grad=tensor.is_floating_point(),
+            values=tensor.detach().clone() if exact and whole and place is PUBLIC else None,
+            counts=place is PUBLIC and counts(origin) and not exact,
+        )
+
+
+def counts(origin: Origin) -> bool:
+    """Whether a tensor holds 0, 1, 2, ..., one number for each entry."""
+    if origin.func is not torch.arange or not origin.settings:
+        return False
+    bounds = [part for part in origin.settings[0] if not (isinstance(part, tuple) and part[:1] == ("float",))]
+    return len(bounds) == 1 or (len(bounds) == 2 and bounds[0] == 0)
+
+
+def sizes_of(tensor: Tensor, axis: RecordAxis, records: int) -> tuple[Any, ...]:
+    shape = tensor.shape
+    return (*shape[: axis.axis], (shape[axis.axis] // records,), *shape[axis.axis + 1 :])
+
+
+def _capped(size: int) -> int:
+    return min(size, _AT_MOST)
+
+
+def provable(
+    func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, *, shrink: bool, exact: bool
+) -> ProvableCall:
+    """The call as something that can be run on other values, for other numbers of records."""
+    leaves = tuple(
+        reading.leaf(tensor, origin, shrink=shrink, exact=exact)
+        for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
+    )
+    rebuild = partial(_rebuilt, args, kwargs, reading, func in ELEMENTWISE, shrink and func in _NORMALISING)
+    special = tuple({number for number in _numbers((args, kwargs)) if number < 0})[:3]
+    if func in _MOVES and len(leaves) == 1:
+        return ProvableCall(func, leaves, rebuild, patterns=(Pattern.MODERATE,))
+    return ProvableCall(func, leaves, rebuild, special)
+
+
+def _rebuilt(
+    args: Any,
+    kwargs: Any,
+    reading: Reading,
+    values: bool,
+    shapes: bool,
+    tensors: Sequence[Tensor],
+    records: int,
+) -> tuple[Any, Any]:
+    ahead = iter(tensors)
+
+    def walk(tree: Any, *, inside: bool = False) -> Any:
+        if isinstance(tree, Tensor):
+            return next(ahead)
+        kind = type(tree)
+        if kind is bool:
+            return tree
+        if isinstance(tree, int) and not values:
+            if shapes and inside:
+                return _capped(tree)
+            factor = reading.follows.factor(tree, reading.records) if kind is int else None
+            return tree if factor is None else factor * records
+        if isinstance(tree, (int, float)):
+            return _plain_value(tree) if values else tree
+        if isinstance(tree, torch.Size):
+            return tuple(walk(branch, inside=True) for branch in tree)
+        if isinstance(tree, (tuple, list)):
+            return type(tree)([walk(branch, inside=True) for branch in tree])
+        if isinstance(tree, slice):
+            return slice(walk(tree.start), walk(tree.stop), walk(tree.step))
+        if isinstance(tree, dict):
+            return {name: walk(branch) for name, branch in tree.items()}
+        if isinstance(tree, torch.Generator):
+            return None
+        return tree
+
+    return tuple(walk(arg) for arg in args), {name: walk(value) for name, value in kwargs.items()}
+
+
+def _plain_value(number: Any) -> Any:
+    """Numbers of element-wise calls change; zero, or one out of scale, would hide what it multiplies."""
+    if isinstance(number, float):
+        return 0.75
+    return number if 0 < abs(number) < 1000 else 1
+
+
+def _numbers(tree: Any) -> list[int]:
+    if type(tree) is int:
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [number for branch in tree for number in _numbers(branch)]
+    if isinstance(tree, dict):
+        return _numbers(list(tree.values()))
+    return []
+
+
+def without_values(description: Any) -> Any:
+    """The description of an element-wise call without its numbers."""
+    if isinstance(description, tuple):
+        if description[:1] == ("float",) or (description[:1] == ("records",) and len(description) == 2):
+            return "a number"
+        return tuple(
+            part
+            if isinstance(part, tuple) and part and isinstance(part[0], torch.dtype)
+            else without_values(part)
+            for part in description
+        )
+    return "a number" if type(description) is int else description
+
+
+def _named(*names: str) -> frozenset[Any]:
+    found = []
+    for name in names:
+        for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__"):
+            found += [
+                getattr(room, form, None) for room in (torch, Tensor, F, torch.special, torch.nn.functional)
+            ]
+    return frozenset(func for func in found if callable(func))
+
+
+_NORMALISING: Final = _named("layer_norm", "rms_norm")
+_MOVES: Final = _named(
+    *(
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "expand",
+        "chunk",
+        "split",
+        "unbind",
+        "getitem",
+        "transpose",
+        "permute",
+    ),
+    *("contiguous", "select", "narrow", "unsqueeze", "squeeze", "movedim", "t", "unfold", "repeat"),
+)
+"""Functions that move entries and do not look at them, so that one kind of values shows it."""
+SIZE_FREE: Final = (
+    ELEMENTWISE
+    | _NORMALISING
+    | _named(
+        *(
+            "relu",
+            "gelu",
+            "silu",
+            "elu",
+            "selu",
+            "celu",
+            "leaky_relu",
+            "mish",
+            "softplus",
+            "softsign",
+            "tanh",
+        ),
+        *(
+            "sigmoid",
+            "logsigmoid",
+            "hardtanh",
+            "hardswish",
+            "hardsigmoid",
+            "relu6",
+            "exp",
+            "expm1",
+            "log",
+            "log1p",
+        ),
+        *(
+            "log2",
+            "log10",
+            "sqrt",
+            "rsqrt",
+            "square",
+            "abs",
+            "neg",
+            "sign",
+            "sin",
+            "cos",
+            "tan",
+            "erf",
+            "reciprocal",
+        ),
+        *(
+            "round",
+            "floor",
+            "ceil",
+            "trunc",
+            "isnan",
+            "isinf",
+            "isfinite",
+            "logical_not",
+            "logical_and",
+            "logical_or",
+        ),
+        *(
+            "logical_xor",
+            "bitwise_not",
+            "bitwise_and",
+            "bitwise_or",
+            "and",
+            "or",
+            "xor",
+            "invert",
+            "nan_to_num",
+        ),
+        *(
+            "clone",
+            "detach",
+            "contiguous",
+            "float",
+            "double",
+            "half",
+            "long",
+            "int",
+            "bool",
+            "zeros_like",
+            "ones_like",
+        ),
+        *(
+            "rand_like",
+            "randn_like",
+            "dropout",
+            "alpha_dropout",
+            "softmax",
+            "log_softmax",
+            "logsumexp",
+            "linear",
+        ),
+        *(
+            "matmul",
+            "bmm",
+            "scaled_dot_product_attention",
+            "embedding",
+            "sum",
+            "mean",
+            "amax",
+            "amin",
+            "argmax",
+        ),
+        *(
+            "argmin",
+            "max",
+            "min",
+            "any",
+            "all",
+            "norm",
+            "std",
+            "var",
+            "prod",
+            "cumsum",
+            "flip",
+            "cat",
+            "stack",
+        ),
+        *(
+            "transpose",
+            "permute",
+            "unsqueeze",
+            "squeeze",
+            "t",
+            "swapaxes",
+            "movedim",
+            "cross_entropy",
+            "nll_loss",
+        ),
+        *(
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "binary_cross_entropy_with_logits",
+            "kl_div",
+        ),
+        *("baddbmm", "addmm", "mv", "dot", "sort", "normalize", "cosine_similarity", "gaussian_nll_loss"),
+    )
+)
+"""Functions that treat all sizes alike, so that small ones show what they do."""

@@ -1,0 +1,134 @@
+"""Values on which a call is proven: of its own making, never the records'.
+
+A call that keeps records apart does so on every input, and one that mixes them shows it on generic ones: a mean
+moves with every entry, a maximum with the largest, `any` with the first that is true. What could hide a movement is
+a saturated value, so that five patterns are tried: moderate numbers, scales from 1e-6 to 1e6, NaN and infinity in
+the records that are replaced, all zero (false, the lowest id), all one (true, the highest id).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+SEED: Final = 20_021
+_POOL: Final = 1 << 18
+
+
+class Pattern(enum.Enum):
+    """What the records hold, and what those that are replaced hold instead."""
+
+    MODERATE = "moderate numbers"
+    SPREAD = "scales from 1e-6 to 1e6"
+    BROKEN = "NaN and infinity in place of moderate numbers"
+    ZERO = "moderate numbers in place of zeros"
+    ONE = "zeros and others in place of ones"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which numbers a call takes: whole numbers from `low` to `high`, some of them `special`; floats of any size, or
+    probabilities alone."""
+
+    low: int
+    high: int
+    special: tuple[int, ...] = ()
+    unit: bool = False
+
+
+def ranges(sizes: Sequence[int], special: Sequence[int]) -> Iterator[Range]:
+    """Ranges to try, the widest first: a call that looks something up takes only ids below a size of its tensors."""
+    wide = Range(-(2**20), 2**20)
+    tops = [size for size in sorted(set(sizes), reverse=True) if size > 1][:6]
+    for unit in (False, True):
+        yield Range(wide.low, wide.high, unit=unit)
+        if special:
+            yield from (Range(0, top - 1, tuple(special), unit) for top in tops)
+        yield from (Range(0, top - 1, unit=unit) for top in tops)
+        yield from (Range(0, 1, unit=unit), Range(1, 2, unit=unit))
+
+
+class ValueSource:
+    """Draws generic tensors, from one seed: a verdict depends on no record."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        self._normal = torch.randn(_POOL, generator=generator, dtype=torch.float64)
+        self._uniform = torch.rand(_POOL, generator=generator, dtype=torch.float64)
+        powers = 12 * torch.rand(_POOL, generator=generator, dtype=torch.float64) - 6
+        self._spread = self._normal.sign() * 10**powers
+        self._broken = self._normal.clone()
+        kinds = torch.randint(0, 4, (_POOL,), generator=generator)
+        for kind, value in enumerate((float("nan"), float("inf"), -float("inf"))):
+            self._broken[kinds == kind] = value
+        self._single = {
+            id(pool): pool.float() for pool in (self._normal, self._uniform, self._spread, self._broken)
+        }
+        self._at = 0
+
+    def base(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:
+        """Values before any record is replaced."""
+        if pattern is Pattern.ZERO:
+            return self._filled(like, shape, 0, within.low if within.low > 0 else 0)
+        if pattern is Pattern.ONE:
+            return self._filled(like, shape, 1, within.high if within.high < 2**20 else 1)
+        return self.drawn(like, shape, Pattern.MODERATE if pattern is Pattern.BROKEN else pattern, within)
+
+    def drawn(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:
+        """Values that take their place."""
+        count = 1
+        for size in shape:
+            count *= size
+        dtype = like.dtype
+        if dtype == torch.bool:
+            if pattern in (Pattern.ZERO, Pattern.ONE):
+                value = (self._take(self._uniform, count) < 0.5) ^ (pattern is Pattern.ZERO)
+            else:
+                value = self._take(self._uniform, count) < 0.5
+            return value.reshape(list(shape)).to(like.device)
+        if dtype.is_floating_point or dtype.is_complex:
+            pools = {Pattern.SPREAD: self._spread, Pattern.BROKEN: self._broken}
+            pool = self._uniform if within.unit else pools.get(pattern, self._normal)
+            value = self._take(self._single[id(pool)] if dtype == torch.float32 else pool, count)
+            if within.unit and pattern is not Pattern.MODERATE:
+                value = value.round()
+            if dtype.is_complex:
+                value = torch.complex(value, self._take(self._normal, count))
+            return value.to(dtype).reshape(list(shape)).to(like.device)
+        limits = torch.iinfo(dtype)
+        low, high = max(within.low, limits.min), min(within.high, limits.max)
+        whole = (low + (high - low + 1) * self._take(self._uniform, count)).floor().clamp(low, high).to(dtype)
+        if within.special:
+            fresh = self._take(self._uniform, count)
+            for i, special in enumerate(within.special):
+                if limits.min <= special <= limits.max:
+                    whole[(fresh >= i * 0.1) & (fresh < i * 0.1 + 0.1)] = special
+        return whole.reshape(list(shape)).to(like.device)
+
+    def _filled(self, like: Tensor, shape: Sequence[int], value: int, whole: int) -> Tensor:
+        is_whole = not (like.dtype.is_floating_point or like.dtype.is_complex or like.dtype == torch.bool)
+        return torch.full(list(shape), whole if is_whole else value, dtype=like.dtype, device=like.device)
+
+    def _take(self, pool: Tensor, count: int) -> Tensor:
+        self._at = (self._at + 7919) % (_POOL // 2)
+        if count <= _POOL - self._at:
+            return pool[self._at : self._at + count]
+        return pool.roll(self._at).repeat(-(-count // _POOL))[:count]
+
+
+@lru_cache
+def halves(records: int) -> tuple[Tensor, ...]:
+    """Records by each bit of their number: of any two, each is replaced once while the other is not.
+
+    >>> [half.nonzero().flatten().tolist() for half in halves(3)]
+    [[0, 2], [1], [0, 1], [2]]
+    """
+    numbers = torch.arange(records)
+    bits = range((records - 1).bit_length())
+    return tuple((numbers >> bit) % 2 == own for bit in bits for own in (0, 1))

@@ -1,0 +1,141 @@
+"""Where the values of a step come from: public, one record's own along one axis, or mixed.
+
+Guarantee: a tensor is public only if it is a parameter or a buffer of the model, existed unchanged before the first
+batch, or came from watched calls on public tensors. Whatever else turns up (from NumPy, a file, another thread, an
+earlier batch) is mixed.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from discreet.engine.trace.capture import RecordAxis
+
+
+class Lineage(enum.Enum):
+    """What a tensor depends on, where no axis of it is the record."""
+
+    PUBLIC = "no record"
+    SOLE = "the one record of the batch"
+    MIXED = "several records, or something that was not watched"
+
+
+PUBLIC: Final = Lineage.PUBLIC
+SOLE: Final = Lineage.SOLE
+MIXED: Final = Lineage.MIXED
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Which call mixed records: its name, the user's line, and why."""
+
+    call: str
+    where: str
+    why: str
+    remedy: str
+    sized_by_values: bool = False
+
+
+class Origin:
+    """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
+
+    __slots__ = ("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "settings")
+
+    def __init__(
+        self,
+        lineage: Lineage | RecordAxis,
+        digest: int,
+        clock: int = 0,
+        func: Callable[..., Any] | None = None,
+        settings: Any = None,
+        parents: tuple[Origin, ...] = (),
+        blame: Blame | None = None,
+    ) -> None:
+        self.lineage, self.digest, self.clock = lineage, digest, clock
+        self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
+        self.is_made = func is not None
+        self.form: Any = None
+
+
+class Entry:
+    """One tensor object as it was last seen."""
+
+    __slots__ = ("needs_grad", "origin", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, origin: Origin) -> None:
+        self.tensor = weakref.ref(tensor)  # no tensor lives longer for being watched
+        self.version, self.needs_grad, self.origin = version_of(tensor), tensor.requires_grad, origin
+
+
+class ExistingTensors:
+    """The tensors that were there before the first batch, and what they held."""
+
+    def __init__(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
+        withheld = {storage_of(tensor) for tensor in private if has_memory(tensor)}
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        for tensor in live:
+            if has_memory(tensor) and storage_of(tensor) not in withheld:
+                self._known[id(tensor)] = weakref.ref(tensor), version_of(tensor), _content(tensor)
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether this tensor existed and holds what it held."""
+        found = self._known.get(id(tensor))
+        if found is None or found[0]() is not tensor:
+            return False
+        return found[1] == version_of(tensor) and found[2] == _content(tensor)
+
+    def existed(self, tensor: Tensor) -> bool:
+        found = self._known.get(id(tensor))
+        return found is not None and found[0]() is tensor
+
+
+def versions_of(tensors: list[Tensor]) -> list[int]:
+    """How often each tensor was written to."""
+    try:
+        return [tensor._version for tensor in tensors]  # nearly always
+    except RuntimeError:
+        return [version_of(tensor) for tensor in tensors]
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is an ordinary one: dense, of no class of its own, wrapped by no transform."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout == torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to; tensors of inference mode do not count."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What the views of one memory have in common."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """A digest of all the memory that a tensor is a view of."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    return _content(whole)
+
+
+def _content(tensor: Tensor) -> int:
+    """A digest of the values: memory that NumPy shares changes without a new version."""
+    if tensor.is_meta or tensor.is_quantized or tensor.numel() == 0:
+        return 0
+    values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return zlib.crc32(values.flatten().view(torch.uint8).numpy().data)

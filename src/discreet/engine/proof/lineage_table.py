@@ -1,0 +1,277 @@
+"""Which tensor of a step has which lineage, also behind views and writes in place.
+
+A tensor is looked up as an object, with its version. A view that was written to, or that nobody has seen, is placed by
+its memory: entries that lie at one address belong to one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from discreet.engine.proof.blame import CHANGED, UNKNOWN, refuse_writing, user_line
+from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.lineage import (
+    MIXED,
+    PUBLIC,
+    SOLE,
+    Blame,
+    Entry,
+    ExistingTensors,
+    Lineage,
+    Origin,
+    has_memory,
+    memory_of,
+    storage_of,
+    version_of,
+)
+from discreet.engine.support import tensors_of
+from discreet.engine.trace.capture import RecordAxis
+
+
+@dataclass(frozen=True)
+class _Write:
+    """What was written into a memory, where and when."""
+
+    clock: int
+    geometry: tuple[torch.Size, tuple[int, ...], int]
+    before: Lineage | RecordAxis
+    origin: Origin
+    dtype: torch.dtype
+
+
+class LineageTable:
+    """The lineage of every tensor in one step."""
+
+    def __init__(self, model: nn.Module, with_backward: Callable[[Tensor, Origin], Origin]) -> None:
+        self._model, self._with_backward = model, with_backward
+        self._existing: ExistingTensors | None = None
+        self._held: dict[int, tuple[Tensor, Origin]] = {}  # parameters and buffers
+        self._held_storages: set[int] = set()
+        self._entries: dict[int, Entry] = {}
+        self._writes: dict[int, list[_Write]] = {}
+        self._silent: set[int] = set()  # memories that can be written to without a new version
+        self._exported: dict[
+            int, int
+        ] = {}  # what memories held when something outside torch got hold of them
+        self._used: list[Tensor] = []  # tensors of old that this step has used
+        self._records, self.clock = 0, 0
+        self.has_sizes_by_values = False
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        return self._existing is not None
+
+    def begin(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
+        """Take stock before the first batch."""
+        held = {id(tensor) for tensor in tensors_of(self._model)}
+        self._existing = ExistingTensors([one for one in live if id(one) not in held], private)
+
+    def new_step(self, records: int) -> None:
+        self.forget()
+        self._records = records
+        for number, tensor in enumerate(tensors_of(self._model)):
+            known = self._held.get(id(tensor))
+            if known is None or known[0] is not tensor:
+                self._held[id(tensor)] = tensor, Origin(PUBLIC, hash(("held", number)))
+        self._held_storages = {storage_of(tensor) for tensor, _ in self._held.values()}
+
+    def forget(self) -> None:
+        """Forget the tensors of a step: what is left of them is mixed in the next."""
+        self._entries, self._writes, self._silent, self._exported, self._used = {}, {}, set(), {}, []
+        self.has_sizes_by_values = False
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    # -- finding ---------------------------------------------------------------------------------------
+
+    def find(self, tensor: Tensor) -> Origin:
+        """Where a tensor comes from."""
+        entry = self._entries.get(id(tensor))
+        if entry is not None and entry.tensor() is tensor:
+            try:
+                is_as_seen = entry.version == tensor._version
+            except RuntimeError:  # tensors of inference mode do not count writes
+                return Origin(MIXED, 0, blame=_here(UNKNOWN))
+            is_quiet = not self._silent or storage_of(tensor) not in self._silent
+            if is_as_seen and is_quiet and (entry.needs_grad or not tensor.requires_grad):
+                return entry.origin
+            return self._after_writes(tensor, entry)
+        held = self._held.get(id(tensor))
+        if held is not None and held[0] is tensor:
+            return held[1]
+        return self._unseen(tensor)
+
+    def _unseen(self, tensor: Tensor) -> Origin:
+        assert self._existing is not None
+        if not has_memory(tensor):
+            return self.put(tensor, Origin(MIXED, 0, blame=_here(UNKNOWN)))
+        if self._existing.has(tensor):
+            self._used.append(tensor)
+            return self.put(tensor, Origin(PUBLIC, hash(("existing", id(tensor)))))
+        if self._existing.existed(tensor):
+            return self.put(tensor, Origin(MIXED, 0, blame=_here(CHANGED)))
+        storage = storage_of(tensor)
+        origin = None
+        for entry in self._entries.values():
+            other = entry.tensor()
+            if other is None or not has_memory(other) or storage_of(other) != storage:
+                continue
+            current = self.find(other)
+            place = _place_of(tensor, current.lineage, _geometry(other), self._records, other.dtype)
+            if place is MIXED:
+                origin = Origin(MIXED, 0, blame=current.blame or _here(UNKNOWN))
+                break
+            if origin is None or place is not PUBLIC:
+                origin = Origin(
+                    place, current.digest, current.clock, current.func, current.settings, current.parents
+                )
+        if origin is None and storage in self._held_storages and storage not in self._writes:
+            origin = Origin(PUBLIC, hash(("held memory", tuple(tensor.shape))))
+        origin = origin or Origin(MIXED, 0, blame=_here(UNKNOWN))
+        return self.put(tensor, self._with_backward(tensor, origin))
+
+    def _after_writes(self, tensor: Tensor, entry: Entry) -> Origin:
+        """The lineage of a tensor whose memory, or whose graph, changed since it was seen."""
+        origin = entry.origin
+        if not entry.needs_grad and tensor.requires_grad:
+            origin = self._with_backward(tensor, origin)
+        storage = storage_of(tensor)
+        if self._exported.get(storage, 0) != 0 and self._exported[storage] != memory_of(tensor):
+            return self.put(tensor, Origin(MIXED, 0, blame=_here(UNKNOWN)))
+        writes = self._writes.get(storage, [])
+        since = [write for write in writes if write.clock > entry.origin.clock]
+        if not since and entry.version != version_of(tensor):
+            return self.put(tensor, Origin(MIXED, 0, blame=_here(UNKNOWN)))
+        for write in since:
+            origin = self._written(tensor, origin, write)
+        return self.put(tensor, origin)
+
+    def _written(self, tensor: Tensor, origin: Origin, write: _Write) -> Origin:
+        new = write.origin
+        digest, parents = hash((origin.digest, new.digest)), (origin, new)
+        if MIXED in (origin.lineage, new.lineage):
+            return Origin(
+                MIXED, digest, new.clock, new.func, new.settings, parents, origin.blame or new.blame
+            )
+        place: Lineage | RecordAxis
+        if SOLE in (origin.lineage, new.lineage):
+            place = SOLE
+        elif new.lineage is PUBLIC or (write.before == new.lineage and origin.lineage is not PUBLIC):
+            place = origin.lineage  # every address keeps its record
+        else:
+            place = _place_of(tensor, new.lineage, write.geometry, self._records, write.dtype)
+            if isinstance(origin.lineage, RecordAxis) and place != origin.lineage:
+                place = MIXED if place is not PUBLIC else origin.lineage
+        blame = _here(_WRITTEN) if place is MIXED else None
+        return Origin(place, digest, new.clock, new.func, new.settings, parents, blame)
+
+    # -- noting ----------------------------------------------------------------------------------------
+
+    def put(self, tensor: Tensor, origin: Origin) -> Origin:
+        self._entries[id(tensor)] = Entry(tensor, origin)
+        return origin
+
+    def put_all(
+        self, made: Sequence[Tensor], origins: Sequence[Origin], reading: Reading, written: Sequence[int]
+    ) -> None:
+        """What a call made, and what it wrote to."""
+        entries, given = self._entries, reading.tensors
+        handed = () if written else {id(tensor) for tensor in given}
+        for tensor, origin in zip(made, origins, strict=False):
+            if id(tensor) in handed:
+                continue  # the call gave back what it got
+            if origin.blame is not None and origin.blame.sized_by_values:
+                self.has_sizes_by_values = True
+            entries[id(tensor)] = Entry(tensor, origin)
+        for index in written:
+            tensor = given[index]
+            origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
+            storage = storage_of(tensor)
+            if storage in self._held_storages and origin.lineage is not PUBLIC:
+                refuse_writing(origin)
+            write = _Write(
+                origin.clock, _geometry(tensor), reading.origins[index].lineage, origin, tensor.dtype
+            )
+            self._writes.setdefault(storage, []).append(write)
+            if storage in self._exported:
+                self._exported[storage] = memory_of(tensor)
+
+    def share_memory(self, tensor: Tensor) -> None:
+        """A view was made that can be written to without a new version."""
+        self._silent.add(storage_of(tensor))
+
+    def export(self, tensor: Tensor) -> None:
+        """Something outside torch got hold of the memory, and may write to it unseen."""
+        self._silent.add(storage_of(tensor))
+        self._exported.setdefault(storage_of(tensor), memory_of(tensor))
+
+    def replace_memory(self, tensor: Tensor, origin: Origin) -> None:
+        """`tensor.data = other`."""
+        if id(tensor) in self._held and origin.lineage is not PUBLIC:
+            refuse_writing(origin)
+        self.put(tensor, Origin(origin.lineage, origin.digest, self.tick(), blame=origin.blame))
+
+    def unchanged(self) -> bool:
+        """Whether the tensors of old that this step used hold what they held, unless watched calls changed them."""
+        assert self._existing is not None
+        return all(self._existing.has(t) or storage_of(t) in self._writes for t in self._used)
+
+
+_WRITTEN = Blame(
+    "a tensor that was written to through a view",
+    "",
+    "its records can no longer be told apart",
+    "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
+)
+
+
+def _here(blame: Blame) -> Blame:
+    return replace(blame, where=user_line() or "")
+
+
+def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def _place_of(
+    tensor: Tensor,
+    known: Lineage | RecordAxis,
+    geometry: tuple[torch.Size, tuple[int, ...], int],
+    records: int,
+    dtype: torch.dtype,
+) -> Lineage | RecordAxis:
+    """Where the record lies in a tensor that shares the memory of a known one."""
+    if not isinstance(known, RecordAxis):
+        return known
+    if _geometry(tensor) == geometry and tensor.dtype == dtype:
+        return known
+    if tensor.dtype != dtype:
+        return MIXED
+    entries = tensor.untyped_storage().nbytes() // tensor.element_size()
+    owner = torch.full((entries,), -1, dtype=torch.int32)
+    size, stride, offset = geometry
+    target = known.split(owner.as_strided(size, stride, offset), records)
+    target.copy_(
+        torch.arange(records, dtype=torch.int32).view(-1, *[1] * (target.dim() - 1)).expand_as(target)
+    )
+    seen = owner.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    if bool((seen == -1).all()):
+        return PUBLIC
+    numbers = torch.arange(records, dtype=torch.int32)
+    for axis, length in enumerate(tensor.shape):
+        if length % records:
+            continue
+        for minor in (False, True):
+            place = RecordAxis(axis, minor=minor)
+            by_record = place.split(seen, records).reshape(records, -1)
+            if bool(((by_record == -1) | (by_record == numbers.unsqueeze(1))).all()):
+                return place
+    return MIXED

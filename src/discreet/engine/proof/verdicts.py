@@ -1,0 +1,219 @@
+"""Verdicts on calls, each form proven once in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.engine.proof.call_forms import (
+    SIZE_FREE,
+    TENSORS,
+    Follows,
+    Opaque,
+    Reading,
+    provable,
+    without_values,
+)
+from discreet.engine.proof.call_proof import UnprovableError, Verdict, prove
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
+from discreet.engine.trace.capture import RecordAxis, name_of
+from discreet.engine.trace.settings import ELEMENTWISE
+
+NUMBERS: Final = ELEMENTWISE | {
+    *(torch.tensor, torch.as_tensor, torch.scalar_tensor, Tensor.new_tensor, Tensor.fill_, Tensor.clamp_),
+}
+"""Functions whose numbers are values, never sizes or axes."""
+
+_BY_MEMORY: Final = frozenset(
+    func
+    for name in ("as_strided", "as_strided_", "set_", "resize_", "resize_as_", "as_strided_scatter")
+    for func in (getattr(torch, name, None), getattr(Tensor, name, None))
+    if func is not None
+)
+_SHIFTS: Final = frozenset([torch.roll, Tensor.roll])
+
+
+class Form:
+    """What is known of one form of call: a digest, a verdict for any number of records, verdicts for single ones."""
+
+    __slots__ = ("at", "digest", "verdict")
+
+    def __init__(self, digest: int) -> None:
+        self.digest = digest
+        self.verdict: Verdict | None = None
+        self.at: dict[Any, Verdict] = {}
+
+
+_FORMS: Final[dict[Any, Form]] = {}
+_MOST_FORMS: Final = 50_000
+
+
+def form_of(func: Callable[..., Any], description: Any, declared: tuple[Any, ...] = ()) -> Form:
+    """The form of a call, under the settings of torch that change what calls do."""
+    key = (func, description, torch._C._is_any_autocast_enabled(), declared)
+    form = _FORMS.get(key)
+    if form is None:
+        if len(_FORMS) > _MOST_FORMS:  # digests are hashes: nothing but time is lost
+            _FORMS.clear()
+        form = _FORMS[key] = Form(hash(key[:2]))
+    return form
+
+
+def verdict_on(
+    form: Form, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
+) -> Verdict:
+    """What the call does to records; `outputs` are what it gave."""
+    if form.verdict is not None and _fits(form.verdict, outputs, reading.records):
+        return form.verdict
+    at = reading.records, _contents(reading)
+    known = form.at.get(at)
+    if known is not None and _fits(known, outputs, reading.records):
+        return known
+    verdict, is_general = _proven(func, args, kwargs, reading, outputs)
+    if is_general:
+        form.verdict = verdict
+    else:
+        if len(form.at) > 1000:
+            form.at.clear()
+        form.at[at] = verdict
+    return verdict
+
+
+def _fits(verdict: Verdict, outputs: list[Tensor], records: int) -> bool:
+    """Whether what came out has the sizes that were proven."""
+    if len(outputs) != len(verdict.outputs):
+        return False
+    for tensor, place, factor in zip(outputs, verdict.outputs, verdict.factors, strict=False):
+        if type(place) is RecordAxis:
+            shape = tensor.shape
+            if place.axis >= len(shape):
+                return False
+            if shape[place.axis] % records if factor is None else shape[place.axis] != factor * records:
+                return False
+        elif place is PUBLIC and factor is not None and tensor.shape != factor:
+            return False
+    return True
+
+
+def _contents(reading: Reading) -> Any:
+    """Public whole numbers, by value: they may say which record goes where."""
+    return tuple(
+        (tuple(tensor.shape), hash(tensor.cpu().numpy().tobytes()))
+        for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
+        if origin.lineage is PUBLIC and _is_whole(tensor)
+    )
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _proven(
+    func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
+) -> tuple[Verdict, bool]:
+    """The verdict, and whether it holds for every number of records."""
+    reason = _unprovable(func, reading)
+    if reason is not None:
+        return mixed(outputs, reason), True
+    found: Verdict | None = None
+    generally = None
+    origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
+
+    def known(tensor: Tensor) -> Origin:
+        return origins[id(tensor)]
+
+    if not _needs_the_very_size(func, args, kwargs):
+        descriptions = set()
+        for follows in Follows:
+            other = Reading(reading.records, follows, values=reading.values)
+            description = other.describe((args, kwargs), known)
+            if description in descriptions:
+                continue
+            descriptions.add(description)
+            form = form_of(func, ("follows", follows, _stripped(func, description)))
+            if form.verdict is None:
+                form.verdict = _by_proof(func, args, kwargs, other)
+            verdict = form.verdict
+            if verdict.keeps_apart and _fits(verdict, outputs, reading.records):
+                return verdict, follows is Follows.MULTIPLES
+            if found is None or verdict.sized_by_values:
+                found, generally = verdict, follows is Follows.MULTIPLES
+        is_plain = len(descriptions) == 1 and not _contents(reading)
+        if is_plain and found is not None and len(found.outputs) == len(outputs) and "fails" not in found.why:
+            return found, bool(generally)
+    try:
+        exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), shrink=False, exact=True)
+        verdict = prove(exact, (reading.records,))
+        if _fits(verdict, outputs, reading.records):
+            return verdict, False
+        return mixed(outputs, verdict.why or "its sizes do not follow the number of records"), False
+    except UnprovableError as error:
+        return mixed(outputs, f"it cannot be run on other values: {error}"), False
+
+
+def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> Verdict:
+    for shrink in (True, False) if func in SIZE_FREE else (False,):
+        try:
+            verdict = prove(provable(func, args, kwargs, reading, shrink=shrink, exact=False))
+        except UnprovableError as error:
+            verdict = Verdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
+        if verdict.keeps_apart:
+            return replace(verdict, factors=(None,) * len(verdict.outputs)) if shrink else verdict
+    return verdict
+
+
+def _stripped(func: Callable[..., Any], description: Any) -> Any:
+    return without_values(description) if func in ELEMENTWISE else description
+
+
+def _unfollowed(args: Any, kwargs: Any, reading: Reading) -> Reading:
+    other = Reading(reading.records, Follows.NONE, values=reading.values)
+    other.tensors, other.origins = reading.tensors, reading.origins
+    return other
+
+
+def mixed(outputs: list[Tensor], why: str) -> Verdict:
+    return Verdict((MIXED,) * len(outputs), (None,) * len(outputs), why=why)
+
+
+def _needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Shifts by many records are no shifts for some numbers of records."""
+    if func not in _SHIFTS:
+        return False
+    shifts = args[1] if len(args) > 1 else kwargs.get("shifts", 0)
+    return any(abs(int(shift)) >= 60 for shift in (shifts if isinstance(shifts, (tuple, list)) else [shifts]))
+
+
+def _unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
+    """Why generic values would prove nothing about this function; None if they do."""
+    if func in _BY_MEMORY:
+        return "it reads memory by address, whatever lies there"
+    if reading.opaque is Opaque.ARRAY:
+        return "it takes values from NumPy, which are not watched"
+    if reading.opaque is not None:
+        return f"it takes {reading.opaque.value}, which may do anything"
+    if any(type(tensor) not in TENSORS or tensor.layout != torch.strided for tensor in reading.tensors):
+        return "it takes a tensor that is not dense, or of a class of its own"
+    module = getattr(func, "__module__", None) or "torch"
+    ours = module == "torch" or module.startswith("torch.")
+    if not ours or (
+        module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")
+    ):
+        return "it is an operator of its own, which values of ours prove nothing about"
+    if module.startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
+        return "it runs functions that are not watched"
+    return None
+
+
+def readable(func: Callable[..., Any]) -> str:
+    """How a user writes the call."""
+    name = name_of(func)
+    room = getattr(F, name, None)
+    if room is func:
+        return f"F.{name}"
+    return {"__getitem__": "indexing", "__setitem__": "writing by index"}.get(name, name.strip("_"))

@@ -1,0 +1,398 @@
+"""The watch over one step: every torch call between the batch that is given and the losses that come back.
+
+    watch.open(batch, records, views); augment(batch); ...the user's loop...; watch.finish(losses)
+
+Guarantee: losses that `finish` accepts have one entry per record, and no call that made them moved an entry of one
+record by another record, whatever the values of the records and of the parameters are; each call was proven by itself
+(proof/call_proof.py). Values that come from elsewhere do not reach them (proof/lineage.py), nor do values that were
+read out of the tensors (proof/program.py).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+
+from discreet.core.check import refuse
+from discreet.engine.proof.blame import (
+    CHANGED,
+    READS,
+    UNKNOWN,
+    blame_for,
+    refuse_losses,
+    user_line,
+)
+from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
+from discreet.engine.proof.call_proof import tensors_of_result
+from discreet.engine.proof.custom_backward import backward_of
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, versions_of
+from discreet.engine.proof.lineage_table import LineageTable
+from discreet.engine.proof.positions import places_matter
+from discreet.engine.proof.program import KnownPrograms
+from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
+from discreet.engine.trace.capture import RecordAxis, name_of
+from discreet.engine.trace.settings import ELEMENTWISE
+
+_GETTERS: Final = (
+    *(
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "ndim",
+        "layout",
+        "is_leaf",
+        "is_cuda",
+        "is_sparse",
+        "names",
+    ),
+    *(
+        "is_quantized",
+        "is_nested",
+        "is_meta",
+        "is_mps",
+        "itemsize",
+        "nbytes",
+        "is_mkldnn",
+        "is_cpu",
+        "output_nr",
+    ),
+)
+_METHODS: Final = (
+    *(
+        "dim",
+        "size",
+        "numel",
+        "nelement",
+        "ndimension",
+        "__len__",
+        "stride",
+        "storage_offset",
+        "is_floating_point",
+    ),
+    *("is_complex", "is_contiguous", "element_size", "get_device", "is_signed", "is_inference", "__hash__"),
+)
+QUIET: Final = frozenset(
+    [getattr(Tensor, name).__get__ for name in _GETTERS if hasattr(getattr(Tensor, name, None), "__get__")]
+    + [getattr(Tensor, name) for name in _METHODS]
+    + [torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch._C._set_grad_enabled]
+)
+"""Calls that tell sizes and types, and no values."""
+
+_FORBIDDEN_ON_RECORDS: Final = {
+    Tensor.register_hook: "a hook changes gradients out of sight",
+    Tensor.register_post_accumulate_grad_hook: "a hook changes gradients out of sight",
+    getattr(Tensor, "grad_fn").__get__: "a hook on the graph changes gradients out of sight",  # noqa: B009
+    Tensor.retain_grad: "",
+}
+
+
+_DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
+_DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
+_SPECIAL: Final = frozenset(
+    [
+        *(_DATA_GET, _DATA_SET, Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr),
+        *(Tensor.__dlpack__, Tensor.storage, Tensor.share_memory_),
+    ]
+)
+
+
+def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
+    """The tensors of a batch; the first axis is the record, and a tensor without one row per record is mixed."""
+    found: list[tuple[Tensor, RecordAxis | Lineage]] = []
+    ahead, seen = [batch], set()
+    while ahead:
+        tree = ahead.pop(0)
+        if id(tree) in seen:
+            continue
+        seen.add(id(tree))
+        if isinstance(tree, Tensor):
+            is_row = tree.dim() > 0 and tree.shape[0] == rows
+            found.append((tree, RecordAxis(0) if is_row else MIXED))
+        elif isinstance(tree, Mapping):
+            ahead += tree.values()
+        elif isinstance(tree, (tuple, list)):
+            ahead += tree
+        elif hasattr(tree, "__dict__") and not isinstance(tree, type):
+            ahead += vars(tree).values()
+    return found
+
+
+def _held_by(data: Any, depth: int = 3) -> list[Tensor]:
+    """The tensors in which a dataset holds its records, as far as they are not many."""
+    if isinstance(data, Tensor):
+        return [data]
+    if depth == 0 or isinstance(data, (str, bytes, type)):
+        return []
+    if isinstance(data, Mapping):
+        parts = list(data.values())
+    elif isinstance(data, (tuple, list)):
+        parts = list(data)
+    else:
+        parts = list(getattr(data, "__dict__", {}).values())
+    return [tensor for part in parts[:200_000] for tensor in _held_by(part, depth - 1)]
+
+
+def public(value: Any) -> Any:
+    """Declare that a number, or a choice, does not come from the records.
+
+        loss = loss * discreet.public(temperature)
+        if discreet.public(step > 100): ...
+
+    It is your word: the certificate rests on it. Schedules, constants and random numbers are public; whatever was
+    computed from a batch is not.
+    """
+    if isinstance(value, float):
+        return DeclaredFloat(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return DeclaredInt(value)
+    for index in range(torch._C._len_torch_function_stack()):
+        mode = torch._C._get_function_stack_at(index)
+        if isinstance(mode, RecordWatch):
+            mode.declare(value)
+    return value
+
+
+_saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class RecordWatch(TorchFunctionMode):
+    """Follows records through a step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.table = LineageTable(model, self._with_backward)
+        self.forward: Callable[[Any, Any, Any], Any] | None = (
+            None  # how the engine runs calls inside the model
+        )
+        self._programs = KnownPrograms()
+        self._records, self._opened = 0, 0
+        self._is_open = self._is_paused = False
+        self._read: tuple[int, str] | None = None
+        self._declared: list[Any] = []
+
+    # -- one batch -------------------------------------------------------------------------------------
+
+    def open(
+        self, places: list[tuple[Tensor, RecordAxis | Lineage]], records: int, private: Any = None
+    ) -> None:
+        """Watch from here on; `places` says where the records lie in the tensors of the batch.
+
+        private  what holds records before the first batch, such as the data
+        """
+        self.close()
+        self._records = records
+        if not self.table.has_begun:
+            live = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+            self.table.begin(live, [*_held_by(private), *(tensor for tensor, _ in places)])
+        self.table.new_step(records)
+        self._opened = self.table.clock
+        for index, (tensor, place) in enumerate(places):
+            where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
+            blame = UNKNOWN if place is MIXED else None
+            self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
+        self._declared = []
+        self._is_open = True
+        _push_mode(self)
+
+    def close(self) -> None:
+        """Stop watching: remove this mode, and no other, from wherever it is on the stack."""
+        if not self._is_open:
+            return
+        self._is_open, self.forward = False, None
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = _pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+        self.table.forget()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Calls inside the block are the engine's own."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    @contextmanager
+    def running(self, handle: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+        """Calls inside the block are run by `handle`."""
+        before, self.forward = self.forward, handle
+        try:
+            yield
+        finally:
+            self.forward = before
+
+    def declare(self, value: Any) -> None:
+        """A choice of this step that does not come from the records."""
+        self._declared.append(value)
+
+    def finish(self, losses: Tensor) -> None:
+        """Refuse losses that are not kept apart, and stop watching if they are."""
+        if not self._is_open:
+            return
+        with self.paused():
+            origin = self.table.find(losses)
+            if not self.table.unchanged():
+                origin = Origin(MIXED, 0, blame=CHANGED)
+            if origin.lineage is MIXED:
+                refuse_losses(origin)
+            place = origin.lineage
+            if isinstance(place, RecordAxis) and (place.axis != 0 or place.minor):
+                refuse(
+                    "losses with one entry for each record, in the order of the batch",
+                    "losses in another order",
+                    "keep the record as the first axis",
+                )
+            read = self._read
+            if read is not None and self._records == 1 and read[0] > self._opened:
+                read = None  # of the one record itself
+            self._programs.check(origin, self._records, read, tuple(self._declared))
+
+    # -- one call --------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._is_open or self._is_paused:
+            return func(*args, **kwargs)
+        if func in QUIET and not self.table.has_sizes_by_values:
+            return func(*args, **kwargs)
+        reading = Reading(self._records, values=func in NUMBERS)
+        description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
+        blamed, on_records = None, False
+        for origin in reading.origins:
+            lineage = origin.lineage
+            if lineage is MIXED:
+                blamed = origin
+            elif lineage is not PUBLIC:
+                on_records = True
+        if on_records and func in _FORBIDDEN_ON_RECORDS:
+            self._refuse_hook(func)
+        if on_records and _saved_tensors_hooks(False) is not None:
+            refuse(
+                "saved tensors that come back as they were",
+                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
+                "remove them, and use a smaller micro_batch, which saves memory too",
+            )
+        versions = versions_of(reading.tensors)
+        started = self.table.clock
+        result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
+        if self.table.clock != started:
+            return result  # taken apart into calls that were watched
+        if func in _SPECIAL:
+            self._special(func, args, reading)
+        made = [result] if type(result) is Tensor else tensors_of_result(result)
+        now = versions_of(reading.tensors)
+        written = [] if now == versions else [i for i, version in enumerate(versions) if now[i] != version]
+        if not made and not written:
+            if on_records or blamed is not None:
+                self._note_reading(func, blamed)
+            return result
+        tensors = reading.tensors
+        if written:
+            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
+        form = form_of(func, description, tuple(reading.declared))
+        clock = self.table.tick()
+        parents = tuple(reading.origins)
+        digest = hash((form.digest, *[origin.digest for origin in parents]))
+        if blamed is not None:
+            new = Origin(MIXED, digest, clock, func, description, parents, blamed.blame)
+            self.table.put_all(made, [new] * len(made), reading, written)
+            return result
+        places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
+        origins = [
+            Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None)
+            for i, place in enumerate(places)
+        ]
+        self.table.put_all(made, origins, reading, written)
+        return result
+
+    def _special(self, func: Any, args: Any, reading: Reading) -> None:
+        """Ways to a tensor's memory that leave its version as it is."""
+        if func == _DATA_SET:
+            self.table.replace_memory(args[0], self.table.find(args[1]))
+        elif func == _DATA_GET:
+            self.table.share_memory(args[0])
+        elif reading.tensors:
+            self.table.export(reading.tensors[0])
+
+    def _places(
+        self,
+        form: Form,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        reading: Reading,
+        made: list[Tensor],
+        on_records: bool,
+    ) -> tuple[Any, Any]:
+        if not on_records:
+            if reading.opaque is not None:
+                verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")
+                return verdict.outputs, blame_for(func, verdict)
+            return [PUBLIC] * len(made), None
+        if self._records == 1:
+            return [SOLE] * len(made), None
+        if func in ELEMENTWISE and places_matter(reading, self._records):
+            verdict = mixed(made, "what it gives a record depends on the record's place in the batch")
+        else:
+            verdict = verdict_on(form, func, args, kwargs, reading, made)
+        if MIXED in verdict.outputs:
+            return verdict.outputs, blame_for(func, verdict)
+        return verdict.outputs, None
+
+    def _note_reading(self, func: Any, blamed: Origin | None) -> None:
+        by_size = (
+            func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
+        )
+        if self._read is None and (by_size or (func not in QUIET and name_of(func) in READS)):
+            where = user_line(but_not_torch=True)
+            if where is not None:
+                self._read = self.table.tick(), where
+
+    def _refuse_hook(self, func: Any) -> None:
+        why = _FORBIDDEN_ON_RECORDS[func]
+        if why:
+            refuse(
+                f"a step whose gradients autograd computes: {why}",
+                f"{name_of(func)} at {user_line()}",
+                "remove the hook; private.step bounds every record's gradient",
+            )
+
+    def _with_backward(self, tensor: Tensor, origin: Origin) -> Origin:
+        return backward_of(tensor, origin, self)
+
+    @contextmanager
+    def watched(self, place: RecordAxis, tensors: list[Tensor]) -> Iterator[Callable[[Tensor], Origin]]:
+        """Calls inside the block are watched, with records along `place`; values of them may not be read."""
+        before, self._read = self._read, None
+        forward, self.forward = self.forward, None
+        paused, self._is_paused = self._is_paused, False
+        for tensor in tensors:
+            self.table.put(tensor, Origin(place, hash(("gradient", place))))
+        try:
+            with self:
+                yield self.table.find
+            if self._read is not None:
+                refuse(
+                    "a backward pass that does not read values of the records",
+                    f"a value that was read at {self._read[1]}",
+                    "compute each record's gradient from that record's values alone, without a branch",
+                )
+        finally:
+            self._read, self.forward, self._is_paused = before, forward, paused

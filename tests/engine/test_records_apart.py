@@ -1,0 +1,523 @@
+"""Mixing that values hide from a probe of the whole model is refused call by call, and the message names the line."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from problems import Bare
+from steps import classifier, each, rows, train, words
+from torch import Tensor, nn
+
+from discreet.core.check import Refused
+
+HERE = re.escape(str(Path(__file__).parent))
+
+
+def refused(match: str, *args: Any, **kwargs: Any) -> str:
+    """Train, and return the message; it has to quote a line of the tests."""
+    with pytest.raises(Refused, match=match) as caught:
+        train(*args, **kwargs)
+    message = str(caught.value)
+    assert re.search(HERE + r"/\w+\.py:\d+ `", message), message
+    assert "decide with torch.where" not in message
+    return message
+
+
+# In forward() ---------------------------------------------------------------------------------------------
+
+
+def rescaled(own: Any, x: Tensor) -> Tensor:
+    return torch.where(x.max() > 1.5e3, x / 255, x)
+
+
+def filled(own: Any, x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), x.nanmean(0), x)
+
+
+def bounded_mean(own: Any, x: Tensor) -> Tensor:
+    return x - F.relu(x.mean(0).abs() - 50)
+
+
+def flagged(own: Any, x: Tensor) -> Tensor:
+    return x * (1 + (x.abs() > 100).any())
+
+
+def scaled(own: Any, x: Tensor) -> Tensor:
+    return x / x.abs().amax().clamp(min=50)
+
+
+def scaled_detached(own: Any, x: Tensor) -> Tensor:
+    h = x * 2
+    return h / h.detach().abs().amax().clamp(min=50)
+
+
+def shifted(own: Any, x: Tensor) -> Tensor:
+    return x + F.pad(x, (0, 0, 8, 0))[: len(x)]
+
+
+def far_away(own: Any, x: Tensor) -> Tensor:
+    return x + 0.5 * x.roll(3 * 5 * 67, 0)
+
+
+FORWARDS: list[tuple[Callable[..., Tensor], str]] = [
+    (rescaled, "max at"),
+    (filled, "nanmean at"),
+    (bounded_mean, "mean at"),
+    (flagged, "any at"),
+    (scaled, "amax at"),
+    (scaled_detached, "amax at"),
+    (shifted, r"F\.pad at"),
+    (far_away, "roll at"),
+]
+
+
+@pytest.mark.parametrize(("run", "match"), FORWARDS, ids=lambda one: getattr(one, "__name__", ""))
+def test_mixing_in_forward_is_refused(run: Callable[..., Tensor], match: str) -> None:
+    refused(match, classifier(run))
+
+
+def kept_words(own: Any, t: Tensor) -> Tensor:
+    keep = (t != 0).any(0)
+    return own.head((own.embed(t) * keep[None, :, None]).sum(1) / keep.sum())  # type: ignore[no-any-return]
+
+
+def masked_attention(own: Any, t: Tensor) -> Tensor:
+    keep = (t != 0).any(0)
+    q = own.embed(t).unsqueeze(1)
+    mixed = F.scaled_dot_product_attention(q, q, q, attn_mask=keep.expand(len(keep), len(keep)))
+    return own.head(mixed.squeeze(1).mean(1))  # type: ignore[no-any-return]
+
+
+def token_flag(own: Any, t: Tensor) -> Tensor:
+    flag = (t == 999).any()
+    return own.head(own.embed(t).mean(1) * (1 + flag))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("run", [kept_words, masked_attention, token_flag])
+def test_mixing_by_token_is_refused(run: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    model = Bare(run, embed=nn.Embedding(1000, 6), head=nn.Linear(6, 3))
+    refused("any at", model, data=words())
+
+
+def test_a_branch_on_the_batch_is_refused_without_bad_advice() -> None:
+    def branch(own: Any, x: Tensor) -> Tensor:
+        return x / 255 if x.max() > 1.5 else x
+
+    assert "that record's own values" in refused("read", classifier(branch))
+
+
+# In the losses --------------------------------------------------------------------------------------------
+
+
+def by_deviation(losses: Tensor) -> Tensor:
+    return losses / losses.detach().std()
+
+
+def by_mean(losses: Tensor) -> Tensor:
+    return losses * losses.detach() / losses.detach().mean()
+
+
+def harder_half(losses: Tensor) -> Tensor:
+    return losses * (losses.detach() >= losses.detach().median())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"), [(by_deviation, "std at"), (by_mean, "mean at"), (harder_half, "median at")]
+)
+def test_mixing_in_the_losses_is_refused(change: Callable[[Tensor], Tensor], match: str) -> None:
+    refused(match, body=lambda private, model, x, y: private.step(change(each(model(x), y))))
+
+
+def test_a_moving_centre_is_refused_when_it_is_used() -> None:
+    state = {"centre": torch.zeros(3)}
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        outputs = model(x)
+        losses = each(outputs - state["centre"], y)
+        state["centre"] = 0.9 * state["centre"] + 0.1 * outputs.detach().mean(0)
+        private.step(losses)
+
+    refused("no watched call made", body=body)
+
+
+def test_a_centre_that_is_changed_in_place_is_refused() -> None:
+    centre = torch.zeros(3)
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        outputs = model(x)
+        losses = each(outputs - centre, y)
+        centre.mul_(0.9).add_(outputs.detach().mean(0), alpha=0.1)
+        private.step(losses)
+
+    refused("changed after the first batch", body=body)
+
+
+def test_losses_are_watched_in_every_step() -> None:
+    count = [0]
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        count[0] += 1
+        outputs = model(x)
+        if count[0] > 2:
+            outputs = outputs - outputs.mean(0)
+        private.step(each(outputs, y))
+
+    refused("mean at", body=body)
+    assert count[0] == 3
+
+
+# State of the loop ----------------------------------------------------------------------------------------
+
+
+def test_the_batch_before_is_refused() -> None:
+    held: list[Tensor] = []
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        if held:
+            losses = losses + 0.1 * (x - held[-1]).square().mean(1)
+        held.append(x)
+        private.step(losses)
+
+    refused("no watched call made", body=body)
+
+
+def test_a_second_pass_on_an_older_batch_is_refused() -> None:
+    held: list[Tensor] = []
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        if held:
+            losses = losses + model(held[-1]).square().sum(1)
+        held.append(x)
+        private.step(losses)
+
+    refused("no watched call made", body=body)
+
+
+def test_the_data_are_not_public() -> None:
+    data = rows(6)
+    refused(
+        "no watched call made",
+        body=lambda private, model, x, y: private.step(each(model(x - data.tensors[0].mean(0)), y)),
+        data=data,
+    )
+
+
+def test_numpy_is_not_public() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x - torch.from_numpy(x.numpy().mean(0))), y))
+
+    refused("no watched call made", body=body)
+
+
+def test_memory_that_numpy_shares_is_not_public() -> None:
+    shift = torch.zeros(6)
+    array = shift.numpy()
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        array[:] = x.numpy().mean(0)
+        private.step(each(model(x - shift), y))
+
+    refused("changed after the first batch", body=body)
+
+
+def test_losses_that_numpy_wrote_into_are_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        weights = torch.ones(len(x))
+        array = weights.numpy()
+        array /= losses.detach().numpy().mean()
+        private.step(losses * weights)
+
+    refused("no watched call made|was read", body=body)
+
+
+def test_writing_through_data_is_seen() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        target = torch.zeros_like(x)
+        target.data.copy_(x.flip(0))
+        private.step(each(model(target), y))
+
+    refused("flip at", body=body)
+
+
+def test_buffers_stay_from_the_batch_to_the_step() -> None:
+    model = classifier()
+    model.register_buffer("seen", torch.zeros(6))
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        model.seen.data.copy_(x.mean(0))
+        private.step(losses)
+
+    refused("parameters and buffers", model, body)
+
+
+def test_parameters_stay_from_the_batch_to_the_step() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        with torch.no_grad():
+            model.head.weight.mul_(0.5)
+        private.step(losses)
+
+    with pytest.raises(Refused, match="buffers and parameters that stay"):
+        train(body=body)
+
+
+# Numbers --------------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_was_read_is_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        private.step(losses / losses.std().item())
+
+    refused("was read at", body=body)
+
+
+def test_a_branch_on_what_was_read_is_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        private.step(losses if losses.mean() < 100 else losses * 0.5)
+        if losses.mean() > -1:
+            body.scale = float(losses.mean())  # type: ignore[attr-defined]
+
+    def later(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        scale = state[-1] if state else 1.0
+        losses = losses * scale
+        state.append(losses.mean().item())
+        private.step(losses)
+
+    state: list[float] = []
+    refused("the number", body=later)
+
+
+def test_the_size_of_the_batch_is_refused_at_its_second_value() -> None:
+    with pytest.raises(Refused, match=r"follows the size of the batch|divided by the size of the batch"):
+        train(body=lambda private, model, x, y: private.step(each(model(x), y) / len(x)), fixed=False)
+
+
+# Augmentation ---------------------------------------------------------------------------------------------
+
+
+def standardised(batch: Any) -> Any:
+    x, y = batch
+    return (x - x.mean(0)) / x.std(0), y
+
+
+def mixup(batch: Any) -> Any:
+    x, y = batch
+    other = torch.randperm(len(x))
+    return 0.7 * x + 0.3 * x[other], y
+
+
+@pytest.mark.parametrize(("augment", "match"), [(standardised, "mean at|std at"), (mixup, "indexing at")])
+def test_mixing_in_augment_is_refused(augment: Callable[[Any], Any], match: str) -> None:
+    refused(match, augment=augment)
+
+
+# Backward -------------------------------------------------------------------------------------------------
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * (100 / grads[0].norm()).clamp(max=1)
+
+
+def test_the_backward_pass_of_a_function_is_watched() -> None:
+    refused("backward pass of Clipped", body=lambda p, m, x, y: p.step(each(Clipped.apply(m(x)), y)))
+
+
+def test_tensor_hooks_are_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        h = model(x)
+        h.register_hook(lambda g: g * (100 / g.norm()).clamp(max=1))
+        private.step(each(h, y))
+
+    refused("register_hook", body=body)
+
+
+def test_backward_hooks_of_modules_are_refused() -> None:
+    model = classifier()
+    model.head.register_full_backward_hook(lambda m, i, o: None)  # type: ignore[union-attr, operator]
+    with pytest.raises(Refused, match="hook"):
+        train(model)
+
+    parts = {"first": nn.Linear(6, 6), "mix": nn.Tanh(), "head": nn.Linear(6, 3)}
+    nested = Bare(lambda own, x: own.head(own.mix(own.first(x))), **parts)
+
+    def later(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        model.mix.register_full_backward_hook(lambda m, i, o: None)
+        private.step(each(model(x), y))
+
+    with pytest.raises(Refused, match="hook"):
+        train(nested, later)
+
+
+# Opaque calls ---------------------------------------------------------------------------------------------
+
+
+def halved(x: Tensor) -> Tensor:
+    return torch.where(x.abs().max() > 1e4, x / 2, x)
+
+
+def test_scripted_functions_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(halved)
+    refused("no watched call made", body=lambda p, m, x, y: p.step(each(m(scripted(x)), y)))
+
+
+def test_vmap_is_refused() -> None:
+    refused("no watched call made", body=lambda p, m, x, y: p.step(each(m(torch.vmap(torch.sin)(x)), y)))
+
+
+def test_addresses_are_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        column = (x + 0)[:, 0]
+        shift = column.as_strided((len(x),), (1,), 0)
+        private.step(each(model(x + shift.unsqueeze(1)), y))
+
+    refused("as_strided at", body=body)
+
+
+# The stack of modes ---------------------------------------------------------------------------------------
+
+
+def depth() -> int:
+    return int(torch._C._len_torch_function_stack())
+
+
+def test_the_watch_ends_with_the_loop() -> None:
+    before = depth()
+    with pytest.raises(ZeroDivisionError):
+        train(body=lambda private, model, x, y: 1 / 0)
+    assert depth() == before
+
+    def inside(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        with torch.device("cpu"):
+            private.step(each(model(x), y))
+            assert depth() == before + 1
+            assert type(torch._C._get_function_stack_at(before)).__name__ == "DeviceContext"
+
+    train(body=inside)
+    assert depth() == before
+
+
+# Collation ------------------------------------------------------------------------------------------------
+
+
+def batch_of(records: list[Any]) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in records]), torch.stack([y for _, y in records])
+
+
+def test_standardising_in_collate_fn_has_only_the_record_itself() -> None:
+    """A record is collated alone: the mean over the batch is its own."""
+    seen: list[Tensor] = []
+
+    def collate(records: list[Any]) -> Any:
+        x, y = batch_of(records)
+        return x - x.mean(0), y
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        seen.append(x.detach().clone())
+        private.step(each(model(x), y))
+
+    train(body=body, collate_fn=collate)
+    assert all(bool((x == 0).all()) for x in seen)
+
+
+def test_padding_to_the_longest_record_is_refused() -> None:
+    data = [(torch.arange(1, 3 + i % 4), torch.tensor(i % 3)) for i in range(40)]
+
+    def collate(records: list[Any]) -> Any:
+        ids = nn.utils.rnn.pad_sequence([x for x, _ in records], batch_first=True)
+        return ids, torch.stack([y for _, y in records])
+
+    def padded(records: list[Any]) -> Any:
+        return collate([(F.pad(x, (0, 8 - len(x))), y) for x, y in records])
+
+    torch.manual_seed(0)
+    model = Bare(
+        lambda own, t: own.head(own.embed(t).mean(1)), embed=nn.Embedding(9, 6), head=nn.Linear(6, 3)
+    )
+    with pytest.raises(Refused, match="pad every record to one public length"):
+        train(model, data=data, collate_fn=collate)
+    train(model, data=data, collate_fn=padded)
+
+
+def test_what_a_collate_fn_may_return() -> None:
+    data = [({"x": torch.full((6,), float(i))}, i % 3, f"name {i}") for i in range(40)]
+
+    def collate(records: list[Any]) -> Any:
+        return torch.stack([r["x"] for r, _, _ in records]), {
+            "label": torch.tensor([y for _, y, _ in records]),
+            "names": [name for _, _, name in records],
+            "scale": 2,
+        }
+
+    def body(private: Any, model: Any, x: Tensor, more: Any) -> None:
+        assert len(more["names"]) == len(x)
+        assert more["scale"] == 2
+        private.step(each(model(x), more["label"]))
+
+    train(body=body, data=data, collate_fn=collate)
+
+
+# Places and sizes -----------------------------------------------------------------------------------------
+
+
+def by_place(losses: Tensor) -> Tensor:
+    return losses * torch.linspace(0, 1, len(losses))
+
+
+def every_other(losses: Tensor) -> Tensor:
+    return torch.where(torch.arange(len(losses)) % 2 == 0, losses, losses * 0)
+
+
+@pytest.mark.parametrize("change", [by_place, every_other])
+def test_weights_by_place_in_the_batch_are_refused(change: Callable[[Tensor], Tensor]) -> None:
+    body = lambda private, model, x, y: private.step(change(each(model(x), y)))  # noqa: E731
+    refused("place in the batch", body=body)
+
+
+def test_a_sum_over_the_places_of_the_batch_is_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x * torch.ones(len(x)).sum() / 100), y))
+
+    with pytest.raises(Refused, match="follows the size of the batch"):
+        train(body=body, fixed=False)
+
+
+def test_saved_tensors_hooks_are_refused() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        h = model(x)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t / t.norm()):
+            private.step(each(h.tanh(), y))
+
+    refused("saved_tensors_hooks", body=body)
+
+
+def test_inference_mode_hides_no_writing() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        with torch.inference_mode():
+            weights = torch.ones(len(x))
+            weights.mul_(x.mean())
+        private.step(each(model(x), y) * weights.clone())
+
+    refused("no watched call made|mean at", body=body)
