@@ -16,7 +16,7 @@ from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.stages.bounding import Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order

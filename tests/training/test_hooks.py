@@ -19,11 +19,10 @@ from discreet.accounting import Charge, Event, Free, Gaussian, NonPrivate, read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.stages.analysis import Unproven
+from discreet.stages.analysis import NoGuard, Unproven
 from discreet.stages.bounding import Bounder, FlatClip, NonAdaptive, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
-from discreet.stages.guard import NoGuard
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Selection

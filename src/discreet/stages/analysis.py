@@ -1,17 +1,18 @@
-"""Analyses derive the certificate of a plan. Composition applies to every plan."""
+"""Analyses derive the certificate of a plan, and the runtime checks that it needs. Composition fits every plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from discreet.accounting.events import Event, NonPrivate
-from discreet.stages.guard import NoGuard, RunGuard
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from discreet.core.world import World
     from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
 
@@ -98,3 +99,42 @@ class Unproven:
 
     def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
         return NoGuard()
+
+
+class RunGuard(Protocol):
+    """Checks a run at its start and before each release. `Analysis.guard` creates it."""
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """Refuse run settings that the certificate does not cover."""
+
+    def data(self, size: int) -> None:
+        """Refuse a dataset with more records than the bound is proven for."""
+
+    def losses(self, losses: Tensor) -> None:
+        """Check the losses of a micro-batch before they are used."""
+
+    def release(self) -> None:
+        """Refuse a release that the certificate does not cover."""
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
+
+
+@final
+class NoGuard:
+    """No checks: the certificate covers an observer who sees the parameters after every step."""
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """Nothing to refuse."""
+
+    def data(self, size: int) -> None:
+        """Nothing to refuse."""
+
+    def losses(self, losses: Tensor) -> None:
+        """Nothing to check."""
+
+    def release(self) -> None:
+        """Nothing to refuse."""
+
+    def close(self) -> None:
+        """Nothing to remove."""

@@ -15,7 +15,7 @@ from discreet.stages.analysis import Analysis, Composition
 from discreet.stages.bounding import Bounder, Query
 from discreet.stages.combination import Combination, TakeFirst
 from discreet.stages.domain import Domain, Unbounded
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.mechanism import Mechanism
 from discreet.stages.sampling import FullBatch, Poisson, Sampling
 from discreet.stages.schedule import Constant, Schedule

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from discreet.engine.active import Active
 from discreet.engine.layout import Mask
-from discreet.stages.active import Active
 from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 

@@ -94,7 +94,7 @@ class Released:
         """
         if mask is None:
             return Released(value.div_(batch), layout)
-        from discreet.stages.active import Active
+        from discreet.engine.active import Active
 
         index = Active.of(mask, layout, value.device).whole
         active = value if len(value) == len(index) else value.index_select(0, index)
@@ -105,7 +105,7 @@ class Released:
         """The full vector, with exact zeros on frozen coordinates."""
         if self.mask is None:
             return self.active
-        from discreet.stages.active import Active
+        from discreet.engine.active import Active
 
         whole = self.active.new_zeros(self.layout.size)
         return whole.scatter_(0, Active.of(self.mask, self.layout, self.active.device).whole, self.active)

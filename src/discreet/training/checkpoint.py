@@ -26,8 +26,8 @@ from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.streams import Streams
-from discreet.stages.averaging import Average
 from discreet.stages.plan import Plan
+from discreet.training.averaging import Average
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler

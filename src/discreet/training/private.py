@@ -22,12 +22,12 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.support import Snapshot
 from discreet.engine.trace.capture import replace
-from discreet.stages.averaging import Average
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement
+from discreet.training.averaging import Average
 from discreet.training.binding import (
     check_data,
     check_optimizer,

@@ -32,7 +32,7 @@ from discreet.methods.dicesgd.bounding import TwoLevel
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.stages.bounding import FlatClip, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.values import _AGGREGATION, BoundedSum
 
 ALPHA = 1e-6

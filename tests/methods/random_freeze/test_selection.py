@@ -12,11 +12,11 @@ from scipy import stats
 
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
+from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks
 from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
-from discreet.stages.active import Active, from_indices
 from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Everything

@@ -9,11 +9,11 @@ import torch
 
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
+from discreet.engine.active import from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks, sparse
 from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages.active import from_indices
 from discreet.stages.context import StepContext
 from discreet.stages.values import Released
 

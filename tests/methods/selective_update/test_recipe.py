@@ -18,7 +18,7 @@ from discreet.accounting import Charge, Gaussian, PoissonSampled, SelectionQuery
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
 from discreet.core.world import World
-from discreet.methods.clipping import Clipping
+from discreet.methods.clipping_choice import Clipping
 from discreet.stages.acceptance import LossTest
 from discreet.stages.aggregation import sum_of_numbers
 from discreet.stages.analysis import Unproven

@@ -11,7 +11,7 @@ from discreet.accounting import events
 from discreet.accounting.events import Release
 from discreet.core import check
 from discreet.stages.bounding import Query
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.values import BoundedSum
 
 if TYPE_CHECKING:

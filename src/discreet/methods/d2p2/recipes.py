@@ -18,7 +18,7 @@ from discreet.methods.d2p2.projected_gaussian import (
     UnbiasedLift,
 )
 from discreet.stages.bounding import AutoS
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule

@@ -11,8 +11,8 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised
 from discreet.methods.dicesgd.mechanism import ErrorFeedback
+from discreet.stages.analysis import NoGuard, RunGuard
 from discreet.stages.bounding import FlatClip
-from discreet.stages.guard import NoGuard, RunGuard
 from discreet.stages.sampling import Poisson
 from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything

@@ -10,7 +10,7 @@ from discreet.accounting.events import NonPrivate, Release
 from discreet.core import check
 from discreet.engine.layout import Layout
 from discreet.stages.bounding import ROUND_DOWN, Query
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.values import BoundedSum, PrivateState
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from discreet.methods.dpsgd_dc.curvature import Curvature, LinearModel
 from discreet.stages.analysis import Composition
 from discreet.stages.bounding import FlatClip
 from discreet.stages.combination import TakeFirst
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.sampling import FixedSize, FullBatch, TruncatedPoisson
 from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from discreet.stages.guard import RunGuard
+    from discreet.stages.analysis import RunGuard
     from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
 

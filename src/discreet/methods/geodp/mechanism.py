@@ -68,7 +68,7 @@ class GeometricNoise:
         )
         total, query = sums[0].value, queries[0]
         if context.mask is not None:
-            from discreet.stages.active import Active
+            from discreet.engine.active import Active
 
             active = total.index_select(0, Active.of(context.mask, context.layout, total.device).whole)
             total.zero_()  # keep no exact sum in memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from discreet.core import check
-from discreet.methods.clipping import Clipping, bounder
+from discreet.methods.clipping_choice import Clipping, bounder
 from discreet.methods.geodp.bounding import DEFAULT_SPLIT, AngleWindow, Polar, Window
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
 from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails

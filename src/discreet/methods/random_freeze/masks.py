@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from discreet.core.streams import Stream
+from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.granularity import MaskKey
-from discreet.stages.active import Active, from_indices
 from discreet.stages.context import StepContext
 from discreet.stages.values import Released
 

@@ -13,9 +13,9 @@ import torch
 
 from discreet.core import check
 from discreet.core.plain import digest
+from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.granularity import Granularity, MaskKey
-from discreet.stages.active import Active, from_indices
 from discreet.stages.values import Released
 
 FORMAT: Final = "discreet release 1"
@@ -67,7 +67,7 @@ def from_bytes(data: bytes, layout: Layout) -> Released:
 
 
 def _name(mask: Mask) -> dict[str, Any] | str:
-    if mask.key is None:
+    if not isinstance(mask.key, MaskKey):
         return "bitmap"
     key = mask.key
     return {"stream": key.stream.hex(), "kind": key.granularity.value, "active": key.active}

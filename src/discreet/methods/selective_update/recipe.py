@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from discreet.methods.clipping import Clipping, bounder
+from discreet.methods.clipping_choice import Clipping, bounder
 from discreet.stages.acceptance import LossTest
 from discreet.stages.recipe import Recipe
 

@@ -56,7 +56,7 @@ def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:
     """Add noise to the active coordinates and return only them, so that no coordinate is released without noise."""
     if context.mask is None or value.shape != (context.layout.size,):  # a count is never masked
         return context.streams.noise.add_normal_(value, std)
-    from discreet.stages.active import Active
+    from discreet.engine.active import Active
 
     index = Active.of(context.mask, context.layout, value.device).whole
     active = context.streams.noise.add_normal_(value.index_select(0, index), std)
