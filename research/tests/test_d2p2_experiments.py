@@ -19,7 +19,7 @@ from discreet.stages.bounding import Query
 from discreet.stages.context import StepContext
 from discreet.stages.values import _AGGREGATION, BoundedSum
 from research.reproductions import Bench, Row, Status, d2p2, d2p2_impact, d2p2_projection
-from research.reproductions.d2p2_settings import FAMILY, PUBLISHED, TABLE_2, TUNED, Setting
+from research.reproductions.d2p2.settings import FAMILY, PUBLISHED, TABLE_2, TUNED, Setting
 from research.reproductions.plain_sgd import PlainRun
 
 

@@ -22,9 +22,9 @@ from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.reproductions import EXPERIMENTS, Bench, Status, bounded_membership
-from research.reproductions.bounded_adult import _plan
-from research.reproductions.bounded_bounds import batch_sizes, diameters
-from research.reproductions.bounded_logistic import Records, trained
+from research.reproductions.dpsgd_dc.bounds import batch_sizes, diameters
+from research.reproductions.dpsgd_dc.full_batch import _plan
+from research.reproductions.dpsgd_dc.logistic import Records, trained
 
 RECORDS = 50
 

@@ -10,7 +10,7 @@ import pytest
 from discreet.accounting import rdp
 from discreet.core.check import Refused
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
-from research.reproductions.older_bounds import OLDER_BOUNDS, Setting, sampled_gaussian_regime
+from research.reproductions.dpsgd_dc.older_bounds import OLDER_BOUNDS, Setting, sampled_gaussian_regime
 
 FIGURE_1 = Setting(
     records=8,

@@ -11,7 +11,7 @@ from discreet.methods import METHODS
 from discreet.runs import RunConfig
 from discreet.stages.sampling import Horizon
 from research.reproductions.bench import Bench, accuracy_row
-from research.reproductions.d2p2_settings import (
+from research.reproductions.d2p2.settings import (
     DELTA,
     FAMILY,
     GUESSES,

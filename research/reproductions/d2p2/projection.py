@@ -7,7 +7,7 @@ from typing import Any, Final
 from discreet.methods.d2p2.projected_gaussian import layer_widths
 from discreet.runs import RunConfig
 from research.reproductions.bench import Bench, accuracy_row
-from research.reproductions.experiment import Curve, Experiment, Figure, Outcome, Row, Status
+from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status
 
 _SIZES: Final = (640, 10)  # softmax regression on digits
 _DIMENSIONS: Final = 10_000
@@ -118,16 +118,3 @@ def _theory() -> Figure:
         y_label="signal share / share without projection",
         curves=tuple(curves),
     )
-
-
-EXPERIMENTS: tuple[Experiment, ...] = (
-    Experiment(
-        name="d2p2-projection",
-        paper="000 D2P2-SGD",
-        artefact="beyond the paper",
-        what="when random projection helps and when it hurts, at equal certified epsilon on digits",
-        minutes_quick=0.5,
-        minutes_full=5,
-        run=projection,
-    ),
-)

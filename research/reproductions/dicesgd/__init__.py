@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from research.reproductions import dice_bias
-from research.reproductions.dice_features import figures_1_2, table_2, text
-from research.reproductions.dice_language import language
-from research.reproductions.dice_threshold import threshold
-from research.reproductions.experiment import Experiment
+from research.extra import LANGUAGE_MODEL, SENTENCES, require_packages
+from research.reproductions.bench import Bench
+from research.reproductions.dicesgd import appendix_b1
+from research.reproductions.dicesgd.figures_1_2 import figures_1_2
+from research.reproductions.dicesgd.table_2 import table_2
+from research.reproductions.dicesgd.threshold import threshold
+from research.reproductions.experiment import Experiment, Outcome
 
 _PAPER: Final = "004 DiceSGD"
+
+
+def _table_3(bench: Bench) -> Outcome:
+    require_packages(LANGUAGE_MODEL)
+    from research.reproductions.dicesgd.table_3 import language
+
+    return language(bench)
+
+
+def _table_3_reviews(bench: Bench) -> Outcome:
+    require_packages(SENTENCES)
+    from research.reproductions.dicesgd.table_3_reviews import text
+
+    return text(bench)
+
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
@@ -20,7 +37,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="where clipped SGD, DiceSGD and two-level clipping settle, without noise and at epsilon 2",
         minutes_quick=1,
         minutes_full=6,
-        run=dice_bias.bias,
+        run=appendix_b1.bias,
     ),
     Experiment(
         name="dice-threshold",
@@ -56,7 +73,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="a private head on a public sentence encoder, clothing reviews, epsilon 8, C = 1",
         minutes_quick=1,
         minutes_full=6,
-        run=text,
+        run=_table_3_reviews,
     ),
     Experiment(
         name="dice-e2e",
@@ -65,6 +82,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="SmolLM2 with private adapters on E2E, epsilon 8, C = 1: BLEU and test loss",
         minutes_quick=4,
         minutes_full=60,
-        run=language,
+        run=_table_3,
     ),
 )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
+import sacrebleu
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,18 +26,18 @@ from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
-from research.reproductions.dice_features import NOISE, noise_of_algorithm_4
+from research.reproductions.dicesgd.heads import NOISE, noise_of_algorithm_4
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status, mean_and_error
 from research.tasks import e2e
-from research.tasks.bleu import bleu
-from research.tasks.llama import Heard, Tail, greedy
-from research.tasks.smollm2 import VOCABULARY, SmolLM2
+from research.tasks.smollm2 import VOCABULARY, Adapters, Heard, SmolLM2, Tail, greedy
 
 UNIT: Final = "BLEU"
 EPSILON: Final = 8.0
 DELTA: Final = 8e-6
 CLIP: Final = 1.0
 MICRO_BATCH: Final = 32
+ADAPTERS: Final = Adapters(blocks=2, rank=4, alpha=32)
+"""Rank and scale are those of Hu et al. (2021) for GPT-2 on E2E."""
 
 
 @final
@@ -43,8 +45,7 @@ MICRO_BATCH: Final = 32
 class Size:
     """The public numbers of the study; with the plan and the seed they determine a run.
 
-    rank, strength  of the adapters, as Hu et al. (2021) have them for GPT-2 on E2E
-    learning_rate   the paper's
+    learning_rate  the paper's
     """
 
     train: int
@@ -52,10 +53,8 @@ class Size:
     batch: int
     epochs: int
     spoken: int
-    rank: int = 4
-    strength: float = 8.0
+    adapters: Adapters = ADAPTERS
     learning_rate: float = 2e-3
-    blocks: int = e2e.TAIL
     vocabulary: int = VOCABULARY
 
     @property
@@ -75,7 +74,8 @@ QUICK: Final = Size(train=240, test=48, batch=48, epochs=1, spoken=4)
 def _guesses(size: Size) -> tuple[str, ...]:
     return (
         "The paper fine-tunes all of GPT-2 on 42,061 records for 420 steps at batch 1000. Here adapters of rank "
-        f"{size.rank} on all linear layers of the last {size.blocks} of the 30 blocks of SmolLM2-135M-Instruct (4-bit "
+        f"{size.adapters.rank} on all linear layers of the last {size.adapters.blocks} of the 30 blocks of "
+        "SmolLM2-135M-Instruct (4-bit "
         f"weights restored to float32) are trained on {size.train} records for {size.steps} steps at batch "
         f"{size.batch}: BLEU does not compare with the paper's, rows do with rows.",
         "What the frozen blocks make of a record is computed once and kept. It is a function of that record and of "
@@ -154,7 +154,7 @@ class _Study:
 
     def base(self) -> dict[str, Any]:
         """The public model as it comes."""
-        return self._kept({"plan": "base"}, lambda: self._measured(self._tail(), {}, words=True))
+        return self._kept({"plan": "base"}, lambda: self._measured(self._new_tail(seed=0), {}))
 
     def tuned(self, plan: Plan | None, seed: int) -> dict[str, Any]:
         """A run by the plan, or without privacy."""
@@ -168,14 +168,13 @@ class _Study:
         size = self._size
         self._bench.note(f"{'no privacy' if plan is None else plan.method}, seed {seed}")
         streams = Streams.seeded(seed)
-        tail = self._tail()
-        tail.adapt(rank=size.rank, strength=size.strength, seed=int(streams.init.uniform64(1)[0] >> 1))
+        tail = self._new_tail(seed=int(streams.init.uniform64(1)[0] >> 1))
         trained = [parameter for parameter in tail.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=size.learning_rate)
         schedule = LambdaLR(optimizer, size.rate_at)
         if plan is None:
             steps = _without_privacy(tail, optimizer, self._train_set, size, streams)
-            return self._measured(tail, {"half": self._follow(steps, tail, schedule)}, words=True)
+            return self._measured(tail, {"half": self._follow(steps, tail, schedule)})
         private = Private(
             tail,
             optimizer,
@@ -190,7 +189,7 @@ class _Study:
         half = self._follow(_with_privacy(private, tail), tail, schedule)
         spent = private.spent().to_json()
         private.close()
-        return self._measured(tail, {"half": half, "spent": spent}, words=True)
+        return self._measured(tail, {"half": half, "spent": spent})
 
     def _follow(self, steps: Iterator[int], tail: Tail, schedule: LambdaLR) -> float:
         """Take every step; the test loss half-way."""
@@ -204,11 +203,13 @@ class _Study:
     @functools.cached_property
     def _file(self) -> Path:
         size, bench = self._size, self._bench
-        return e2e.hidden_values(train=size.train, test=size.test, data_dir=bench.data_dir, note=bench.note)
+        return e2e.hidden_values(
+            lambda: self._known, train=size.train, test=size.test, data_dir=bench.data_dir, note=bench.note
+        )
 
     @functools.cached_property
-    def _speaker(self) -> SmolLM2:
-        return SmolLM2.load(vocabulary=self._size.vocabulary)
+    def _known(self) -> SmolLM2:
+        return SmolLM2.load(adapters=self._size.adapters, vocabulary=self._size.vocabulary)
 
     @functools.cached_property
     def _train_set(self) -> e2e.Examples:
@@ -223,21 +224,25 @@ class _Study:
         """The facts to speak about, and what people wrote about them."""
         found = e2e.texts("test", data_dir=self._bench.data_dir)
         facts = list(e2e.some(found, 10**9))[: self._size.spoken]
-        prompts = [self._speaker.prompt(e2e.request(about)) for about in facts]
-        return Heard.of(self._speaker.model, prompts), [found[about] for about in facts]
+        prompts = [self._known.prompt(e2e.request(about)) for about in facts]
+        return Heard.of(self._known, prompts), [found[about] for about in facts]
 
-    def _tail(self) -> Tail:
-        return self._speaker.model.tail(self._size.blocks, e2e.LONGEST)
+    def _new_tail(self, *, seed: int) -> Tail:
+        """What is trained, with fresh adapters; all runs share one model, so runs follow one another."""
+        self._known.reset(seed=seed)
+        return Tail(self._known)
 
-    def _measured(self, tail: Tail, known: dict[str, Any], *, words: bool = False) -> dict[str, Any]:
-        """Test loss per token; with `words` also BLEU and one text."""
-        found = {**known, "loss": _test_loss(tail, self._test_set)}
-        if words:
-            speaker, (heard, references) = self._speaker, self._spoken
-            rows = greedy(speaker.model, tail, heard, most=e2e.LONGEST, end=speaker.end)
-            outputs = [speaker.tokens.decode(row) for row in rows]
-            found |= {"bleu": bleu(outputs, references), "example": outputs[0]}
-        return found
+    def _measured(self, tail: Tail, known: dict[str, Any]) -> dict[str, Any]:
+        """Test loss per token, BLEU and one text."""
+        heard, references = self._spoken
+        rows = greedy(self._known, heard, most=e2e.LONGEST)
+        outputs = [self._known.decode(row) for row in rows]
+        return {
+            **known,
+            "loss": _test_loss(tail, self._test_set),
+            "bleu": bleu(outputs, references),
+            "example": outputs[0],
+        }
 
 
 def record_losses(scores_NTV: Tensor, following_NT: Tensor) -> Tensor:
@@ -289,6 +294,15 @@ def _test_loss(tail: Tail, data: e2e.Examples) -> float:
 def _batches(data: e2e.Examples, chosen: list[int]) -> Iterator[e2e.Example]:
     for start in range(0, len(chosen), MICRO_BATCH):
         yield e2e.collate([data[record] for record in chosen[start : start + MICRO_BATCH]])
+
+
+def bleu(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Corpus BLEU by sacrebleu, in lower case, without smoothing, against all references of each text."""
+    streams = list(
+        itertools.zip_longest(*references)
+    )  # sacrebleu takes None for a reference that is not there
+    found = sacrebleu.corpus_bleu(outputs, streams, lowercase=True, smooth_method="none")
+    return float(found.score)
 
 
 # -- what is shown --------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from research.reproductions.bounded_adult import full_batch
-from research.reproductions.bounded_bounds import figure_1, figure_5
-from research.reproductions.bounded_membership import figure_2, figure_3
+from research.reproductions.dpsgd_dc.figures_1_5 import figure_1, figure_5
+from research.reproductions.dpsgd_dc.figures_2_3 import figure_2, figure_3
+from research.reproductions.dpsgd_dc.full_batch import full_batch
 from research.reproductions.experiment import Experiment
 
 _PAPER: Final = "003 DPSGD-DC"

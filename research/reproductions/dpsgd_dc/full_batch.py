@@ -17,7 +17,7 @@ from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.spending import format_epsilon
 from research.reproductions.bench import Bench, accuracy_row
-from research.reproductions.bounded_logistic import Records, trained
+from research.reproductions.dpsgd_dc.logistic import Records, trained
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status, mean_and_error
 
 _EPSILON, _DELTA, _RECORDS = 5.0, 1e-5, 32_561

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from research.reproductions.experiment import Experiment
-from research.reproductions.geodp_noise import figure_3, figure_4
-from research.reproductions.geodp_time import figure_6
-from research.reproductions.geodp_training import equal_epsilon, figure_5, table_2, table_2_companions
+from research.reproductions.geodp.equal_epsilon import equal_epsilon
+from research.reproductions.geodp.figure_5 import figure_5
+from research.reproductions.geodp.figure_6 import figure_6
+from research.reproductions.geodp.figures_3_4 import figure_3, figure_4
+from research.reproductions.geodp.table_2 import table_2, table_2_companions
 
 _PAPER = "002 GeoDP"
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from research.reproductions.experiment import Experiment
-from research.reproductions.freeze_gradients import figure_1, figure_2
-from research.reproductions.freeze_ranks import figure_3
-from research.reproductions.freeze_tables import figure_4, longer, table_1, transfer
+from research.reproductions.random_freeze.figure_1 import figure_1
+from research.reproductions.random_freeze.figure_2 import figure_2
+from research.reproductions.random_freeze.figure_3 import figure_3
+from research.reproductions.random_freeze.figure_4 import figure_4
+from research.reproductions.random_freeze.table_1 import table_1, transfer
+from research.reproductions.random_freeze.tables_3_4 import longer
 
 _PAPER: Final = "001 random freeze"
 

@@ -24,7 +24,7 @@ from discreet.stages.values import BoundedSum, PrivateState, Released
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Outcome, Row, Status
-from research.reproductions.freeze_looks import (
+from research.reproductions.random_freeze.observed_run import (
     CLIP,
     PER_EPOCH,
     RATE,

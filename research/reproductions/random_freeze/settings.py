@@ -1,4 +1,4 @@
-"""Random freeze (paper 001): Tables 1, 3 and 4, Figure 4 and transfer learning.
+"""Random freeze (paper 001): budgets, settings and runs that its tables and Figure 4 share.
 
 The paper trains a CNN of 550K parameters on CIFAR-10 for 40 to 100 epochs, which is days on two cores. Here its whole
 schedule (rate 0.02, epochs, clip, momentum, learning rate, freeze rate) runs on Fashion-MNIST with two hidden layers of
@@ -16,16 +16,13 @@ from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.runs import RunConfig
 from discreet.stages.sampling import Horizon
 from research.reproductions.bench import Bench, accuracy_row
-from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status
-from research.tasks.backbones import cifar10_features
+from research.reproductions.experiment import Row
 
 UNIT: Final = "test accuracy, %"
 RECORDS, BATCH, DELTA = 60_000, 1200, 1e-5  # the paper's rate, 1000 / 50000
 BASE_CLIP, BASE_MOMENTUM = 0.1, 0.9  # Table 5, after Tramer and Boneh
 CLIP = scale_clip_with_momentum(clip=BASE_CLIP, momentum=BASE_MOMENTUM, to_momentum=0.0)  # Table 9: 1
 RATE = 0.9
-MOMENTA: Final = (0.0, 0.5, 0.7, 0.9, 0.95)
-CLIPS: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 GUESSES: Final = (
     "The paper prints the mean of each run's best accuracy; ours is the accuracy at the end of the run.",
@@ -160,133 +157,17 @@ class Series:
         )
 
 
-def _mlp(bench: Bench, budget: Budget) -> Series:
+def mlp_series(bench: Bench, budget: Budget) -> Series:
     return _series(bench, budget, "mlp", "MLP", 1.0, "the paper's epochs")
 
 
-def _cnn(bench: Bench, budget: Budget) -> Series:
+def cnn_series(bench: Bench, budget: Budget) -> Series:
     return _series(bench, budget, "cnn-small", "28x28 CNN", 0.25, "a quarter of the epochs")
 
 
 def _series(bench: Bench, budget: Budget, model: str, name: str, share: float, epochs: str) -> Series:
     words = f"{name}, {'a twentieth of the epochs' if bench.quick else epochs}"
     return Series(bench=bench, budget=budget, model=model, share=share, words=words)
-
-
-def longer(method: str, bench: Bench) -> Outcome:
-    """Tables 3 and 4: baseline, adjusted baseline, freezing; the MLP at both budgets, the CNN at epsilon 3."""
-    series = (_mlp(bench, STRICT), _cnn(bench, STRICT), _mlp(bench, LOOSE))
-    rows = [(one.baseline(), one.adjusted(), one.longer(method)) for one in series]
-    holds = [at_least(frozen, adjusted) for _, adjusted, frozen in rows]
-    gaps = "; ".join(
-        f"{gap(frozen, adjusted)} ({frozen.setting.partition(', ')[2]})" for _, adjusted, frozen in rows
-    )
-    paper = " and ".join(
-        f"{dict(budget.longer)[method] - budget.adjusted:+.1f}" for budget in (STRICT, LOOSE)
-    )
-    return Outcome(
-        unit=UNIT,
-        rows=tuple(row for three in rows for row in three),
-        status=Status.of(holds),
-        summary=f"Freezing less the adjusted baseline: {gaps}. The paper: {paper} at epsilon 3 and 7.53.",
-        guesses=GUESSES,
-    )
-
-
-def table_1(bench: Bench) -> Outcome:
-    """Freezing as an add-on, with the baseline's own settings."""
-    pairs = [(one.baseline(), one.added()) for one in (_mlp(bench, STRICT), _mlp(bench, LOOSE))]
-    gaps = " and ".join(gap(frozen, dense) for dense, frozen in pairs)
-    return Outcome(
-        unit=UNIT,
-        rows=tuple(row for pair in pairs for row in pair),
-        status=Status.of([at_least(frozen, dense) for dense, frozen in pairs]),
-        summary=f"Random freeze less baseline: {gaps} at epsilon 3 and 7.53; the paper: +0.7 and -0.2.",
-        guesses=(
-            *GUESSES,
-            "With momentum the paper lets frozen coordinates coast; here they stay still, the default.",
-        ),
-    )
-
-
-def figure_4(bench: Bench) -> Outcome:
-    """Clip and momentum along the scaling rule, and along either axis alone."""
-    momenta = (0.0, 0.9) if bench.quick else MOMENTA
-    clips = (0.02, 0.1, 0.5) if bench.quick else CLIPS
-    rule = [scale_clip_with_momentum(clip=BASE_CLIP, momentum=BASE_MOMENTUM, to_momentum=m) for m in momenta]
-    lines = (
-        ("C / (1 - momentum) = 1", list(zip(rule, momenta, strict=True))),
-        ("clip 0.1", [(BASE_CLIP, m) for m in momenta]),
-        ("momentum 0.9", [(clip, BASE_MOMENTUM) for clip in clips]),
-    )
-    series, rows, curves = _mlp(bench, STRICT), [], []
-    for name, pairs in lines:
-        found = [
-            series.row(f"{name}: clip {clip:g}, momentum {m:g}", clip=clip, momentum=m) for clip, m in pairs
-        ]
-        rows += found
-        x = tuple(clip if name.startswith("momentum") else m for clip, m in pairs)
-        curves.append(Curve(name=name, x=x, y=tuple(row.ours or 0.0 for row in found)))
-    spans = [max(curve.y) - min(curve.y) for curve in curves]
-    return Outcome(
-        unit=UNIT,
-        rows=tuple(rows),
-        status=Status.REPRODUCED if spans[0] < min(spans[1:]) else Status.NOT,
-        summary=(
-            f"Accuracy spans {spans[0]:.2f} points along C / (1 - momentum) = 1, {spans[1]:.2f} along momenta at clip "
-            f"0.1, {spans[2]:.2f} along clips at momentum 0.9 (MLP, epsilon 3). The paper prints no numbers."
-        ),
-        figures=(
-            _frame("momentum", "Along momentum, epsilon 3", curves[:2], log_x=False),
-            _frame("clip", "Along the clip, epsilon 3", curves[2:], log_x=True),
-        ),
-        guesses=GUESSES,
-    )
-
-
-def _frame(axis: str, title: str, curves: list[Curve], *, log_x: bool) -> Figure:
-    return Figure(name=axis, title=title, x_label=axis, y_label=UNIT, curves=tuple(curves), log_x=log_x)
-
-
-def transfer(bench: Bench) -> Outcome:
-    """Table 1, DP transfer learning: a softmax head on features of a public backbone, settings of Table 6."""
-    file, epochs = cifar10_features(note=bench.note), 3 if bench.quick else 50
-    freeze = (("final_rate", 0.7), ("cooling_epochs", epochs))
-    rows = []
-    for setting, paper, method, more in (
-        ("head, dense", 92.6, "dp-sgd", ()),
-        ("head, random freeze 0.7", 92.7, "random-freeze", freeze),
-    ):
-        run = RunConfig(
-            delta=DELTA,
-            out="",
-            data=str(file),
-            classes=10,
-            records=50_000,
-            model="softmax",
-            method=method,
-            parameters=(("clip", BASE_CLIP), *more),
-            epsilon=2.0,
-            batch=1000,
-            epochs=epochs,
-            optimizer="sgd",
-            learning_rate=4.0,
-            momentum=BASE_MOMENTUM,
-            average=0.0,
-            micro_batch=1000,
-            eval_every=max(1, epochs * 50 // 4),
-        )
-        rows.append(accuracy_row(setting, bench.train_seeds(run), paper=paper))
-    return Outcome(
-        unit=UNIT,
-        rows=tuple(rows),
-        status=Status.of([at_least(rows[1], rows[0])]),
-        summary=(
-            f"With freezing {gap(rows[1], rows[0])} points; the paper: +0.1. CIFAR-10, epsilon 2, a softmax head of "
-            "12,810 parameters on EfficientNet-lite0, total density 0.65; the paper's backbone is SimCLR v2 (41K)."
-        ),
-        guesses=GUESSES,
-    )
 
 
 def at_least(one: Row, other: Row) -> bool:

@@ -21,7 +21,7 @@ from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.bounding import FlatClip
 from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
-from research.reproductions.dice_bias import Huber, settled
+from research.reproductions.dicesgd.appendix_b1 import Huber, settled
 
 ALPHA = 1e-6  # false-alarm rate of the statistical tests
 
