@@ -10,6 +10,8 @@ from discreet.core import check
 LANGUAGE_MODEL: Final = ("transformers", "peft", "gguf", "tokenizers", "sacrebleu")
 SENTENCES: Final = ("transformers", "pandas", "pyarrow")
 REMEDY: Final = "pip install -c constraints.txt -e '.[research]'"
+NEEDED: Final = f"needs the research extra: {REMEDY}"
+"""Why a test is skipped."""
 
 
 def require_packages(names: tuple[str, ...]) -> None:

@@ -22,6 +22,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM
+from transformers.utils import logging
 
 from discreet.core.check import refuse, require
 from discreet.data.sources import roots
@@ -52,7 +53,12 @@ def tokenizer_of(tokens: Sequence[str], merges: Sequence[str], *, size: int) -> 
     """SmolLM2's byte-pair encoding with the first `size` tokens only: digits one by one, then GPT-2's pattern."""
     vocabulary = {token: number for number, token in enumerate(tokens[:size])}
     lacking = [byte for byte in pre_tokenizers.ByteLevel.alphabet() if byte not in vocabulary]
-    require(not lacking, "a token for every byte", f"none for {len(lacking)} of them", "use more of the vocabulary")
+    require(
+        not lacking,
+        "a token for every byte",
+        f"none for {len(lacking)} of them",
+        "use more of the vocabulary",
+    )
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     kept = [(left, right) for left, right in pairs if {left, right, left + right} <= vocabulary.keys()]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=kept))
@@ -104,6 +110,7 @@ class SmolLM2:
         """A Llama in a GGUF file, its weights restored to float32."""
         fields = GGUFReader(file).fields
         tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
+        logging.disable_progress_bar()
         model = LlamaForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
         )

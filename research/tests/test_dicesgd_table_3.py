@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("peft", reason="needs the research extra: pip install -c constraints.txt -e '.[research]'")
-pytest.importorskip("sacrebleu", reason="needs the research extra: pip install -c constraints.txt -e '.[research]'")
+from research.extra import NEEDED
+
+pytest.importorskip("peft", reason=NEEDED)
+pytest.importorskip("sacrebleu", reason=NEEDED)
 
 import numpy as np
 from small_llama import TOKENS, small
@@ -144,14 +146,18 @@ def test_counts_are_of_the_corpus_not_of_the_mean_text() -> None:
 
 
 def test_any_reference_will_do_and_the_closest_sets_the_length() -> None:
-    assert bleu(["one two three four"], [["one two three four five six", "One two three four"]]) == pytest.approx(100)
+    assert bleu(
+        ["one two three four"], [["one two three four five six", "One two three four"]]
+    ) == pytest.approx(100)
     longer = bleu(["one two three four"], [["one two three four five six"]])
     assert longer == pytest.approx(100 * math.exp(1 - 6 / 4))
 
 
 def test_case_and_punctuation_follow_mteval_13a() -> None:
     """Marks are words of their own, apart from hyphens in words and points in numbers."""
-    assert bleu(["It's family-friendly, £10.50."], [["it's FAMILY-friendly , £10.50 ."]]) == pytest.approx(100)
+    assert bleu(["It's family-friendly, £10.50."], [["it's FAMILY-friendly , £10.50 ."]]) == pytest.approx(
+        100
+    )
     assert bleu(["One two three four five"], [["one two three four 5"]]) < 100
 
 

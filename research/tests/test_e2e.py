@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("peft", reason="needs the research extra: pip install -c constraints.txt -e '.[research]'")
+from research.extra import NEEDED
+
+pytest.importorskip("peft", reason=NEEDED)
 
 import numpy as np
 import torch

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("peft", reason="needs the research extra: pip install -c constraints.txt -e '.[research]'")
+from research.extra import NEEDED
+
+pytest.importorskip("peft", reason=NEEDED)
 
 import torch
 from small_llama import ALPHABET, MERGES, TOKENS, llama, small, write_gguf
@@ -168,7 +170,8 @@ def test_reset_restores_the_public_model_and_follows_the_seed(known: SmolLM2) ->
     known.reset(seed=1)
     assert torch.equal(tail(hidden, past, prompt), before)
     assert not all(
-        torch.equal(a, b) for a, b in zip(first, [p for p in tail.parameters() if p.requires_grad], strict=True)
+        torch.equal(a, b)
+        for a, b in zip(first, [p for p in tail.parameters() if p.requires_grad], strict=True)
     )
     known.reset(seed=0)
     for a, b in zip(first, [p for p in tail.parameters() if p.requires_grad], strict=True):
