@@ -38,20 +38,20 @@ def test_every_decay_is_a_choice_of_the_recipes(recipe: type) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "part"),
     [
-        {"decay": "linear"},
-        {"decay": "exponential", "decay_to": 0.5},
-        {"decay": "linear", "decay_over": 4},
-        {"decay": "constant", "decay_to": 0.5, "decay_over": 4},
-        {"decay_to": 0.5, "decay_over": 4},
-        {"decay": "linear", "decay_to": 1.5, "decay_over": 4},
-        {"decay": "exponential", "decay_to": 0.0, "decay_over": 4},
-        {"decay": "linear", "decay_to": 0.5, "decay_over": 1},
+        ({"decay": "linear"}, "decay_to and decay_over"),
+        ({"decay": "exponential", "decay_to": 0.5}, "decay_to and decay_over"),
+        ({"decay": "linear", "decay_over": 4}, "decay_to and decay_over"),
+        ({"decay": "constant", "decay_to": 0.5, "decay_over": 4}, "decay_to and decay_over"),
+        ({"decay_to": 0.5, "decay_over": 4}, "decay_to and decay_over"),
+        ({"decay": "linear", "decay_to": 1.5, "decay_over": 4}, "decay_to < 1"),
+        ({"decay": "exponential", "decay_to": 0.0, "decay_over": 4}, "decay_to > 0"),
+        ({"decay": "linear", "decay_to": 0.5, "decay_over": 1}, "periods"),
     ],
 )
-def test_a_decay_without_its_end_or_with_one_too_many_is_refused(given: dict[str, object]) -> None:
-    with pytest.raises(Refused):
+def test_a_decay_without_its_end_or_with_one_too_many_is_refused(given: dict[str, object], part: str) -> None:
+    with pytest.raises(Refused, match=part):
         methods.d2p_sgd(**given)  # type: ignore[arg-type]
 
 
@@ -119,21 +119,26 @@ def test_a_real_choice_keeps_to_the_budget() -> None:
     assert choice.candidate in some
 
 
-def test_private_data_are_no_stand_in(tmp_path: object) -> None:
+def test_a_file_is_no_stand_in(tmp_path: object) -> None:
     import numpy as np
 
     file = f"{tmp_path}/own.npz"
     x, y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 2
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="npz file"):
         choose_schedule(epsilon=2.0, delta=1e-5, epochs=3, stand_in=file)
 
 
 @pytest.mark.parametrize(
-    "given", [{"epochs": 1}, {"epochs": 4, "candidates": ()}, {"epochs": 4, "seeds": ()}]
+    ("given", "part"),
+    [
+        ({"epochs": 1}, "epochs"),
+        ({"epochs": 4, "candidates": ()}, "candidates"),
+        ({"epochs": 4, "seeds": ()}, "seeds"),
+    ],
 )
-def test_what_cannot_be_chosen_is_refused(given: dict[str, object]) -> None:
-    with pytest.raises(Refused):
+def test_what_cannot_be_chosen_is_refused(given: dict[str, object], part: str) -> None:
+    with pytest.raises(Refused, match=part):
         choose_schedule(epsilon=2.0, delta=1e-5, **given)  # type: ignore[arg-type]
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from research.reproductions.d2p2.figure_3 import figure_3
-from research.reproductions.d2p2.figures_4_5_6 import figures_4_5_6
-from research.reproductions.d2p2.projection import projection
+from research.reproductions.d2p2 import figure_3, figures_4_5_6, projection, table_2
 from research.reproductions.d2p2.settings import PAPER
-from research.reproductions.d2p2.table_2 import table_2, table_2_rest
 from research.reproductions.experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -17,7 +14,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="Fashion-MNIST, CNN of Table 5: loss, accuracy and epsilon over the epochs at the paper's settings",
         minutes_quick=8,
         minutes_full=300,
-        run=figure_3,
+        run=figure_3.figure_3,
     ),
     Experiment(
         name="d2p2-table-2",
@@ -26,7 +23,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="Fashion-MNIST, CNN of Table 5: every method at equal certified epsilon 1 and 2",
         minutes_quick=5,
         minutes_full=80,
-        run=table_2,
+        run=table_2.table_2,
     ),
     Experiment(
         name="d2p2-table-2-rest",
@@ -35,7 +32,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="the same at certified epsilon 4, 6 and 8",
         minutes_quick=4,
         minutes_full=95,
-        run=table_2_rest,
+        run=table_2.table_2_rest,
     ),
     Experiment(
         name="d2p2-figures-4-5-6",
@@ -44,7 +41,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="the impact of sigma, batch and reduction rate on accuracy and epsilon",
         minutes_quick=8,
         minutes_full=150,
-        run=figures_4_5_6,
+        run=figures_4_5_6.figures_4_5_6,
     ),
     Experiment(
         name="d2p2-projection",
@@ -53,6 +50,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="when random projection helps and when it hurts, at equal certified epsilon on digits",
         minutes_quick=0.5,
         minutes_full=5,
-        run=projection,
+        run=projection.projection,
     ),
 )

@@ -6,10 +6,7 @@ from typing import Final
 
 from research.extra import LANGUAGE_MODEL, SENTENCES, require_packages
 from research.reproductions.bench import Bench
-from research.reproductions.dicesgd import appendix_b1
-from research.reproductions.dicesgd.figures_1_2 import figures_1_2
-from research.reproductions.dicesgd.table_2 import table_2
-from research.reproductions.dicesgd.threshold import threshold
+from research.reproductions.dicesgd import appendix_b1, figures_1_2, table_2, threshold
 from research.reproductions.experiment import Experiment, Outcome
 
 _PAPER: Final = "004 DiceSGD"
@@ -46,7 +43,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="accuracy against the clip at equal certified epsilon: DP-SGD, automatic, adaptive quantile, two-level",
         minutes_quick=2,
         minutes_full=18,
-        run=threshold,
+        run=threshold.threshold,
     ),
     Experiment(
         name="dice-table-2",
@@ -55,7 +52,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="a private head on a public backbone at epsilon 2, C = 1 and 0.1: claimed and certified noise",
         minutes_quick=2,
         minutes_full=20,
-        run=table_2,
+        run=table_2.table_2,
     ),
     Experiment(
         name="dice-figures-1-2",
@@ -64,7 +61,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="DiceSGD over C1, C2 and the step size, with the noise of its Algorithm 4",
         minutes_quick=1,
         minutes_full=5,
-        run=figures_1_2,
+        run=figures_1_2.figures_1_2,
     ),
     Experiment(
         name="dice-text",

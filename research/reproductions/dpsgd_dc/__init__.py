@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from research.reproductions.dpsgd_dc.figures_1_5 import figure_1, figure_5
-from research.reproductions.dpsgd_dc.figures_2_3 import figure_2, figure_3
-from research.reproductions.dpsgd_dc.full_batch import full_batch
+from research.reproductions.dpsgd_dc import figures_1_5, figures_2_3, full_batch
 from research.reproductions.experiment import Experiment
 
 _PAPER: Final = "003 DPSGD-DC"
@@ -19,7 +17,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="bounds on the last iterate: older ones, the claim, and what is proven",
         minutes_quick=0.1,
         minutes_full=0.1,
-        run=figure_1,
+        run=figures_1_5.figure_1,
     ),
     Experiment(
         name="dc-figure-2",
@@ -28,7 +26,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="epsilon against epochs for several batch sizes: membership inference and theory",
         minutes_quick=2,
         minutes_full=30,
-        run=figure_2,
+        run=figures_2_3.figure_2,
     ),
     Experiment(
         name="dc-figure-3",
@@ -37,7 +35,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="epsilon against epochs for several diameters: membership inference and theory",
         minutes_quick=3,
         minutes_full=30,
-        run=figure_3,
+        run=figures_2_3.figure_3,
     ),
     Experiment(
         name="dc-figure-5",
@@ -46,7 +44,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="the claim against the trivial bound, and what is proven",
         minutes_quick=0.1,
         minutes_full=0.1,
-        run=figure_5,
+        run=figures_1_5.figure_5,
     ),
     Experiment(
         name="dc-full-batch",
@@ -55,6 +53,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="full-batch logistic regression on Adult: accuracy and epsilon against steps",
         minutes_quick=2,
         minutes_full=12,
-        run=full_batch,
+        run=full_batch.full_batch,
     ),
 )

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from research.reproductions.experiment import Experiment
-from research.reproductions.geodp.equal_epsilon import equal_epsilon
-from research.reproductions.geodp.figure_5 import figure_5
-from research.reproductions.geodp.figure_6 import figure_6
-from research.reproductions.geodp.figures_3_4 import figure_3, figure_4
-from research.reproductions.geodp.table_2 import table_2, table_2_companions
+from research.reproductions.geodp import equal_epsilon, figure_5, figure_6, figures_3_4, table_2
 
 _PAPER = "002 GeoDP"
 
@@ -19,7 +15,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="errors of direction and gradient under DP and GeoDP, against noise, dimensions and batch",
         minutes_quick=0.5,
         minutes_full=1.0,
-        run=figure_3,
+        run=figures_3_4.figure_3,
     ),
     Experiment(
         name="geodp-figure-4",
@@ -28,7 +24,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="the same against the bounding factor",
         minutes_quick=0.5,
         minutes_full=1.0,
-        run=figure_4,
+        run=figures_3_4.figure_4,
     ),
     Experiment(
         name="geodp-figure-5",
@@ -37,7 +33,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="training loss of softmax regression over 350 iterations",
         minutes_quick=1.0,
         minutes_full=3.0,
-        run=figure_5,
+        run=figure_5.figure_5,
     ),
     Experiment(
         name="geodp-table-2",
@@ -46,7 +42,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="test accuracy of the CNN with and without geometry, AUTO-S, PSAC and SUR",
         minutes_quick=3.0,
         minutes_full=75.0,
-        run=table_2,
+        run=table_2.table_2,
     ),
     Experiment(
         name="geodp-table-2-companions",
@@ -55,7 +51,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="the same with selective update and PSAC together",
         minutes_quick=3.0,
         minutes_full=24.0,
-        run=table_2_companions,
+        run=table_2.table_2_companions,
     ),
     Experiment(
         name="geodp-figure-6",
@@ -64,7 +60,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="time to perturb a gradient, the equations as written beside linear time",
         minutes_quick=0.2,
         minutes_full=4.0,
-        run=figure_6,
+        run=figure_6.figure_6,
     ),
     Experiment(
         name="geodp-equal-epsilon",
@@ -73,6 +69,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="DP-SGD, polar, geodp-sound and SUR at equal certified epsilon",
         minutes_quick=4.0,
         minutes_full=40.0,
-        run=equal_epsilon,
+        run=equal_epsilon.equal_epsilon,
     ),
 )

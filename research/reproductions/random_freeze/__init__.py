@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from research.reproductions.experiment import Experiment
-from research.reproductions.random_freeze.figure_1 import figure_1
-from research.reproductions.random_freeze.figure_2 import figure_2
-from research.reproductions.random_freeze.figure_3 import figure_3
-from research.reproductions.random_freeze.figure_4 import figure_4
-from research.reproductions.random_freeze.table_1 import table_1, transfer
-from research.reproductions.random_freeze.tables_3_4 import longer
+from research.reproductions.random_freeze import figure_1, figure_2, figure_3, figure_4, table_1, tables_3_4
 
 _PAPER: Final = "001 random freeze"
 
@@ -22,7 +17,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="signal loss and MSE of the gradient against the freeze rate",
         minutes_quick=0.5,
         minutes_full=4,
-        run=figure_1,
+        run=figure_1.figure_1,
     ),
     Experiment(
         name="freeze-figure-2",
@@ -31,7 +26,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="norms of records' gradients with and without random freeze",
         minutes_quick=0.5,
         minutes_full=4,
-        run=figure_2,
+        run=figure_2.figure_2,
     ),
     Experiment(
         name="freeze-figure-3",
@@ -40,7 +35,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="how often a coordinate is frozen: random, ranked, ranked without noise",
         minutes_quick=1.5,
         minutes_full=12,
-        run=figure_3,
+        run=figure_3.figure_3,
     ),
     Experiment(
         name="freeze-figure-4",
@@ -49,7 +44,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="test accuracy along C / (1 - momentum) = 1, and along clip and momentum alone",
         minutes_quick=1,
         minutes_full=45,
-        run=figure_4,
+        run=figure_4.figure_4,
     ),
     Experiment(
         name="freeze-table-1",
@@ -58,7 +53,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="random freeze added to the baseline, epsilon 3 and 7.53",
         minutes_quick=1,
         minutes_full=25,
-        run=table_1,
+        run=table_1.table_1,
     ),
     Experiment(
         name="freeze-table-3",
@@ -67,7 +62,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="baseline, adjusted baseline, random freeze, epsilon 3 and 7.53",
         minutes_quick=2,
         minutes_full=60,
-        run=lambda bench: longer("random-freeze", bench),
+        run=lambda bench: tables_3_4.longer("random-freeze", bench),
     ),
     Experiment(
         name="freeze-table-4",
@@ -76,7 +71,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="baseline, adjusted baseline, ranked freeze, epsilon 3 and 7.53",
         minutes_quick=2,
         minutes_full=60,
-        run=lambda bench: longer("ranked-freeze", bench),
+        run=lambda bench: tables_3_4.longer("ranked-freeze", bench),
     ),
     Experiment(
         name="freeze-transfer",
@@ -85,6 +80,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         what="a private head on a public backbone, with and without random freeze, epsilon 2",
         minutes_quick=0.5,
         minutes_full=6,
-        run=transfer,
+        run=table_1.transfer,
     ),
 )
