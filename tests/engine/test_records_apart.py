@@ -521,3 +521,22 @@ def test_inference_mode_hides_no_writing() -> None:
         private.step(each(model(x), y) * weights.clone())
 
     refused("no watched call made|mean at", body=body)
+
+
+# Memory that nothing wrote ------------------------------------------------------------------------------
+
+
+def test_memory_that_was_never_written_is_not_public() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x + torch.empty(6)), y))
+
+    refused(r"torch\.empty", body=body)
+    train(body=lambda p, m, x, y: p.step(each(m(x + torch.empty(6).normal_()), y)))
+
+
+def test_gradients_of_another_backward_pass_are_not_public() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        model.head.weight.grad = torch.ones_like(model.head.weight)
+        private.step(each(model(x), y) * model.head.weight.grad.norm())
+
+    refused("a gradient that backward", body=body)

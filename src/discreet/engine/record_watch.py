@@ -22,9 +22,13 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from discreet.core.check import refuse
 from discreet.engine.proof.blame import (
     CHANGED,
+    GRADIENTS,
     READS,
+    UNINITIALISED,
     UNKNOWN,
     blame_for,
+    here,
+    is_uninitialised,
     refuse_losses,
     user_line,
 )
@@ -159,6 +163,22 @@ def public(value: Any) -> Any:
     return value
 
 
+_HIDDEN: Final[dict[Any, Any]] = {
+    **dict.fromkeys(
+        (torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty),
+        UNINITIALISED,
+    ),
+    Tensor.new_empty_strided: UNINITIALISED,
+    torch.from_file: UNKNOWN,
+    getattr(Tensor, "grad").__get__: GRADIENTS,  # noqa: B009
+}
+"""Functions whose results hold what their arguments do not show."""
+_FILLS: Final = frozenset(
+    [
+        *(Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_, Tensor.fill_, Tensor.zero_),
+        *(Tensor.bernoulli_, Tensor.log_normal_, Tensor.cauchy_, Tensor.geometric_, Tensor.copy_),
+    ]
+)
 _saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -274,6 +294,8 @@ class RecordWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         reading = Reading(self._records, values=func in NUMBERS)
         description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
+        if func in _FILLS and reading.origins and is_uninitialised(reading.origins[0]):
+            reading.origins[0] = Origin(PUBLIC, 1)  # overwritten, every entry
         blamed, on_records = None, False
         for origin in reading.origins:
             lineage = origin.lineage
@@ -341,6 +363,8 @@ class RecordWatch(TorchFunctionMode):
         made: list[Tensor],
         on_records: bool,
     ) -> tuple[Any, Any]:
+        if func in _HIDDEN:
+            return [MIXED] * len(made), here(_HIDDEN[func])
         if not on_records:
             if reading.opaque is not None:
                 verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")

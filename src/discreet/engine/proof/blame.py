@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -36,6 +37,18 @@ UNKNOWN: Final = Blame(
     "from one batch to the next",
 )
 
+UNINITIALISED: Final = Blame(
+    "torch.empty",
+    "",
+    "its memory may still hold values of records",
+    "use torch.zeros, or torch.full",
+)
+GRADIENTS: Final = Blame(
+    "a gradient that backward() left",
+    "",
+    "it sums over the records",
+    "leave backward() out: private.step takes the gradients and bounds them",
+)
 CHANGED: Final = Blame(
     "a tensor that changed after the first batch",
     "",
@@ -119,6 +132,16 @@ def blame_for(func: Callable[..., Any], verdict: Verdict) -> Blame:
     else:
         remedy = "compute each record from its own values and the parameters alone"
     return Blame(readable(func), user_line() or "", verdict.why, remedy, verdict.sized_by_values)
+
+
+def here(blame: Blame) -> Blame:
+    """The same at the user's line."""
+    return replace(blame, where=user_line() or "")
+
+
+def is_uninitialised(origin: Origin) -> bool:
+    """Whether a tensor holds whatever its memory held before."""
+    return origin.blame is not None and origin.blame.call == UNINITIALISED.call
 
 
 def refuse_losses(origin: Origin) -> NoReturn:

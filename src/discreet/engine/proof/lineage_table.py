@@ -7,12 +7,12 @@ its memory: entries that lie at one address belong to one record.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.blame import CHANGED, UNKNOWN, refuse_writing, user_line
+from discreet.engine.proof.blame import CHANGED, UNKNOWN, here, refuse_writing
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.lineage import (
     MIXED,
@@ -99,7 +99,7 @@ class LineageTable:
             try:
                 is_as_seen = entry.version == tensor._version
             except RuntimeError:  # tensors of inference mode do not count writes
-                return Origin(MIXED, 0, blame=_here(UNKNOWN))
+                return Origin(MIXED, 0, blame=here(UNKNOWN))
             is_quiet = not self._silent or storage_of(tensor) not in self._silent
             if is_as_seen and is_quiet and (entry.needs_grad or not tensor.requires_grad):
                 return entry.origin
@@ -112,12 +112,12 @@ class LineageTable:
     def _unseen(self, tensor: Tensor) -> Origin:
         assert self._existing is not None
         if not has_memory(tensor):
-            return self.put(tensor, Origin(MIXED, 0, blame=_here(UNKNOWN)))
+            return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         if self._existing.has(tensor):
             self._used.append(tensor)
             return self.put(tensor, Origin(PUBLIC, hash(("existing", id(tensor)))))
         if self._existing.existed(tensor):
-            return self.put(tensor, Origin(MIXED, 0, blame=_here(CHANGED)))
+            return self.put(tensor, Origin(MIXED, 0, blame=here(CHANGED)))
         storage = storage_of(tensor)
         origin = None
         for entry in self._entries.values():
@@ -127,7 +127,7 @@ class LineageTable:
             current = self.find(other)
             place = _place_of(tensor, current.lineage, _geometry(other), self._records, other.dtype)
             if place is MIXED:
-                origin = Origin(MIXED, 0, blame=current.blame or _here(UNKNOWN))
+                origin = Origin(MIXED, 0, blame=current.blame or here(UNKNOWN))
                 break
             if origin is None or place is not PUBLIC:
                 origin = Origin(
@@ -135,7 +135,7 @@ class LineageTable:
                 )
         if origin is None and storage in self._held_storages and storage not in self._writes:
             origin = Origin(PUBLIC, hash(("held memory", tuple(tensor.shape))))
-        origin = origin or Origin(MIXED, 0, blame=_here(UNKNOWN))
+        origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
         return self.put(tensor, self._with_backward(tensor, origin))
 
     def _after_writes(self, tensor: Tensor, entry: Entry) -> Origin:
@@ -145,11 +145,11 @@ class LineageTable:
             origin = self._with_backward(tensor, origin)
         storage = storage_of(tensor)
         if self._exported.get(storage, 0) != 0 and self._exported[storage] != memory_of(tensor):
-            return self.put(tensor, Origin(MIXED, 0, blame=_here(UNKNOWN)))
+            return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         writes = self._writes.get(storage, [])
         since = [write for write in writes if write.clock > entry.origin.clock]
         if not since and entry.version != version_of(tensor):
-            return self.put(tensor, Origin(MIXED, 0, blame=_here(UNKNOWN)))
+            return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         for write in since:
             origin = self._written(tensor, origin, write)
         return self.put(tensor, origin)
@@ -170,7 +170,7 @@ class LineageTable:
             place = _place_of(tensor, new.lineage, write.geometry, self._records, write.dtype)
             if isinstance(origin.lineage, RecordAxis) and place != origin.lineage:
                 place = MIXED if place is not PUBLIC else origin.lineage
-        blame = _here(_WRITTEN) if place is MIXED else None
+        blame = here(_WRITTEN) if place is MIXED else None
         return Origin(place, digest, new.clock, new.func, new.settings, parents, blame)
 
     # -- noting ----------------------------------------------------------------------------------------
@@ -231,10 +231,6 @@ _WRITTEN = Blame(
     "its records can no longer be told apart",
     "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
 )
-
-
-def _here(blame: Blame) -> Blame:
-    return replace(blame, where=user_line() or "")
 
 
 def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
