@@ -25,9 +25,8 @@ from discreet.accounting.charges import Charge
 from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.events import Event, LastIterateRun
 from discreet.accounting.normal import NormalForm, bucketed, normal
-from discreet.accounting.pld import Floats, gaussian
-from discreet.accounting.rule import Parts, Resolution, Whole
-from discreet.accounting.rules import rule_for
+from discreet.accounting.pld import Floats, Parts, Resolution, gaussian
+from discreet.accounting.rules import Whole, rule_for
 from discreet.accounting.sampled import highest_loss
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -156,23 +155,6 @@ def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> floa
     if run.lost:
         return math.inf
     return rdp.epsilon(_rdp(run), delta) if run.count else 0.0
-
-
-def gdp_estimate(charge: Charge, *, delta: float, relation: Neighbouring) -> float:
-    """An ESTIMATE of epsilon by the central limit theorem, never a guarantee: it tends to be too small.
-
-    The run is taken for one Gaussian release whose privacy loss has the same variance, mu^2.
-    """
-    check.inside_unit(ABOUT_DELTA, delta=delta)
-    run = normal(charge.certified, relation)
-    if run.lost:
-        return math.inf
-    if not run.others:
-        return gdp.epsilon(run.mu, delta)
-    parts = _parts(run, Resolution(_first_grid(run, -50.0)))
-    if parts is None:
-        check.refuse("events with a loss distribution", f"{run.others}", "ask for a certificate instead")
-    return gdp.epsilon(math.sqrt(_variance(parts)), delta)
 
 
 def _alone(run: NormalForm) -> tuple[Event, Whole] | None:

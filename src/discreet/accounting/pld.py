@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,18 +59,22 @@ class Pld:
         """A pair whose two directions have the same loss distribution."""
         return cls(pmf, pmf)
 
-    @classmethod
-    def from_dp_accounting(cls, pld: Any) -> Pld:
-        """The same distribution out of dp-accounting's `PrivacyLossDistribution`."""
-        upper = _from_dense(pld._pmf_remove.to_dense_pmf())
-        if pld._symmetric:
-            return cls(upper, upper)
-        return cls(upper, _from_dense(pld._pmf_add.to_dense_pmf()))
+
+Parts = list[tuple[Pld, int]]
 
 
-def _from_dense(pmf: Any) -> Pmf:
-    mass = np.array(pmf._probs, dtype=np.float64)
-    return Pmf(float(pmf._discretization), int(pmf._lower_loss), mass, float(pmf._infinity_mass))
+@final
+@dataclass(frozen=True)
+class Resolution:
+    """How finely losses are resolved: the grid, and the logarithm of the mass a step may lose to infinity."""
+
+    grid: float
+    log_tail: float = -50.0
+
+    @property
+    def gaussian_log_tail(self) -> float:
+        """Gaussian tails are cheap: never cut more than e^-50."""
+        return max(-700.0, min(-50.0, self.log_tail))
 
 
 def mix(parts: Sequence[tuple[float, Pmf]]) -> Pmf:

@@ -209,20 +209,6 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
 # One step ---------------------------------------------------------------------------------------------------
 
 
-def step_profile(
-    epsilons: Floats,
-    *,
-    rate: float,
-    noise: float,
-    dims: tuple[float, ...],
-    tail: float = 1e-13,
-    nodes: int = 200,
-) -> tuple[Floats, Floats]:
-    """An upper bound of both directions of the profile of one step, at epsilon >= 0 in increasing order."""
-    _check(rate, noise, dims)
-    return _mixed(epsilons, rate, noise, _nodes(dims, noise, nodes, tail))
-
-
 def _mixed(
     epsilons: Floats, rate: float, noise: float, mixture: tuple[Floats, Floats, float]
 ) -> tuple[Floats, Floats]:

@@ -13,8 +13,10 @@ import numpy as np
 
 from discreet.accounting.pld import Floats
 
+Orders = tuple[float, ...]
+
 # Low orders serve large epsilons, high orders small ones.
-ORDERS: tuple[float, ...] = (
+ORDERS: Orders = (
     *(1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0),
     *(2.25, 2.5, 2.75, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0),
     *(float(order) for order in range(11, 65)),

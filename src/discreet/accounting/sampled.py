@@ -26,8 +26,8 @@ from discreet.accounting.events import (
     WithoutReplacement,
     units,
 )
-from discreet.accounting.pld import Floats, Pld
-from discreet.accounting.rule import Orders, Parts, Resolution
+from discreet.accounting.pld import Floats, Parts, Pld, Resolution
+from discreet.accounting.rdp import Orders
 from discreet.core.relation import Neighbouring
 
 _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement)

@@ -13,9 +13,8 @@ from discreet.accounting.events import (
     WithoutReplacement,
     units,
 )
-from discreet.accounting.pld import Floats, Pld
-from discreet.accounting.rdp import ORDERS
-from discreet.accounting.rule import Orders, Parts, Resolution
+from discreet.accounting.pld import Floats, Parts, Pld, Resolution
+from discreet.accounting.rdp import ORDERS, Orders
 from discreet.accounting.sampled import (
     truncated_pld,
     truncated_rdp,
