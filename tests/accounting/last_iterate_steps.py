@@ -10,7 +10,12 @@ _LOG_TAIL = -50.0
 
 def gaussian_step(*, noise: float) -> last.StepBound:
     """Full batch: one Gaussian."""
-    return last.StepBound(noise=noise, pld=lambda z, grid: pld.gaussian(z, grid, _LOG_TAIL), rdp=rdp.gaussian)
+    return last.StepBound(
+        noise=noise,
+        pld=lambda z, grid: pld.gaussian(z, grid, _LOG_TAIL),
+        rdp=rdp.gaussian,
+        highest=lambda z: pld.highest_loss(1.0, z, _LOG_TAIL),
+    )
 
 
 def poisson_step(*, rate: float, noise: float) -> last.StepBound:
@@ -19,6 +24,7 @@ def poisson_step(*, rate: float, noise: float) -> last.StepBound:
         noise=noise,
         pld=lambda z, grid: pld.sampled_gaussian(rate, z, grid, _LOG_TAIL),
         rdp=lambda z: rdp.sampled_gaussian(rate, z),
+        highest=lambda z: pld.highest_loss(rate, z, _LOG_TAIL),
     )
 
 
@@ -28,4 +34,5 @@ def fixed_size_step(*, rate: float, noise: float) -> last.StepBound:
         noise=noise,
         pld=lambda z, grid: pld.without_replacement(rate, z, grid, _LOG_TAIL),
         rdp=lambda z: last.fixed_size_rdp(rate=rate, noise=z),
+        highest=lambda z: pld.highest_loss(rate, z, _LOG_TAIL),
     )

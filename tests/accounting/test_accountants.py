@@ -69,10 +69,10 @@ def test_the_default_grid_is_fine_enough(rate: float, noise: float, count: int, 
     found = epsilon(charge, delta)
     for grid in (2.0**-k for k in range(30)):
         finer = pld_epsilon(charge, delta=delta, relation=ADD_REMOVE, grid=grid)
-        if finer < found:
+        if finer < found * (1 + 1e-4):  # at a rate next to 1 the Gaussian without sampling is found, exactly
             break
     finest = pld_epsilon(charge, delta=delta, relation=ADD_REMOVE, grid=grid / 4)
-    assert finest <= found <= finest * 1.002
+    assert finest * (1 - 1e-4) <= found <= finest * 1.002
 
 
 def test_a_mean_noise_would_not_be_safe() -> None:

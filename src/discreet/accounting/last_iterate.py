@@ -37,6 +37,7 @@ Parts = list[tuple[pld.Pmf, int]]
 
 _LOG_TAIL = -50.0
 _BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+_POINTS = 2**18  # that one step, or epsilon, spans on a grid at most
 _EDGE = 1e-3  # beta stays this far from 0 and 1
 
 
@@ -45,13 +46,15 @@ _EDGE = 1e-3  # beta stays this far from 0 and 1
 class StepBound:
     """One step as a function of its noise multiplier z, taken against what one record moves in the relation.
 
-    pld   z, grid -> dominating loss distribution
-    rdp   z -> Rényi divergences at ORDERS
+    pld       z, grid -> dominating loss distribution
+    rdp       z -> Rényi divergences at ORDERS
+    highest   z -> its highest finite loss, which a grid has to reach
     """
 
     noise: float
     pld: Callable[[float, float], Pld]
     rdp: Callable[[float], Floats]
+    highest: Callable[[float], float]
 
     def __post_init__(self) -> None:
         check.positive("noise is the standard deviation divided by what one record moves", noise=self.noise)
@@ -242,12 +245,12 @@ def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Boun
     """The smallest certified epsilon of the run at `delta`, and the name of its argument."""
     check.inside_unit("delta is a probability", delta=delta)
     bounds, guesses = _by_rdp(run, delta)
-    about = min(bound.value for bound in bounds)
-    grid = grid or min(5e-3, max(1e-4, about / 2000))
+    grid = grid or _grid(run, run.step.noise, min(bound.value for bound in bounds))
     composed = max(ComposedLoss(parts).epsilon(delta) for parts in _whole(run, grid))
     bounds.append(Bound(value=composed, name="composition, PLD"))
     for m, beta in guesses:
-        value = pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=grid)
+        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
+        value = pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=coarser)
         bounds.append(Bound(value=value, name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
 
@@ -255,14 +258,21 @@ def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Boun
 def delta(run: BoundedRun, *, epsilon: float, grid: float | None = None) -> Bound:
     """The smallest certified delta of the run at `epsilon`, by loss distributions."""
     check.not_negative("epsilon is at least 0", epsilon=epsilon)
-    grid = grid or min(5e-3, max(1e-4, epsilon / 2000))
+    grid = grid or _grid(run, run.step.noise, epsilon)
     composed = max(ComposedLoss(parts).delta(epsilon) for parts in _whole(run, grid))
     bounds = [Bound(value=composed, name="composition, PLD")]
     for m, beta in {pair for at in (1e-3, 1e-6, 1e-9) for pair in _by_rdp(run, at)[1]}:
-        sides = _absorbing(run, m, beta, grid)
+        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
+        sides = _absorbing(run, m, beta, coarser)
         value = 1.0 if sides is None else max(ComposedLoss(parts).delta(epsilon) for parts in sides)
         bounds.append(Bound(value=value, name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
+
+
+def _grid(run: BoundedRun, noise: float, about: float) -> float:
+    """A grid on which epsilon moves by less than 0.5 % when it is halved, if a step and epsilon fit on it."""
+    longest = max(run.step.highest(noise), about if math.isfinite(about) else 0.0)
+    return max(min(5e-3, max(1e-4, about / 2000)), longest / _POINTS)
 
 
 def _whole(run: BoundedRun, grid: float) -> list[Parts]:

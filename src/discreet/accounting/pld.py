@@ -59,6 +59,11 @@ class Pld:
         """A pair whose two directions have the same loss distribution."""
         return cls(pmf, pmf)
 
+    @classmethod
+    def unbounded(cls, grid: float) -> Pld:
+        """No bound: every loss is infinite."""
+        return cls.symmetric(Pmf(grid, 0, np.zeros(1), 1.0))
+
 
 Parts = list[tuple[Pld, int]]
 
