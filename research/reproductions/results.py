@@ -60,7 +60,7 @@ def perform(experiment: Experiment, bench: Bench, *, command: str) -> Record:
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         versions={
             "python": platform.python_version(),
-            **{name: version(name) for name in ("discreet", "torch", "numpy", "dp-accounting")},
+            **{name: version(name) for name in ("discreet", "torch", "numpy", "scipy")},
         },
         outcome=outcome,
     )

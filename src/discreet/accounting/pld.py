@@ -3,8 +3,7 @@
 A pair of distributions (P, Q) enters only through its loss log(P/Q) under P. `discretise` moves every bit of
 mass to the two grid points around it so that the mass under P and under Q is kept ("connect the dots"
 [Doroshenko et al. 2022, Algorithm 1]): the hockey-stick divergence of the result is never below the true one
-and equals it on the grid. dp-accounting does the same point by point in Python; here it is one vector
-operation (measured at 6 to 16 times the speed) and the tails keep their relative precision.
+and equals it on the grid. The tails keep their relative precision.
 """
 
 from __future__ import annotations

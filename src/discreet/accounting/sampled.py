@@ -1,8 +1,7 @@
 """Bounds of one step: a Gaussian or projected release, on the whole data or on a sample of it.
 
 This is the only place where a multiplier meets a relation: `units(relation)` clips are moved, so that the
-multiplier against them is noise / units(relation). dp-accounting reads the same multiplier against C in its
-PLD and against 2C in its RDP, so nothing of ours leaves it a sensitivity to interpret.
+multiplier against them is noise / units(relation).
 """
 
 from __future__ import annotations
@@ -225,24 +224,9 @@ def without_pld(event: WithoutReplacement, relation: Neighbouring, resolution: R
     return [(pld.without_replacement(rate, noise, resolution.grid, resolution.gaussian_log_tail), 1)]
 
 
-@functools.lru_cache(maxsize=64)
-def _without_rdp_values(records: int, batch: int, noise: float, orders: Orders) -> tuple[float, ...]:
-    """dp-accounting's bound [Wang et al. 2019, Theorem 27] at integer orders; it reads noise against 2C."""
-    import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
-
-    whole = [order for order in orders if order.is_integer() and order <= 64]
-    accountant = RdpAccountant(whole, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    gaussian = dp_accounting.GaussianDpEvent(noise)
-    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(records, batch, gaussian))
-    found = dict(zip(whole, accountant._rdp, strict=True))
-    return tuple(float(found.get(order, math.inf)) for order in orders)
-
-
 def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Orders) -> Floats:
-    """Infinite at orders that dp-accounting has no closed form for."""
-    noise = _against(event.event, relation)
-    return np.array(_without_rdp_values(event.records, event.batch, noise, orders))
+    """The bound of a batch of fixed size; infinite at orders that it does not cover."""
+    return rdp.without_replacement(sampling_rate(event), _against(event.event, relation), orders)
 
 
 # Projected releases, whose mathematics has a file of its own ------------------------------------------------

@@ -113,7 +113,7 @@ def truth_table(
 
 def document(rows: Iterable[Row], *, command: str) -> dict[str, Any]:
     """The table as one JSON value, with the command and the versions that made it."""
-    packages = ("discreet", "numpy", "scipy", "torch", "dp-accounting")
+    packages = ("discreet", "numpy", "scipy", "torch")
     return {
         "rows": [row.to_json() for row in rows],
         "confidence": CONFIDENCE,

@@ -302,7 +302,7 @@ def _run_facts(config: RunConfig, task: tasks.Task) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("discreet", "torch", "numpy", "dp-accounting")},
+            **{name: version(name) for name in ("discreet", "torch", "numpy", "scipy")},
         },
         "data": {
             "name": task.name,

@@ -39,7 +39,7 @@ from discreet.runs.defaults import records_of, settle
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
-_PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
+_PACKAGES = ("discreet", "torch", "numpy", "scipy")
 
 
 @final
