@@ -19,7 +19,7 @@ from discreet.runs.folder import write_json
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Experiment, Figure, Outcome, Row, Status
 
-_PACKAGES = ("discreet", "torch", "numpy", "dp-accounting", "transformers", "peft", "sacrebleu")
+_PACKAGES = ("discreet", "torch", "numpy", "transformers", "peft", "sacrebleu")
 RANDOMNESS = "seeded, on public data: repeatable, not private"
 
 

@@ -22,13 +22,11 @@ from discreet.accounting import (
     PoissonSampled,
     Queries,
     SelectionQuery,
-    ShuffledEpoch,
     TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
     certify,
     delta_at,
-    gdp_estimate,
     pld_epsilon,
     rdp_epsilon,
 )
@@ -71,10 +69,10 @@ def test_the_default_grid_is_fine_enough(rate: float, noise: float, count: int, 
     found = epsilon(charge, delta)
     for grid in (2.0**-k for k in range(30)):
         finer = pld_epsilon(charge, delta=delta, relation=ADD_REMOVE, grid=grid)
-        if finer < found:
+        if finer < found * (1 + 1e-4):  # at a rate next to 1 the Gaussian without sampling is found, exactly
             break
     finest = pld_epsilon(charge, delta=delta, relation=ADD_REMOVE, grid=grid / 4)
-    assert finest <= found <= finest * 1.002
+    assert finest * (1 - 1e-4) <= found <= finest * 1.002
 
 
 def test_a_mean_noise_would_not_be_safe() -> None:
@@ -166,7 +164,6 @@ def test_without_noise_epsilon_is_infinite(event: Event) -> None:
     assert certificate.epsilon == math.inf
     assert certificate.to_json()["epsilon"] == "inf"
     assert delta_at(Charge.of(event), epsilon=3.0, relation=ADD_REMOVE) == 1.0
-    assert gdp_estimate(Charge.of(event), delta=1e-5, relation=ADD_REMOVE) == math.inf
 
 
 def test_nothing_costs_nothing() -> None:
@@ -216,7 +213,6 @@ def test_exact_gaussians_stay_numbers(mu: float) -> None:
         (PoissonSampled(0.1, Gaussian(1.0)), REPLACE_ONE),
         (TruncatedPoissonSampled(0.1, 5, 20, Gaussian(1.0)), REPLACE_ONE),
         (WithoutReplacement(20, 5, Gaussian(1.0)), ADD_REMOVE),
-        (ShuffledEpoch(Gaussian(1.0)), ADD_REMOVE),
     ],
     ids=lambda value: getattr(value, "kind", str(value)),
 )
@@ -235,7 +231,7 @@ def test_an_unknown_event_is_refused() -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 2.0, math.nan, "1e-5"])
 def test_bad_deltas_are_refused(delta: float) -> None:
-    for ask in (certify, pld_epsilon, rdp_epsilon, gdp_estimate):
+    for ask in (certify, pld_epsilon, rdp_epsilon):
         with pytest.raises(Refused, match="Remedy"):
             ask(Charge.of(Gaussian(1.0)), delta=delta, relation=ADD_REMOVE)
 
@@ -264,9 +260,6 @@ def test_unamplified_steps_cost_full_gaussians() -> None:
     full = epsilon(Charge.of(Gaussian(4.0), 30))
     assert epsilon(Charge.of(Unamplified(Gaussian(8.0)), 30)) == full  # every batch may move by two clips
     assert epsilon(Charge.of(BallsInBinsEpoch(30, Gaussian(4.0)))) == pytest.approx(full, rel=1e-9)
-    assert epsilon(Charge.of(ShuffledEpoch(Gaussian(4.0)), 30), relation=REPLACE_ONE) == epsilon(
-        Charge.of(Gaussian(4.0), 30), relation=REPLACE_ONE
-    )
     assert full > epsilon(poisson(0.1, 4.0, 30))
 
 
@@ -282,14 +275,6 @@ def test_the_count_query_is_billed() -> None:
     combined = (1.0 + 10.0**-2) ** -0.5
     assert epsilon(both) == pytest.approx(epsilon(poisson(0.01, combined, 1000)), rel=1e-9)
     assert epsilon(both) > epsilon(poisson(0.01, 1.0, 1000))
-
-
-def test_the_estimate_is_no_bound() -> None:
-    charge = poisson(0.01, 1.0, 1000)
-    assert gdp_estimate(charge, delta=1e-5, relation=ADD_REMOVE) < epsilon(charge)
-    assert gdp_estimate(Charge.of(Gaussian(1.0)), delta=1e-5, relation=ADD_REMOVE) == epsilon(
-        Charge.of(Gaussian(1.0))
-    )
 
 
 # What a certificate says ----------------------------------------------------------------------------------

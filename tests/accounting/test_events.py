@@ -22,7 +22,6 @@ from discreet.accounting import (
     ProjectedGaussian,
     Queries,
     SelectionQuery,
-    ShuffledEpoch,
     TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
@@ -42,18 +41,25 @@ gaussians = st.builds(Gaussian, noises)
 queries = st.one_of(gaussians, st.builds(CountQuery, noises), st.builds(SelectionQuery, noises, positive))
 whitenable = st.one_of(queries, st.builds(Queries, st.lists(queries, min_size=1, max_size=3).map(tuple)))
 projected = st.builds(ProjectedGaussian, noises, st.lists(counts, min_size=1, max_size=3).map(tuple))
-truncated = st.builds(TruncatedPoissonSampled, rates, counts, counts, whitenable)
-fixed = st.tuples(counts, counts).flatmap(
-    lambda sizes: st.builds(WithoutReplacement, st.just(max(sizes)), st.just(min(sizes)), whitenable)
-)
+
+
+def truncated(of: st.SearchStrategy[Event]) -> st.SearchStrategy[Event]:
+    return st.builds(TruncatedPoissonSampled, rates, counts, counts, of)
+
+
+def fixed(of: st.SearchStrategy[Event]) -> st.SearchStrategy[Event]:
+    return st.tuples(counts, counts).flatmap(
+        lambda sizes: st.builds(WithoutReplacement, st.just(max(sizes)), st.just(min(sizes)), of)
+    )
+
+
 events = st.one_of(
     whitenable,
     projected,
     st.builds(PoissonSampled, rates, st.one_of(whitenable, projected)),
-    truncated,
-    fixed,
+    truncated(whitenable),
+    fixed(whitenable),
     st.builds(BallsInBinsEpoch, counts, whitenable),
-    st.builds(ShuffledEpoch, whitenable),
     st.builds(Unamplified, whitenable),
     st.builds(
         ClippedFeedback,
@@ -67,7 +73,7 @@ events = st.one_of(
     ),
     st.builds(
         LastIterateRun,
-        step=st.one_of(gaussians, truncated, fixed),
+        step=st.one_of(gaussians, truncated(gaussians), fixed(gaussians)),
         steps=counts,
         clip=positive,
         batch=positive,

@@ -22,6 +22,13 @@ def delta_of(pmf: Pmf, epsilon: float) -> float:
     return pmf.infinite + float(pmf.mass @ np.maximum(0.0, -np.expm1(epsilon - pmf.losses)))
 
 
+def step_profile(
+    epsilons: Floats, *, rate: float, noise: float, dims: tuple[float, ...]
+) -> tuple[Floats, Floats]:
+    """The bound of both directions of one step that `pld_step` puts on a grid."""
+    return projected._mixed(epsilons, rate, noise, projected._nodes(dims, noise, 200, 1e-13))
+
+
 def reference_profile(t: float, mu: float) -> float:
     with mpmath.workdps(60):
         m, t_ = mpmath.mpf(mu), mpmath.mpf(t)
@@ -114,7 +121,7 @@ def exact_mixture(
 def test_mixture_is_above_the_exact_one_and_close(rate: float, noise: float, p: int) -> None:
     for epsilon in (0.0, 0.1, 1.0, 4.0):
         exact = exact_mixture(epsilon, rate, noise, lambda s: special.chdtrc(p, p * s * s))
-        got = projected.step_profile(np.array([epsilon]), rate=rate, noise=noise, dims=(p,))
+        got = step_profile(np.array([epsilon]), rate=rate, noise=noise, dims=(p,))
         for bound, truth in zip(got, exact, strict=True):
             assert truth * (1 - 1e-9) <= bound[0] <= truth * 1.004 + 2e-13
 
@@ -134,9 +141,9 @@ def test_the_discretisation_meets_the_profile_on_the_grid_and_exceeds_it_between
     for pmf, index in ((step.with_without, 0), (step.without_with, 1)):
         assert pmf.infinite + pmf.mass.sum() == pytest.approx(1, abs=1e-12)
         for k in (0, 1, 7, 60):
-            truth = projected.step_profile(np.array([0.02 * k]), rate=0.2, noise=0.9, dims=(3,))[index][0]
+            truth = step_profile(np.array([0.02 * k]), rate=0.2, noise=0.9, dims=(3,))[index][0]
             assert delta_of(pmf, 0.02 * k) == pytest.approx(truth, rel=1e-9, abs=1e-14)
-            between = projected.step_profile(np.array([0.02 * k + 0.01]), rate=0.2, noise=0.9, dims=(3,))
+            between = step_profile(np.array([0.02 * k + 0.01]), rate=0.2, noise=0.9, dims=(3,))
             assert delta_of(pmf, 0.02 * k + 0.01) >= between[index][0] * (1 - 1e-12)
 
 
@@ -163,7 +170,7 @@ def test_without_a_projection_it_is_the_sampled_gaussian(rate: float, noise: flo
 
 
 def total_variation(dims: tuple[float, ...]) -> float:
-    return float(projected.step_profile(np.array([0.0]), rate=1.0, noise=1.0, dims=dims)[0][0])
+    return float(step_profile(np.array([0.0]), rate=1.0, noise=1.0, dims=dims)[0][0])
 
 
 def test_the_smallest_width_is_not_a_dominating_choice_for_plds() -> None:
@@ -182,19 +189,19 @@ def test_the_max_rule_covers_every_split_of_the_norm(share: float) -> None:
     s = np.sqrt(share * first[:, None] + (1 - share) * second[None, :])
     for epsilon in (0.0, 0.5, 2.0):
         truth = projected.gaussian_profile(np.full(s.size, epsilon), (s / 1.2).ravel()).mean()
-        bound = projected.step_profile(np.array([epsilon]), rate=1.0, noise=1.2, dims=(1, 4))[0][0]
+        bound = step_profile(np.array([epsilon]), rate=1.0, noise=1.2, dims=(1, 4))[0][0]
         assert truth <= bound
 
 
 def test_equal_layers_and_one_infinite_layer() -> None:
-    many = projected.step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5,) * 40)[0][0]
-    few = projected.step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5, 5))[0][0]
-    one = projected.step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5,))[0][0]
+    many = step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5,) * 40)[0][0]
+    few = step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5, 5))[0][0]
+    one = step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5,))[0][0]
     assert one < few < many
     exact = exact_mixture(
         1.0, 1.0, 1.0, lambda s: 1.0 if s < 1 else -math.expm1(2 * math.log1p(-special.chdtrc(5, 5 * s * s)))
     )[0]
-    with_identity = projected.step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5, 5, math.inf))[0][0]
+    with_identity = step_profile(np.array([1.0]), rate=1.0, noise=1.0, dims=(5, 5, math.inf))[0][0]
     assert exact <= with_identity <= exact * 1.002
 
 

@@ -83,7 +83,7 @@ def test_what_a_run_says_about_itself(done: Done) -> None:
     assert facts["data"]["checksum"] == load("digits").checksum
     assert facts["seed"] == 3
     assert facts["randomness"] == "seeded: not private"
-    assert set(facts["versions"]) == {"python", "discreet", "torch", "numpy", "dp-accounting"}
+    assert set(facts["versions"]) == {"python", "discreet", "torch", "numpy", "scipy"}
     assert "command" in facts
     plan = json.loads(folder.plan.read_text())
     assert plan["digest"] == read(folder.ledger).header["plan"]

@@ -10,7 +10,7 @@ from discreet import methods
 from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.domain import Centre
-from discreet.methods.dpsgd_dc.utility import standstill
+from discreet.methods.dpsgd_dc.standstill import standstill
 from discreet.runs import RunConfig
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -25,10 +26,10 @@ from discreet.accounting.charges import Charge
 from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.events import Event, LastIterateRun
 from discreet.accounting.normal import NormalForm, bucketed, normal
-from discreet.accounting.pld import Floats, gaussian
-from discreet.accounting.rule import Parts, Resolution, Whole
-from discreet.accounting.rules import rule_for
-from discreet.accounting.sampled import highest_loss
+from discreet.accounting.pld import Floats, Parts, Resolution, gaussian
+from discreet.accounting.pld import highest_loss as pld_highest_loss
+from discreet.accounting.rules import Whole, rule_for
+from discreet.accounting.sampled import highest_loss, is_projected, unsampled_mu
 from discreet.core import check
 from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
@@ -39,7 +40,9 @@ _INFLATION = 0.001  # relative growth of the loss's variance that the first grid
 _ROUNDS = 8
 _COARSE, _FINE = 2**13, 2**18  # points that the loss of one step spans on the first grid tried, and at most
 _COARSEST = 2.0**-3  # rounding is of second order only on grids well below 1
-_LONGEST = 2**18  # points that a standard deviation of the whole loss spans at most
+_WIDTH = 32  # standard deviations of the whole loss that a composition covers, about
+_FIRST_WORK, _MOST_WORK = 2**20, 2**23  # points for one direction on the first grid; for all grids together
+_PROJECTED_WORK = 16  # what a point of a projected release costs, in points of others
 _DISTINCT = 200
 _DISTINCT_ROUGHLY = 24  # for Rényi divergences and for choosing a grid
 
@@ -100,7 +103,9 @@ def _tightest(run: NormalForm, delta: float) -> tuple[float, str]:
         return math.inf, "none"
     if not run.others:
         return gdp.epsilon(run.mu, delta), "exact Gaussian"
-    bounds: list[tuple[float, str]] = []
+    if run.total_variation <= delta:
+        return 0.0, "total variation"
+    bounds: list[tuple[float, str]] = [(gdp.epsilon(_unsampled_mu(run), delta), "Gaussian without sampling")]
     alone = _alone(run)
     if alone is not None:
         event, whole = alone
@@ -108,7 +113,8 @@ def _tightest(run: NormalForm, delta: float) -> tuple[float, str]:
     if alone is None or not alone[1].composed:
         bounds.append((_refined(run, delta), "PLD"))
         bounds.append((rdp.epsilon(_rdp(run), delta), "RDP"))
-    return min(bounds, key=lambda bound: bound[0])
+    best = min(bounds, key=lambda bound: bound[0])
+    return best if math.isfinite(best[0]) else (math.inf, "none")
 
 
 def delta_at(charge: Charge, *, epsilon: float, relation: Neighbouring) -> float:
@@ -131,6 +137,7 @@ def profile(charge: Charge, *, epsilons: Sequence[float], relation: Neighbouring
 
     def least(epsilon: float) -> float:
         bounds = [rdp.delta(divergence, epsilon), max((c.delta(epsilon) for c in compositions), default=1.0)]
+        bounds += [run.total_variation, gdp.delta(_unsampled_mu(run), epsilon)]
         if alone is not None:
             bounds.append(alone[1].delta(alone[0], relation, epsilon))
         return min(bounds)
@@ -164,23 +171,6 @@ def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> floa
     return rdp.epsilon(_rdp(run), delta) if run.count else 0.0
 
 
-def gdp_estimate(charge: Charge, *, delta: float, relation: Neighbouring) -> float:
-    """An ESTIMATE of epsilon by the central limit theorem, never a guarantee: it tends to be too small.
-
-    The run is taken for one Gaussian release whose privacy loss has the same variance, mu^2.
-    """
-    check.inside_unit(ABOUT_DELTA, delta=delta)
-    run = normal(charge.certified, relation)
-    if run.lost:
-        return math.inf
-    if not run.others:
-        return gdp.epsilon(run.mu, delta)
-    parts = _parts(run, Resolution(_first_grid(run, -50.0)))
-    if parts is None:
-        check.refuse("events with a loss distribution", f"{run.others}", "ask for a certificate instead")
-    return gdp.epsilon(math.sqrt(_variance(parts)), delta)
-
-
 def _alone(run: NormalForm) -> tuple[Event, Whole] | None:
     """The one event that is the run, if its rule proves something for whole runs."""
     if run.mu > 0 or len(run.others) != 1 or run.others[0][1] != 1:
@@ -188,6 +178,15 @@ def _alone(run: NormalForm) -> tuple[Event, Whole] | None:
     event = run.others[0][0]
     whole = rule_for(event, run.relation).whole
     return None if whole is None else (event, whole)
+
+
+def _unsampled_mu(run: NormalForm) -> float:
+    """The run as one Gaussian, without the gain of sampling: a bound that costs nothing; infinite if unknown."""
+    square = run.mu * run.mu
+    for event, count in run.others:
+        mu = unsampled_mu(event, run.relation)
+        square += count * mu * mu
+    return math.sqrt(square)
 
 
 # RDP --------------------------------------------------------------------------------------------------------
@@ -243,18 +242,22 @@ def _refined(run: NormalForm, delta: float) -> float:
     """
     rounded, log_tail = bucketed(run, _DISTINCT), _log_tail(run, delta)
     grid = 2 * _first_grid(run, log_tail)
-    bounds = [side.epsilon(delta) for side in _compositions(rounded, Resolution(grid, log_tail))]
-    if not bounds:
+    sides = _compositions(rounded, Resolution(grid, log_tail))
+    if not sides:
         return math.inf
-    grids, settled = [grid] * len(bounds), [False] * len(bounds)
+    bounds = [side.epsilon(delta) for side in sides]
+    grids, work, settled = [grid] * len(sides), [side.work for side in sides], [False] * len(sides)
+    point = _PROJECTED_WORK if any(is_projected(event) for event, _ in rounded.others) else 1
+    left = _MOST_WORK - point * sum(work)
     for _ in range(_ROUNDS):
         decides = bounds.index(max(bounds))
-        if settled[decides]:
+        left -= 2 * point * work[decides]  # half the grid, twice the points
+        if settled[decides] or left < 0:
             break
         grids[decides] /= 2
         before = bounds[decides]
         side = _compositions(rounded, Resolution(grids[decides], log_tail))[decides]
-        bounds[decides] = min(before, side.epsilon(delta))
+        bounds[decides], work[decides] = min(before, side.epsilon(delta)), side.work
         settled[decides] = not before - bounds[decides] > _MOVE * bounds[decides]
     return max(bounds)
 
@@ -269,18 +272,22 @@ def _first_grid(run: NormalForm, log_tail: float) -> float:
 
     Coarse grids overstate the variance, so the search walks down from a coarse one until it settles.
     """
-    rough = bucketed(run, _DISTINCT_ROUGHLY)
-    highest = max((highest_loss(event, run.relation, log_tail) for event, _ in rough.others), default=0.0)
-    grid, finest = 2.0 ** math.ceil(math.log2(max(_COARSEST, highest / _COARSE))), highest / _FINE
+    rough, kept = bucketed(run, _DISTINCT_ROUGHLY), bucketed(run, _DISTINCT)
+    spans = [highest_loss(event, run.relation, log_tail) for event, _ in kept.others]
+    spans.append(pld_highest_loss(1.0, 1 / run.mu, log_tail) if run.mu > 0 else 0.0)
+    grid = 2.0 ** math.ceil(math.log2(max(_COARSEST, max(spans) / _COARSE)))
+    points = [_PROJECTED_WORK if is_projected(event) else 1 for event, _ in kept.others]
+    finest = max(max(spans) / _FINE, sum(map(operator.mul, spans, [*points, 1])) / _FIRST_WORK)
     for _ in range(24):
         parts = _parts(rough, Resolution(grid, log_tail))
         if parts is None:
             return grid
         losses = sum(count for _, count in parts)
         spread = math.sqrt(_variance(parts))
-        wanted = max(finest, spread / _LONGEST, spread * math.sqrt(6 * _INFLATION / losses))
+        longest = _FIRST_WORK / (_WIDTH * (1 + len(kept.others) / 8))
+        wanted = max(finest, spread / longest, spread * math.sqrt(6 * _INFLATION / losses))
         if wanted >= grid:
-            break
+            return max(grid, 2.0 ** math.ceil(math.log2(max(spread, 1e-300) / longest)))
         grid = 2.0 ** math.floor(math.log2(wanted))
     return grid
 

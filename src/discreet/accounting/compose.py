@@ -12,7 +12,7 @@ back on the right, where it can only raise delta. So the result is an upper boun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -28,16 +28,28 @@ _SLACK, _SLACK_EACH = (
 _WRAPPED = math.log(1e-13)  # tilted mass that may wrap around from either side
 _RIGHT = math.log(1e-5)  # share of delta that may be charged for what is cut off on the right
 _SEARCH = 10  # golden sections: the tilt decides precision and speed, not validity
+_LONGEST = 2**21  # points of a window at most; what does not fit on the right is charged like any cut
+_GAIN = 0.01  # a smaller tilt that gains less is the last one tried
+_NEGLIGIBLE = 0.01  # share of delta that rounding and wrapped mass may make up before a smaller tilt is tried
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LossWindow:
-    """delta at each of the losses (first + j) * grid, as an upper bound."""
+    """delta at each of the losses (first + j) * grid, as an upper bound.
+
+    Of delta at a loss at most e^(log_error - tilt * loss) is rounding and wrapped mass; the rest is real.
+    """
 
     grid: float
     first: int
     deltas: Floats
+    tilt: float = 0.0
+    log_error: float = -math.inf
+
+    def is_accurate(self, epsilon: float, delta: float) -> bool:
+        """Whether rounding and wrapped mass are a negligible share of `delta` at this epsilon."""
+        return self.log_error - self.tilt * epsilon <= math.log(_NEGLIGIBLE * delta)
 
     def epsilon(self, delta: float) -> float | None:
         """The smallest loss in the window with at most this delta; None if the window starts too high."""
@@ -78,24 +90,25 @@ class ComposedLoss:
         finite = [count * math.log1p(-min(part.infinite, 1 - 1e-16)) for part, count in self._parts]
         self.infinite = -math.expm1(math.fsum(finite))
         self._up = 1 + _SLACK + _SLACK_EACH * sum(count for _, count in self._parts)
+        self.work = 0  # points that questions to this object have cost so far
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up; infinite if there is none."""
+        """The smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up; infinite if there is none.
+
+        Every tilt gives an upper bound, so the smallest of those that were tried is one.
+        """
         if self.infinite >= delta:
             return math.inf
-        tilt = self._best_tilt(lambda t: (self._log_mgf(t) - math.log(delta)) / t)
-        while True:
-            window = self._window(tilt, math.log(delta))
+        log_delta, best = math.log(delta), math.inf
+        for window in self._windows(lambda t: (self._log_mgf(t) - log_delta) / t, log_delta):
             found = window.epsilon(delta)
-            if found is not None:
-                return max(0.0, found * self._up)
-            if tilt == 0:
-                return window.first * self._grid
-            # The window started above the answer: lean less.
-            tilt = tilt / 4 if tilt * self._grid > 1e-8 else 0.0
+            before, best = best, min(best, window.first * self._grid if found is None else found)
+            if found is not None and (window.is_accurate(found, delta) or best > (1 - _GAIN) * before):
+                break
+        return max(0.0, best * self._up)
 
     def delta(self, epsilon: float) -> float:
-        """delta(epsilon) for epsilon >= 0, rounded up."""
+        """delta(epsilon) for epsilon >= 0, rounded up; the smallest over the tilts that were tried."""
         if self.infinite > 1 - 1e-12:
             return 1.0
         if epsilon >= self._highest * self._grid:
@@ -104,10 +117,34 @@ class ComposedLoss:
         def chernoff(tilt: float) -> float:
             return self._log_mgf(tilt) - tilt * epsilon
 
-        tilt = self._best_tilt(chernoff)
-        bound = min(chernoff(tilt), 0.0)
-        window = self._window(0.0 if bound > -0.5 else tilt, bound - 10.0, cover=epsilon)
-        return min(1.0, window.delta(epsilon) * self._up)
+        best = 1.0
+        for window in self._windows(chernoff, None, cover=epsilon):
+            before, best = best, min(best, window.delta(epsilon) * self._up)
+            if window.is_accurate(epsilon, best) or (before < 1 and best > (1 - _GAIN) * before):
+                break
+        return best
+
+    def _windows(
+        self, bound: Callable[[float], float], log_delta: float | None, cover: float | None = None
+    ) -> Iterator[LossWindow]:
+        """delta under the tilt at which `bound` is least, then under ever smaller tilts, and without one.
+
+        A large tilt resolves the losses of a rare, large part of the sum and drowns the losses below it.
+        One loss alone needs no transform and no tilt: its window is exact.
+        """
+        if len(self._parts) == 1 and self._parts[0][1] == 1:
+            part = self._parts[0][0]
+            self.work += len(part.mass)
+            yield LossWindow(self._grid, part.first, _deltas(part.mass, self.infinite, self._grid))
+            return
+        tilt = self._best_tilt(bound)
+        if log_delta is None:
+            log_delta = min(bound(tilt), 0.0) - 10.0
+            tilt = 0.0 if log_delta > -10.5 else tilt
+        while tilt * self._grid > 1e-8:
+            yield self._window(tilt, log_delta, cover)
+            tilt /= 4
+        yield self._window(0.0, log_delta, cover)
 
     def _best_tilt(self, bound: Callable[[float], float]) -> float:
         """A tilt near the one that makes this bound, unimodal in the tilt, least."""
@@ -165,7 +202,7 @@ class ComposedLoss:
     def _window(self, tilt: float, log_delta: float, cover: float | None = None) -> LossWindow:
         """delta on the losses where the tilted sum lives."""
         log_mgf = self._log_mgf(tilt)
-        rates = np.array([1.0, 2.0, 4.0, 8.0, 16.0]) / (math.sqrt(self._variance(tilt)) + self._grid)
+        rates = self._rates(math.sqrt(self._variance(tilt)) + self._grid)
         chernoff = [(self._log_mgf(tilt + rate), tilt + rate) for rate in rates]
         cheap = min((value - log_delta - _RIGHT) / slope for value, slope in chernoff)
         # Tilted mass beyond the right edge would come back on the left, enlarged when the tilt is undone.
@@ -175,16 +212,28 @@ class ComposedLoss:
         if cover is not None:
             low, high = min(low, cover - 2 * self._grid), max(high, cover + 2 * self._grid)
         first = max(math.floor(low / self._grid), self._lowest)
-        last = max(min(math.ceil(high / self._grid), self._highest), first + 1)
+        last = max(min(math.ceil(high / self._grid), self._highest, first + _LONGEST), first + 1)
         losses = self._grid * np.arange(first, last + 1, dtype=np.float64)
-        mass = self._convolve(tilt, first, last) * np.exp(np.minimum(log_mgf - tilt * losses, 700.0))
+        tilted, rounding = self._convolve(tilt, first, last)
+        mass = tilted * np.exp(np.minimum(log_mgf - tilt * losses, 700.0))
+        log_error = log_mgf + math.log(2 * math.exp(_WRAPPED) + rounding * len(losses))
         cut = 0.0
         if last < self._highest:
             cut = math.exp(min(0.0, *(value - slope * float(losses[-1]) for value, slope in chernoff)))
-        return LossWindow(self._grid, first, _deltas(mass, self.infinite + cut, self._grid))
+        deltas = _deltas(mass, self.infinite + cut, self._grid)
+        return LossWindow(self._grid, first, deltas, tilt, log_error)
 
-    def _convolve(self, tilt: float, first: int, last: int) -> Floats:
-        """The tilted mass of the sum, normalised, at the indices first..last."""
+    def _rates(self, spread: float) -> Floats:
+        """Slopes for Chernoff bounds: for a bell of this spread, and for single losses far beyond it."""
+        bell = np.array([1.0, 2.0, 4.0, 8.0, 16.0]) / spread
+        furthest = self._grid * self._longest
+        if furthest < 16 * spread:
+            return bell
+        octaves = math.ceil(math.log(furthest / spread, 4))
+        return np.concatenate([4.0 ** np.arange(octaves) / furthest, bell])
+
+    def _convolve(self, tilt: float, first: int, last: int) -> tuple[Floats, float]:
+        """The tilted mass of the sum, normalised, at the indices first..last; what was added to each for rounding."""
         from scipy import fft
 
         size = fft.next_fast_len(last - first + 1, real=True)
@@ -199,8 +248,9 @@ class ComposedLoss:
             offset += count * (part.first + centre)
         values: Floats = np.roll(fft.irfft(product, size), (offset - first) % size)
         # The transform's rounding, added rather than hoped for: below it a mass could be cut off.
-        rounding = 4e-16 * (math.log2(size) + sum(count for _, count in self._parts))
-        return np.maximum(values[: last - first + 1], 0.0) + rounding * float(values.max())
+        rounding = 4e-16 * (math.log2(size) + sum(count for _, count in self._parts)) * float(values.max())
+        self.work += sum(len(part.mass) for part, _ in self._parts) + size + size * len(self._parts) // 8
+        return np.maximum(values[: last - first + 1], 0.0) + rounding, rounding
 
 
 def _trimmed(pmf: Pmf) -> Pmf:

@@ -54,7 +54,6 @@ __all__ = [
     "Query",
     "Release",
     "SelectionQuery",
-    "ShuffledEpoch",
     "TruncatedPoissonSampled",
     "Unamplified",
     "Whitenable",
@@ -132,21 +131,6 @@ class BallsInBinsEpoch(Event):
     def __post_init__(self) -> None:
         check.count("count the passes over the data", epochs=self.epochs)
         nested(self.event, WHITENABLE, "BallsInBinsEpoch")
-
-
-@final
-@dataclass(frozen=True)
-class ShuffledEpoch(Event):
-    """One pass over a shuffled order in which every record joins exactly one step. Replace-one only.
-
-    Billed as one `event` without amplification: shuffling is never billed as Poisson sampling.
-    """
-
-    event: Whitenable
-    kind: ClassVar[str] = "shuffled-epoch"
-
-    def __post_init__(self) -> None:
-        nested(self.event, WHITENABLE, "ShuffledEpoch")
 
 
 @final
@@ -253,7 +237,6 @@ EVENTS: Mapping[str, type[Event]] = {
         TruncatedPoissonSampled,
         WithoutReplacement,
         BallsInBinsEpoch,
-        ShuffledEpoch,
         Unamplified,
         ClippedFeedback,
         LastIterateRun,

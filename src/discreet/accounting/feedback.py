@@ -27,7 +27,13 @@ from scipy import special, stats
 
 from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.pld import Floats, Pld
-from discreet.accounting.projected import gaussian_profile, pld_from_profiles, profile, reach_on_grid
+from discreet.accounting.projected import (
+    COARSEST,
+    gaussian_profile,
+    pld_from_profiles,
+    profile,
+    reach_on_grid,
+)
 from discreet.core import check
 
 _SLACK = 1e-9  # relative: far above the rounding of the sums below
@@ -136,6 +142,8 @@ def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
     With x the point where the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2/2, the profiles are sums
     of Gaussian ones: sum w_i delta_G(t_i; m_i) and, reversed, sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
     """
+    if grid > COARSEST:
+        return Pld.unbounded(grid)
     weights, means = (1 - rate, rate), (held, held + fresh)
 
     def both(epsilons: Floats) -> tuple[Floats, Floats]:

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from discreet.accounting import pld, rdp
 from discreet.accounting.compose import ComposedLoss
-from discreet.accounting.feedback import Bound, invert
+from discreet.accounting.feedback import Bound
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.projected import gaussian_profile
 from discreet.accounting.rdp import ORDERS
@@ -37,6 +37,7 @@ Parts = list[tuple[pld.Pmf, int]]
 
 _LOG_TAIL = -50.0
 _BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+_POINTS = 2**18  # that one step, or epsilon, spans on a grid at most
 _EDGE = 1e-3  # beta stays this far from 0 and 1
 
 
@@ -45,15 +46,15 @@ _EDGE = 1e-3  # beta stays this far from 0 and 1
 class StepBound:
     """One step as a function of its noise multiplier z, taken against what one record moves in the relation.
 
-    rdp   z -> Renyi divergences at ORDERS, None if no bound is known
-    pld   z, grid -> dominating loss distribution
-    gaussian   the step is exactly a Gaussian (full batch): closed forms are used
+    pld       z, grid -> dominating loss distribution
+    rdp       z -> Rényi divergences at ORDERS
+    highest   z -> its highest finite loss, which a grid has to reach
     """
 
     noise: float
     pld: Callable[[float, float], Pld]
-    rdp: Callable[[float], Floats] | None = None
-    gaussian: bool = False
+    rdp: Callable[[float], Floats]
+    highest: Callable[[float], float]
 
     def __post_init__(self) -> None:
         check.positive("noise is the standard deviation divided by what one record moves", noise=self.noise)
@@ -62,53 +63,20 @@ class StepBound:
 @final
 @dataclass(frozen=True, kw_only=True)
 class BoundedRun:
-    """`steps` of `step`; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; factor = c.
-
-    `overflow` is the probability, per step, of a batch for which c does not hold (0: batches are bounded).
-    """
+    """`steps` of `step`; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; factor = c."""
 
     step: StepBound
     steps: int
     shift: float
     factor: float
-    overflow: float = 0.0
 
     def __post_init__(self) -> None:
         check.count("count the steps of the run", steps=self.steps)
         check.positive("shift is diameter / (learning rate * noise on the mean)", shift=self.shift)
         check.not_negative("the factor is a Lipschitz constant", factor=self.factor)
-        check.not_negative("overflow is a probability", overflow=self.overflow)
 
 
-# What a step can be --------------------------------------------------------------------------------------
-
-
-def gaussian_step(*, noise: float) -> StepBound:
-    """Full batch: one Gaussian."""
-    return StepBound(
-        noise=noise,
-        pld=lambda z, grid: pld.gaussian(z, grid, _LOG_TAIL),
-        rdp=lambda z: rdp.gaussian(z),
-        gaussian=True,
-    )
-
-
-def poisson_step(*, rate: float, noise: float) -> StepBound:
-    """Poisson sampling, add/remove. Unbounded batches: c holds for all records, or charge `overflow`."""
-    return StepBound(
-        noise=noise,
-        pld=lambda z, grid: pld.sampled_gaussian(rate, z, grid, _LOG_TAIL),
-        rdp=lambda z: rdp.sampled_gaussian(rate, z),
-    )
-
-
-def fixed_size_step(*, rate: float, noise: float) -> StepBound:
-    """A fixed size without replacement, replace-one: noise = sigma b / (2 C)."""
-    return StepBound(
-        noise=noise,
-        pld=lambda z, grid: pld.without_replacement(rate, z, grid, _LOG_TAIL),
-        rdp=lambda z: fixed_size_rdp(rate=rate, noise=z),
-    )
+# The divergence of a step of fixed size ------------------------------------------------------------------
 
 
 def fixed_size_rdp(*, rate: float, noise: float, orders: tuple[float, ...] = ORDERS) -> Floats:
@@ -195,13 +163,6 @@ def lipschitz_glm(
     return max(abs(kept), abs(kept - size))
 
 
-def overflow(*, records: int, rate: float, largest: int) -> float:
-    """P(|B| > largest) for a Poisson batch; `records` is a PUBLIC upper bound on the size of the data."""
-    check.count("records is a public upper bound", records=records, largest=largest)
-    check.fraction("the rate is the probability that a record is sampled", rate=rate)
-    return float(stats.binom.sf(largest, records, rate))
-
-
 # The certificate -----------------------------------------------------------------------------------------
 
 
@@ -281,45 +242,37 @@ def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tup
 
 
 def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Bound:
-    """The smallest certified epsilon of the run at `delta`, and the name of its argument.
-
-    >>> run = BoundedRun(step=gaussian_step(noise=1000**0.5), steps=50_000, shift=1000 / 4 / 1000**0.5, factor=1.0)
-    >>> found = epsilon(run, delta=1e-5)
-    >>> round(found.value, 3), found.name
-    (4.377, 'last iterate, Gaussian')
-    """
+    """The smallest certified epsilon of the run at `delta`, and the name of its argument."""
     check.inside_unit("delta is a probability", delta=delta)
-    if run.step.gaussian and run.overflow == 0:
-        mu, m = gaussian_mu(steps=run.steps, noise=run.step.noise, shift=run.shift, factor=run.factor)
-        name = "last iterate, Gaussian" if m < run.steps else "composition, Gaussian"
-        return Bound(value=_gaussian_epsilon(mu, delta), name=name)
     bounds, guesses = _by_rdp(run, delta)
-    about = min((bound.value for bound in bounds), default=1.0)
-    grid = grid or min(5e-3, max(1e-4, about / 2000))
-    composed = max(_solve(parts, delta, 0.0) for parts in _whole(run, grid))
+    grid = grid or _grid(run, run.step.noise, min(bound.value for bound in bounds))
+    composed = max(ComposedLoss(parts).epsilon(delta) for parts in _whole(run, grid))
     bounds.append(Bound(value=composed, name="composition, PLD"))
     for m, beta in guesses:
-        value = pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=grid)
+        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
+        value = pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=coarser)
         bounds.append(Bound(value=value, name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
 
 
 def delta(run: BoundedRun, *, epsilon: float, grid: float | None = None) -> Bound:
-    """The smallest certified delta of the run at `epsilon`, by loss distributions (or the exact Gaussian)."""
+    """The smallest certified delta of the run at `epsilon`, by loss distributions."""
     check.not_negative("epsilon is at least 0", epsilon=epsilon)
-    if run.step.gaussian and run.overflow == 0:
-        mu, m = gaussian_mu(steps=run.steps, noise=run.step.noise, shift=run.shift, factor=run.factor)
-        name = "last iterate, Gaussian" if m < run.steps else "composition, Gaussian"
-        return Bound(value=float(gaussian_profile(np.array([epsilon]), mu)[0]) * (1 + 1e-9), name=name)
-    grid = grid or min(5e-3, max(1e-4, epsilon / 2000))
+    grid = grid or _grid(run, run.step.noise, epsilon)
     composed = max(ComposedLoss(parts).delta(epsilon) for parts in _whole(run, grid))
     bounds = [Bound(value=composed, name="composition, PLD")]
     for m, beta in {pair for at in (1e-3, 1e-6, 1e-9) for pair in _by_rdp(run, at)[1]}:
-        sides = _absorbing(run, m, beta, grid)
-        late = (1 + math.exp(min(epsilon, 700.0))) * m * run.overflow
-        value = 1.0 if sides is None else late + max(ComposedLoss(parts).delta(epsilon) for parts in sides)
-        bounds.append(Bound(value=min(1.0, value), name="last iterate, PLD"))
+        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
+        sides = _absorbing(run, m, beta, coarser)
+        value = 1.0 if sides is None else max(ComposedLoss(parts).delta(epsilon) for parts in sides)
+        bounds.append(Bound(value=value, name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
+
+
+def _grid(run: BoundedRun, noise: float, about: float) -> float:
+    """A grid on which epsilon moves by less than 0.5 % when it is halved, if a step and epsilon fit on it."""
+    longest = max(run.step.highest(noise), about if math.isfinite(about) else 0.0)
+    return max(min(5e-3, max(1e-4, about / 2000)), longest / _POINTS)
 
 
 def _whole(run: BoundedRun, grid: float) -> list[Parts]:
@@ -328,15 +281,8 @@ def _whole(run: BoundedRun, grid: float) -> list[Parts]:
     return [[(step.with_without, run.steps)], [(step.without_with, run.steps)]]
 
 
-def _gaussian_epsilon(mu: float, delta: float) -> float:
-    return invert(lambda at: float(gaussian_profile(np.array([at]), mu)[0]) * (1 + 1e-9), delta)
-
-
 def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int, float]]]:
     """The RDP bounds, and the pairs (m, beta) that are worth trying as loss distributions."""
-    if run.step.rdp is None:
-        counts = np.unique(np.round(np.geomspace(1, run.steps, 9))).astype(int)
-        return [], [(int(m), beta) for m in counts for beta in (0.35, 0.65)]
     orders = np.array(ORDERS)
     m = _candidates(run.steps)
     plain = rdp.epsilon(run.steps * run.step.rdp(run.step.noise), delta)
@@ -349,8 +295,7 @@ def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int,
         index = int(np.argmin(converted.min(axis=1)))
         found = float(converted[index].min())
         guesses.append((found, int(m[index]), beta))
-        if run.overflow == 0:
-            bounds.append(Bound(value=max(0.0, found), name="last iterate, RDP"))
+        bounds.append(Bound(value=max(0.0, found), name="last iterate, RDP"))
     least = min(found for found, _, _ in guesses)
     # Where RDP is far above composition, the loss distribution cannot win either.
     kept = sorted(guess for guess in guesses if guess[0] <= 1.15 * least)[:4] if least < 2 * plain + 1 else []
@@ -364,9 +309,7 @@ def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, gr
     )
     check.inside_unit("beta splits the noise", beta=beta)
     sides = _absorbing(run, absorbed, beta, grid)
-    if sides is None:
-        return math.inf
-    return max(_solve(parts, delta, absorbed * run.overflow) for parts in sides)
+    return math.inf if sides is None else max(ComposedLoss(parts).epsilon(delta) for parts in sides)
 
 
 def _absorbing(run: BoundedRun, absorbed: int, beta: float, grid: float) -> list[Parts] | None:
@@ -378,22 +321,3 @@ def _absorbing(run: BoundedRun, absorbed: int, beta: float, grid: float) -> list
     paid = pld.gaussian(1 / max(mu, 1e-6), grid, _LOG_TAIL)
     pairs = ((step.with_without, paid.with_without), (step.without_with, paid.without_with))
     return [[(one, absorbed), (last, 1)] for one, last in pairs]
-
-
-def _solve(parts: Parts, delta: float, late: float) -> float:
-    """The least epsilon with delta(epsilon) + (1 + e^epsilon) late <= delta, rounded up."""
-    run = ComposedLoss(parts)
-    if late == 0:
-        return run.epsilon(delta)
-    found = 0.0
-    for _ in range(60):
-        # Iterating from below finds the smallest solution; a little above it the inequality is checked.
-        above = found * (1 + 1e-4) + 1e-6
-        room = delta - (1 + math.exp(above)) * late if above < 700 else 0.0
-        if room <= 0:
-            return math.inf
-        needed = run.epsilon(room)
-        if needed <= above:
-            return above
-        found = needed
-    return math.inf

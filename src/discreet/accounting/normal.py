@@ -9,24 +9,43 @@ from typing import final
 
 import numpy as np
 
+from discreet.accounting import gdp
 from discreet.accounting.charges import Counted, canonical
-from discreet.accounting.events import Event, NonPrivate, PoissonSampled, TruncatedPoissonSampled
+from discreet.accounting.events import (
+    Event,
+    LastIterateRun,
+    NonPrivate,
+    PoissonSampled,
+    TruncatedPoissonSampled,
+)
 from discreet.accounting.rules import rule_for
-from discreet.accounting.sampled import noise_of, sampling_rate, with_noise
+from discreet.accounting.sampled import (
+    is_projected,
+    multiplier_of,
+    noise_of,
+    sampling_rate,
+    total_variation,
+    with_noise,
+)
 from discreet.core.relation import Neighbouring
 
 _MOST_NOISE, _LEAST_RATE = 1e6, 1e-9  # beyond these a step's losses leave the range of floats
+_LEAST_NOISE = 1e-20  # less hides nothing: epsilon, of the order of 1/noise^2, counts as infinite
 
 
 @final
 @dataclass(frozen=True)
 class NormalForm:
-    """One Gaussian release at distance `mu`, and the events that are none; `lost`: nothing is hidden."""
+    """One Gaussian release at distance `mu`, and the events that are none; `lost`: nothing is hidden.
+
+    total_variation   an upper bound of delta(0) of the run: the sum over its events; infinite if unknown
+    """
 
     mu: float
     others: Counted
     relation: Neighbouring
     assumptions: tuple[str, ...]
+    total_variation: float = math.inf
 
     @property
     def lost(self) -> bool:
@@ -42,7 +61,7 @@ class NormalForm:
 @functools.lru_cache(maxsize=256)
 def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
     """The normal form; refuses events that are unknown or not proven under the relation."""
-    square, others, assumptions = 0.0, [], set()
+    square, others, assumptions, distance = 0.0, [], set(), 0.0
     for event, count in certified:
         if isinstance(event, NonPrivate):
             square = math.inf
@@ -53,11 +72,17 @@ def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
         if isinstance(event, PoissonSampled):
             assumptions.update(rule_for(event.event, relation).assumes)
         mu = rule.mu(event, relation) if rule.mu is not None else None
-        if mu is None:
+        noise = multiplier_of(event.step if isinstance(event, LastIterateRun) else event)
+        if noise is not None and noise < _LEAST_NOISE:
+            square = math.inf
+        elif mu is None:
             others.append((within_range(event), count))
+            distance += count * total_variation(event, relation)
         else:
             square += count * mu * mu
-    return NormalForm(math.sqrt(square), tuple(others), relation, tuple(sorted(assumptions)))
+    mu = math.sqrt(square)
+    distance = (distance + gdp.delta(mu, 0.0)) * (1 + 1e-9)  # above the rounding of the sum
+    return NormalForm(mu, tuple(others), relation, tuple(sorted(assumptions)), distance)
 
 
 def within_range(event: Event) -> Event:
@@ -86,14 +111,14 @@ def bucketed(run: NormalForm, most: int) -> NormalForm:
     samplers: dict[Event, list[tuple[float, Event, int]]] = {}
     kept: list[tuple[Event, int]] = []
     for event, count in run.others:
-        noise = noise_of(event)
+        noise = multiplier_of(event)
         if noise is None:
             kept.append((event, count))
         else:
             samplers.setdefault(with_noise(event, 1.0), []).append((noise, event, count))
-    for members in samplers.values():
+    for event, members in samplers.items():
         members.sort(key=lambda member: member[0])
-        kept.extend(_rounded_down(members, most))
+        kept.extend(_rounded_down(members, most // 3 if is_projected(event) else most))
     return replace(run, others=canonical(kept))
 
 

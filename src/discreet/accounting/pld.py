@@ -3,8 +3,7 @@
 A pair of distributions (P, Q) enters only through its loss log(P/Q) under P. `discretise` moves every bit of
 mass to the two grid points around it so that the mass under P and under Q is kept ("connect the dots"
 [Doroshenko et al. 2022, Algorithm 1]): the hockey-stick divergence of the result is never below the true one
-and equals it on the grid. dp-accounting does the same point by point in Python; here it is one vector
-operation (measured at 6 to 16 times the speed) and the tails keep their relative precision.
+and equals it on the grid. The tails keep their relative precision.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,17 +59,26 @@ class Pld:
         return cls(pmf, pmf)
 
     @classmethod
-    def from_dp_accounting(cls, pld: Any) -> Pld:
-        """The same distribution out of dp-accounting's `PrivacyLossDistribution`."""
-        upper = _from_dense(pld._pmf_remove.to_dense_pmf())
-        if pld._symmetric:
-            return cls(upper, upper)
-        return cls(upper, _from_dense(pld._pmf_add.to_dense_pmf()))
+    def unbounded(cls, grid: float) -> Pld:
+        """No bound: every loss is infinite."""
+        return cls.symmetric(Pmf(grid, 0, np.zeros(1), 1.0))
 
 
-def _from_dense(pmf: Any) -> Pmf:
-    mass = np.array(pmf._probs, dtype=np.float64)
-    return Pmf(float(pmf._discretization), int(pmf._lower_loss), mass, float(pmf._infinity_mass))
+Parts = list[tuple[Pld, int]]
+
+
+@final
+@dataclass(frozen=True)
+class Resolution:
+    """How finely losses are resolved: the grid, and the logarithm of the mass a step may lose to infinity."""
+
+    grid: float
+    log_tail: float = -50.0
+
+    @property
+    def gaussian_log_tail(self) -> float:
+        """Gaussian tails are cheap: never cut more than e^-50."""
+        return max(-700.0, min(-50.0, self.log_tail))
 
 
 def mix(parts: Sequence[tuple[float, Pmf]]) -> Pmf:

@@ -28,6 +28,12 @@ from discreet.core import check
 
 _FINE = 64  # sub-buckets of a bucket: they only round the mean up
 _POINTS = 1_000_000  # the longest grid; what lies beyond is charged as infinite loss
+_LONGEST_QUADRATURE = (
+    2e3  # order * mu^2 at the largest s; beyond it an order between two whole ones is left out
+)
+COARSEST = (
+    100.0  # beyond it e^grid leaves the range of floats; losses that need such grids have no useful bound
+)
 _LOWEST = 35.0  # a loss below -x has probability <= e^-x under the first distribution of the pair
 
 
@@ -209,20 +215,6 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
 # One step ---------------------------------------------------------------------------------------------------
 
 
-def step_profile(
-    epsilons: Floats,
-    *,
-    rate: float,
-    noise: float,
-    dims: tuple[float, ...],
-    tail: float = 1e-13,
-    nodes: int = 200,
-) -> tuple[Floats, Floats]:
-    """An upper bound of both directions of the profile of one step, at epsilon >= 0 in increasing order."""
-    _check(rate, noise, dims)
-    return _mixed(epsilons, rate, noise, _nodes(dims, noise, nodes, tail))
-
-
 def _mixed(
     epsilons: Floats, rate: float, noise: float, mixture: tuple[Floats, Floats, float]
 ) -> tuple[Floats, Floats]:
@@ -267,17 +259,29 @@ def pld_step(
     """
     _check(rate, noise, dims)
     check.positive("the grid is the distance of two losses", grid=grid)
+    if grid > COARSEST:
+        return Pld.unbounded(grid)
     mixture = _nodes(dims, noise, nodes, tail)
-
-    def worst(epsilon: float) -> float:
-        ahead = _amplified(np.array([epsilon]), rate)[0]
-        return rate * float(mixture[1] @ gaussian_profile(ahead, mixture[0] / noise))
-
-    last = reach_on_grid(worst, grid, tail / 10)
+    last = reach_on_grid(lambda epsilon: _removed(epsilon, rate, noise, mixture), grid, tail / 10)
     removed, added = _mixed(grid * np.arange(last + 1, dtype=np.float64), rate, noise, mixture)
     beyond = added[-1]
     support = int(np.argmax(added <= beyond)) + 1 if rate < 1 else last
     return pld_from_profiles(removed=removed, added=added[: max(support, 2) + 1], grid=grid)
+
+
+def _removed(epsilon: float, rate: float, noise: float, mixture: tuple[Floats, Floats, float]) -> float:
+    """The profile of with || without at one epsilon, less the mass beyond the last node."""
+    ahead = _amplified(np.array([epsilon]), rate)[0]
+    return rate * float(mixture[1] @ gaussian_profile(ahead, mixture[0] / noise))
+
+
+def highest_loss(*, rate: float, noise: float, dims: tuple[float, ...], tail: float) -> float:
+    """About the highest finite loss that `pld_step` keeps, whatever its grid."""
+    mixture = _nodes(dims, noise, 200, tail)
+    unit = 2.0**-10
+    while unit < 1e12 and _removed(unit, rate, noise, mixture) > tail / 10:
+        unit *= 1.25
+    return unit
 
 
 def _check(rate: float, noise: float, dims: Sequence[float]) -> None:
@@ -365,7 +369,7 @@ def _real(rate: float, noise: float, p: float, order: float) -> float:
     kept = np.flatnonzero(high > low.max() - 45)
     count = 321 if p < 8 else 97  # the narrow bump of a large width needs few
     y = np.linspace(y[max(0, kept[0] - 1)], y[min(len(y) - 1, kept[-1] + 1)], count)
-    if order * math.exp(2 * y[-1]) / noise**2 > 1e5:
+    if order * math.exp(2 * y[-1]) / noise**2 > _LONGEST_QUADRATURE:
         return math.inf
     logs = np.array([_inner(rate, m, order) for m in (np.exp(y) / noise).tolist()])
     return float(special.logsumexp(log_density(y) + logs)) + math.log(y[1] - y[0]) + 1e-6

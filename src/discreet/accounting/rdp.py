@@ -1,7 +1,7 @@
 """Rényi divergences: exact at integer orders, by quadrature at fractional ones.
 
-dp-accounting loses the alternating signs of the binomial series at fractional orders (valid, but up to six
-times too large), so its fractional values are never used. The larger direction counts.
+The alternating signs of the binomial series at fractional orders cancel; quadrature of a positive integrand does
+not. The larger direction counts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import numpy as np
 
 from discreet.accounting.pld import Floats
 
+Orders = tuple[float, ...]
+
 # Low orders serve large epsilons, high orders small ones.
-ORDERS: tuple[float, ...] = (
+ORDERS: Orders = (
     *(1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0),
     *(2.25, 2.5, 2.75, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0),
     *(float(order) for order in range(11, 65)),
     *(72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0, 768.0, 1024.0),
 )
 _NODES = 50_000  # the longest quadrature; beyond it fractional orders are left out (infinite)
+_LARGEST_FIXED = 64  # the highest order of the bound for a fixed size
 _REVERSED = 64.0  # up to this order the reverse direction is computed too; it never decides (Theorem 5)
 
 
@@ -111,6 +114,66 @@ def _log_expectation(
     log_width = math.log((high - low) / nodes)
     values: Floats = special.logsumexp(log_density + powers[:, None] * log_ratio, axis=1) + log_width
     return values
+
+
+# A fixed size without replacement -------------------------------------------------------------------------
+
+
+def without_replacement(rate: float, noise: float, orders: Orders = ORDERS) -> Floats:
+    """A bound for one batch of a fixed size, replace-one [Wang, Balle, Kasiviswanathan 2019, Theorem 27].
+
+    `noise` is taken against what replacing one record moves. Infinite at orders that are not whole or above 64.
+
+    >>> round(float(without_replacement(0.01, 1.0, (8.0,))[0]), 6)
+    0.002684
+    """
+    if rate == 1 or noise == 0:
+        return gaussian(noise, orders)
+    known = {order for order in orders if order.is_integer() and order <= _LARGEST_FIXED}
+    return np.array(
+        [_fixed_size(rate, noise, int(order)) if order in known else math.inf for order in orders]
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _fixed_size(rate: float, noise: float, order: int) -> float:
+    """log(1 + sum_{i=2}^a binom(a, i) q^i s_i) / (a - 1).
+
+    s_i = min(4 sqrt(B(2 floor(i/2)) B(2 ceil(i/2))), 2 e^(i (i-1) / (2 z^2))), B(l) = E_Q (P/Q - 1)^l.
+    """
+    i, log_binomial = _binomials(order)
+    i, log_binomial = i[2:], log_binomial[2:]
+    central = _log_central_moments(noise)
+    lower, upper = (i // 2).astype(int), ((i + 1) // 2).astype(int)
+    s = np.minimum(
+        math.log(4) + (central[lower] + central[upper]) / 2, math.log(2) + i * (i - 1) / (2 * noise**2)
+    )
+    terms = log_binomial + i * math.log(rate) + s
+    top = float(terms.max())
+    log_excess = top + math.log(float(np.exp(terms - top).sum()))
+    return float(np.logaddexp(0.0, log_excess)) * (1 + 1e-9) / (order - 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _log_central_moments(noise: float) -> Floats:
+    """log E_Q (P/Q - 1)^(2k), P = N(1, z^2), Q = N(0, z^2), at k = 0.._LARGEST_FIXED/2; inf where that is too long.
+
+    The trapezoidal rule on a positive, entire integrand: nothing cancels, unlike in the alternating sum over
+    binomials, and the error, below 1e-12 relative, is covered by the 1e-9 that is added.
+    """
+    from scipy import special
+
+    powers, mu, step = np.arange(0, _LARGEST_FIXED + 1, 2), 1 / noise, 0.1
+    span = _LARGEST_FIXED * mu + 24
+    if span / step > _NODES:
+        return np.full(len(powers), math.inf)
+    x = np.arange(-12.0, span - 12.0 + step, step)
+    gain = mu * x - mu * mu / 2
+    with np.errstate(divide="ignore"):
+        log_away = np.maximum(gain, 0.0) + np.log(-np.expm1(-np.abs(gain)))  # log |e^gain - 1|
+    log_weight = -x * x / 2 + math.log(step / math.sqrt(2 * math.pi)) + 1e-9
+    logs = [special.logsumexp(power * log_away + log_weight) for power in powers[1:].tolist()]
+    return np.array([0.0, *logs])
 
 
 def epsilon(rdp: Floats, delta: float, orders: tuple[float, ...] = ORDERS) -> float:

@@ -6,6 +6,10 @@ accountants a new event: its class in `events`, its bounds, its proof in docs/pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
 from discreet.accounting.events import (
     BallsInBinsEpoch,
     ClippedFeedback,
@@ -17,18 +21,17 @@ from discreet.accounting.events import (
     ProjectedGaussian,
     Queries,
     SelectionQuery,
-    ShuffledEpoch,
     TruncatedPoissonSampled,
     Unamplified,
     WithoutReplacement,
 )
-from discreet.accounting.rule import Rule, Whole
+from discreet.accounting.pld import Floats, Parts, Resolution
+from discreet.accounting.rdp import Orders
 from discreet.accounting.sampled import (
     balls_mu,
     full_projected_pld,
     full_projected_rdp,
     loader_mu,
-    nested_mu,
     poisson_mu,
     poisson_pld,
     poisson_rdp,
@@ -55,6 +58,40 @@ from discreet.accounting.whole_runs import (
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Bounds for a run that is one event: (epsilon, its name) at a delta, and delta at an epsilon.
+
+    composed  whether composition of its steps is among them: then it is not done again
+    """
+
+    epsilon: Callable[[Any, Neighbouring, float], tuple[float, str]]
+    delta: Callable[[Any, Neighbouring, float], float]
+    composed: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """The proven bounds of one kind of event.
+
+    relations  where the proof holds; anything else is refused
+    mu         the event IS a Gaussian release at this distance (None: it is not)
+    pld, rdp   dominating loss distributions (with counts) and Rényi divergence of one occurrence
+    whole      what is proven for a run that is this event alone
+    assumes    what must be true outside of the mathematics, in words
+    """
+
+    relations: frozenset[Neighbouring]
+    mu: Callable[[Any, Neighbouring], float | None] | None = None
+    pld: Callable[[Any, Neighbouring, Resolution], Parts] | None = None
+    rdp: Callable[[Any, Neighbouring, Orders], Floats] | None = None
+    whole: Whole | None = None
+    assumes: tuple[str, ...] = ()
+
+
 _ADD_REMOVE = frozenset({Neighbouring.ADD_REMOVE})
 _REPLACE_ONE = frozenset({Neighbouring.REPLACE_ONE})
 _BOTH = _ADD_REMOVE | _REPLACE_ONE
@@ -65,11 +102,6 @@ _LOADER = (
     "the loader walks over the records in an order that is secret or does not depend on them, in batches of one size",
     "no batch holds a record twice",
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
-)
-
-_SHUFFLED = (
-    "in every epoch each record joins exactly one step",
-    "the order does not depend on the contents of the records",
 )
 
 _GAUSSIAN = Rule(relations=_BOTH, mu=whitened_mu)
@@ -108,7 +140,6 @@ RULES: dict[type[Event], Rule] = {
         mu=balls_mu,
         assumes=("in every epoch each record joins one step, chosen independently of the other records",),
     ),
-    ShuffledEpoch: Rule(relations=_REPLACE_ONE, mu=nested_mu, assumes=_SHUFFLED),
     Unamplified: Rule(relations=_BOTH, mu=loader_mu, assumes=_LOADER),
     ClippedFeedback: Rule(
         relations=_ADD_REMOVE,

@@ -1,8 +1,7 @@
 """Bounds of one step: a Gaussian or projected release, on the whole data or on a sample of it.
 
 This is the only place where a multiplier meets a relation: `units(relation)` clips are moved, so that the
-multiplier against them is noise / units(relation). dp-accounting reads the same multiplier against C in its
-PLD and against 2C in its RDP, so nothing of ours leaves it a sensitivity to interpret.
+multiplier against them is noise / units(relation).
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting import pld, rdp
+from discreet.accounting import gdp, pld, rdp
 from discreet.accounting.events import (
     BallsInBinsEpoch,
     Event,
     Gaussian,
+    LastIterateRun,
     PoissonSampled,
     ProjectedGaussian,
     TruncatedPoissonSampled,
@@ -26,8 +26,8 @@ from discreet.accounting.events import (
     WithoutReplacement,
     units,
 )
-from discreet.accounting.pld import Floats, Pld
-from discreet.accounting.rule import Orders, Parts, Resolution
+from discreet.accounting.pld import Floats, Parts, Pld, Resolution
+from discreet.accounting.rdp import Orders
 from discreet.core.relation import Neighbouring
 
 _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement)
@@ -40,23 +40,75 @@ def noise_of(event: Event) -> float | None:
     return event.event.whitened.noise
 
 
+def multiplier_of(event: Event) -> float | None:
+    """The multiplier of a step, projected or not, whose noise a schedule may change; None for everything else."""
+    release = event.event if isinstance(event, PoissonSampled) else event
+    return release.noise if isinstance(release, ProjectedGaussian) else noise_of(event)
+
+
+def furthest_move(event: Event, relation: Neighbouring) -> float:
+    """How many clips a sampled step moves at most: a record that enters a full batch displaces another."""
+    return 2 * units(relation) if isinstance(event, TruncatedPoissonSampled) else units(relation)
+
+
 def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float:
-    """The highest finite loss of a sampled Gaussian step; 0 for everything else."""
+    """The highest finite loss of one step: what the grid of its loss distribution has to reach.
+
+    A run of clipped feedback has none: `feedback` limits its own grid.
+    """
+    if isinstance(event, LastIterateRun):
+        return highest_loss(event.step, relation, log_tail)
     noise = noise_of(event)
-    if noise is None:
-        return 0.0
-    most = 2 * units(relation) if isinstance(event, TruncatedPoissonSampled) else units(relation)
-    return pld.highest_loss(sampling_rate(event), noise / most, log_tail)
+    if noise is not None:
+        return pld.highest_loss(sampling_rate(event), noise / furthest_move(event, relation), log_tail)
+    release = event.event if isinstance(event, PoissonSampled) else event
+    return (
+        _projected_highest(sampling_rate(event), release, relation, log_tail) if is_projected(event) else 0.0
+    )
+
+
+def is_projected(event: Event) -> bool:
+    """Whether the loss distribution of a step is a mixture over projections: many times as much work a point."""
+    return multiplier_of(event) is not None and noise_of(event) is None
+
+
+def unsampled_mu(event: Event, relation: Neighbouring) -> float:
+    """The Gaussian that remains of sampled Gaussian steps without their sampling; infinite for everything else."""
+    if isinstance(event, LastIterateRun):
+        return math.sqrt(event.steps) * unsampled_mu(event.step, relation)
+    noise = noise_of(event)
+    return math.inf if not noise else furthest_move(event, relation) / noise
+
+
+def total_variation(event: Event, relation: Neighbouring) -> float:
+    """delta(0) of a sampled Gaussian step, q (2 Phi(mu / 2) - 1); infinite where no closed form is known."""
+    if isinstance(event, LastIterateRun):
+        return event.steps * total_variation(event.step, relation)
+    noise = noise_of(event)
+    if not noise:
+        return math.inf
+    near, far = (
+        gdp.delta(units(relation) / noise, 0.0),
+        gdp.delta(furthest_move(event, relation) / noise, 0.0),
+    )
+    full = overflow(event) if isinstance(event, TruncatedPoissonSampled) else 0.0
+    return sampling_rate(event) * ((1 - full) * near + full * far)
 
 
 def with_noise(event: Event, noise: float) -> Event:
-    """The same sampled step with another multiplier."""
+    """The same step with another multiplier."""
+    if isinstance(event, ProjectedGaussian):
+        return replace(event, noise=noise)
     assert isinstance(event, _SAMPLED)
+    if isinstance(event.event, ProjectedGaussian):
+        return replace(event, event=replace(event.event, noise=noise))
     return replace(event, event=Gaussian(noise=noise))
 
 
 def sampling_rate(event: Event) -> float:
-    """The share of the records in a batch of a sampled step."""
+    """The share of the records in the batch of a step."""
+    if isinstance(event, ProjectedGaussian):
+        return 1.0
     assert isinstance(event, _SAMPLED)
     return event.batch / event.records if isinstance(event, WithoutReplacement) else event.rate
 
@@ -103,7 +155,7 @@ def poisson_mu(event: PoissonSampled, relation: Neighbouring) -> float | None:
     return mu if event.rate == 1 or math.isinf(mu) else None
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=32)
 def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
     """(1-q) N(0) + q N(1) against N(0), and back."""
     if isinstance(event.event, ProjectedGaussian):
@@ -172,24 +224,9 @@ def without_pld(event: WithoutReplacement, relation: Neighbouring, resolution: R
     return [(pld.without_replacement(rate, noise, resolution.grid, resolution.gaussian_log_tail), 1)]
 
 
-@functools.lru_cache(maxsize=64)
-def _without_rdp_values(records: int, batch: int, noise: float, orders: Orders) -> tuple[float, ...]:
-    """dp-accounting's bound [Wang et al. 2019, Theorem 27] at integer orders; it reads noise against 2C."""
-    import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
-
-    whole = [order for order in orders if order.is_integer() and order <= 64]
-    accountant = RdpAccountant(whole, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    gaussian = dp_accounting.GaussianDpEvent(noise)
-    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(records, batch, gaussian))
-    found = dict(zip(whole, accountant._rdp, strict=True))
-    return tuple(float(found.get(order, math.inf)) for order in orders)
-
-
 def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Orders) -> Floats:
-    """Infinite at orders that dp-accounting has no closed form for."""
-    noise = _against(event.event, relation)
-    return np.array(_without_rdp_values(event.records, event.batch, noise, orders))
+    """The bound of a batch of fixed size; infinite at orders that it does not cover."""
+    return rdp.without_replacement(sampling_rate(event), _against(event.event, relation), orders)
 
 
 # Projected releases, whose mathematics has a file of its own ------------------------------------------------
@@ -200,8 +237,20 @@ def _projected_pld(
 ) -> Parts:
     from discreet.accounting import projected
 
-    noise, tail = event.noise / units(relation), min(1e-13, math.exp(max(-700.0, resolution.log_tail)))
+    noise, tail = event.noise / units(relation), _projected_tail(resolution.log_tail)
     return [(projected.pld_step(rate=rate, noise=noise, dims=event.dims, grid=resolution.grid, tail=tail), 1)]
+
+
+def _projected_tail(log_tail: float) -> float:
+    return min(1e-13, math.exp(max(-700.0, log_tail)))
+
+
+def _projected_highest(rate: float, event: Event, relation: Neighbouring, log_tail: float) -> float:
+    from discreet.accounting import projected
+
+    assert isinstance(event, ProjectedGaussian)
+    noise, tail = event.noise / units(relation), _projected_tail(log_tail)
+    return projected.highest_loss(rate=rate, noise=noise, dims=event.dims, tail=tail)
 
 
 def _projected_rdp(rate: float, event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:

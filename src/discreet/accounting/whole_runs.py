@@ -13,10 +13,10 @@ from discreet.accounting.events import (
     WithoutReplacement,
     units,
 )
-from discreet.accounting.pld import Floats, Pld
-from discreet.accounting.rdp import ORDERS
-from discreet.accounting.rule import Orders, Parts, Resolution
+from discreet.accounting.pld import Floats, Parts, Pld, Resolution
+from discreet.accounting.rdp import ORDERS, Orders
 from discreet.accounting.sampled import (
+    highest_loss,
     truncated_pld,
     truncated_rdp,
     whitened_mu,
@@ -154,5 +154,6 @@ def _last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_ite
         noise=_noise(event) / units(relation),
         pld=lambda noise, grid: _step_pld(event, noise, relation, Resolution(grid)),
         rdp=lambda noise: _step_rdp(event, noise, relation, ORDERS),
+        highest=lambda noise: highest_loss(with_noise(event.step, noise * units(relation)), relation, -50.0),
     )
     return last_iterate.BoundedRun(step=step, steps=event.steps, shift=_shift(event), factor=event.expansion)

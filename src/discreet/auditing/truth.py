@@ -104,5 +104,5 @@ def document(rows: Iterable[AuditRow], *, command: str) -> dict[str, Any]:
         "rows": [row.to_json() for row in rows],
         "confidence": CONFIDENCE,
         "command": command,
-        "versions": package_versions("discreet", "numpy", "scipy", "torch", "dp-accounting"),
+        "versions": package_versions("discreet", "numpy", "scipy", "torch"),
     }

@@ -15,11 +15,6 @@ RECIPE_FLAGS = "recipe_flags"
 Command = Callable[..., int | None]
 
 
-def own_names(command: Command) -> frozenset[str]:
-    """The names that a command uses itself."""
-    return frozenset(name for group in _groups(command).values() for name in group)
-
-
 def expanded(command: Command) -> Command:
     """The command with one keyword for each flag, for Typer to read."""
     groups = _groups(command)

@@ -45,7 +45,7 @@ _SHARED = (
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta"),
 )
 """Settings of a comparison that each of its runs has."""
-_PACKAGES = ("discreet", "torch", "numpy", "scipy", "dp-accounting")
+_PACKAGES = ("discreet", "torch", "numpy", "scipy")
 
 
 @final
