@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: run test test-all lint bench clean
+.PHONY: run test test-all lint reproduce bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 120 --truth results/truth-table.json \
@@ -23,8 +23,15 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.step
+# make reproduce NAME=d2p2-table-2 [QUICK=1] [SEEDS=0,1] [OUT=folder]; without NAME it lists the experiments
+reproduce: $(VENV)/.installed-research
+	$(BIN)/python -m research.reproductions $(or $(NAME),--list) $(if $(filter-out 0,$(QUICK)),--quick) \
+		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(OUT),--out $(OUT))
+
+# make bench [MODELS=mlp,cnn-d2p2] [MEMORY=1] [OUT=results/step-time.json]
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m research.benchmarks $(if $(MODELS),--models $(MODELS)) \
+		$(if $(filter-out 0,$(MEMORY)),--memory) $(if $(OUT),--out $(OUT))
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +41,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.installed-test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-research: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[research]"
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@ $(VENV)/.installed
 
 clean:

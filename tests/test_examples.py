@@ -14,8 +14,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import discreet
+from fixed_keys import fix_keys
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_keys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples take keys from the operating system, and their accuracies vary; here each run is the same."""
+    fix_keys(request.node.nodeid, monkeypatch)
 
 
 def example(name: str) -> ModuleType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,30 +15,31 @@ from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import emit
 from discreet.core import check
 from discreet.core.files import check_file
+from research.command import typed
 
 if TYPE_CHECKING:
     from research.benchmarks.rows import Row
 
+_MODULE = "research.benchmarks"
 _METHOD_MODELS = ("mlp", "cnn-d2p2")
 
 
 def bench(
-    models: Annotated[str | None, flag("Models, comma separated (default: all).", "What")] = None,
-    rows: Annotated[str | None, flag("Rows, comma separated (default: all).", "What")] = None,
-    time: Annotated[bool, typer.Option(help="Time every row, in turns.", rich_help_panel="What")] = True,
-    memory: Annotated[
-        bool,
-        typer.Option(help="Peak memory of every row, in processes of their own.", rich_help_panel="What"),
-    ] = True,
-    methods: Annotated[bool, flag("Also what each method costs over DP-SGD.", "What")] = False,
-    scaling: Annotated[bool, flag("Also against batch, parameters and sequence length.", "What")] = False,
+    models: Annotated[str | None, flag("Comma-separated models (default: all).", "What")] = None,
+    rows: Annotated[str | None, flag("Comma-separated rows (default: all).", "What")] = None,
+    time: Annotated[bool, typer.Option(help="Time every row.", rich_help_panel="What")] = True,
+    memory: Annotated[bool, flag("Also measure peak memory, each row in its own process.", "What")] = False,
+    methods: Annotated[bool, flag("Also time every method against DP-SGD.", "What")] = False,
+    scaling: Annotated[
+        bool, flag("Also time against batch, parameters and sequence length.", "What")
+    ] = False,
     repeats: Annotated[int, flag("Rounds after warm-up (default: 15).", "How")] = 15,
-    threads: Annotated[int | None, flag("Threads of PyTorch (default: its own choice).", "How")] = None,
+    threads: Annotated[int | None, flag("Threads of PyTorch (default: PyTorch's choice).", "How")] = None,
     patience: Annotated[float, flag("Most seconds for one peer (default: 60).", "How")] = 60.0,
-    out: Annotated[Path | None, flag("A JSON file to write, or to bring up to date.")] = None,
+    out: Annotated[Path | None, flag("A JSON file to write or to update.")] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Time a private step against plain SGD and against other libraries, side by side."""
+    """Time a private step against plain SGD and against other libraries."""
     check.count("rounds after warm-up", repeats=repeats)
     check.positive("the most seconds for one peer", patience=patience)
     if out is not None:
@@ -56,14 +56,14 @@ def bench(
     chosen = _chosen("models", models, list(MODELS))
     named = {row.name: row for row in ROWS}
     picked = [named[name] for name in _chosen("rows", rows, list(named))]
-    command = shlex.join(["discreet", *sys.argv[1:]])
+    command = typed(_MODULE)
     answer: dict[str, Any] = {
         "versions": table.versions(),
         "machine": table.machine(),
         "threads": torch.get_num_threads(),
         "models": {name: {"about": MODELS[name].about, "rows": {}} for name in chosen},
     }
-    old = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    old = {} if out is None else _kept(out)
     if not time:  # machine and versions are those of the times
         answer = {name: value for name, value in answer.items() if name == "models" or name not in old}
     if time:
@@ -82,9 +82,19 @@ def bench(
     for name, own in whole["models"].items():
         own["verdict"] = table.verdict(name, own["rows"])
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(whole, indent=2) + "\n")
     _show({name: whole["models"][name] for name in chosen}, whole if as_json else None)
     return 0
+
+
+def _kept(out: Path) -> dict[str, Any]:
+    """What a file to be updated holds."""
+    try:
+        kept: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    except ValueError as error:
+        check.refuse(f"--out {out} to hold JSON of an earlier benchmark", error, "name another file")
+    return kept
 
 
 def _show(models: dict[str, Any], whole: dict[str, Any] | None) -> None:
@@ -121,7 +131,7 @@ def _peaks(models: dict[str, Any], rows: Sequence[Row], threads: int, *, quiet: 
 
 
 def _sign(models: dict[str, Any], key: str, command: str) -> None:
-    """Every row keeps the command that measured it: a later call may bring some rows up to date."""
+    """Note the command that measured each row, because a later call may update some rows only."""
     for own in models.values():
         for row in own["rows"].values():
             row[key] = command
@@ -168,7 +178,7 @@ def _say(message: str, quiet: bool) -> None:
 
 def main(args: Sequence[str]) -> int:
     """Run the command; the exit codes are those of `discreet`."""
-    return entry.main(["bench", *args], commands=(bench,), program="python -m research.benchmarks")
+    return entry.main(["bench", *args], commands=(bench,), program=f"python -m {_MODULE}")
 
 
 if __name__ == "__main__":

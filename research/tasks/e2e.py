@@ -1,7 +1,8 @@
-"""E2E (Novikova et al. 2017): a restaurant's facts, and what people wrote about them; with hidden values of SmolLM2.
+"""E2E (Novikova et al. 2017): facts about restaurants and texts that people wrote about them.
 
-A record is one pair of facts and text. What the frozen public blocks make of a record is computed once and kept: a
-function of that record and of public weights, so it costs no privacy and is as private as the record.
+A record is one pair of facts and text. The hidden values of the frozen public blocks are computed once for each record
+and kept. They are a function of that record and of public weights: computing them costs no privacy, and they are as
+private as the record.
 
 Index legend: T tokens of a text, W width, P places for the facts.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,25 +21,24 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from discreet.data.sources import Parts, Source, obtain, roots
-from research.tasks.llama import stacked
-from research.tasks.smollm2 import SmolLM2
+from research.tasks.files import write_npz
+from research.tasks.smollm2 import SmolLM2, adapted_past, hidden_after, read_prompt
 
 Texts = dict[str, list[str]]
-"""What people wrote, by facts."""
+"""Texts by facts."""
 
 Example = tuple[Tensor, Tensor, Tensor, Tensor]
 """Hidden values [T, W], keys and values of the prompt [block, 2, H, P, D], its mask [P], the next tokens [T]."""
 
-TAIL: Final = 2
-"""The blocks that can be adapted; all before them are computed once."""
 LONGEST: Final = 48
 """Longer texts are cut to this many tokens; 3 % are."""
 NOTHING: Final = -100
-"""In the place of a next token where there is none."""
+"""Stands where there is no next token."""
 
 _STEP: Final = 16
 _FILES: Final = {"train": "trainset.csv", "dev": "devset.csv", "test": "testset_w_refs.csv"}
@@ -84,7 +83,7 @@ SOURCE: Final = Source(
 
 
 def texts(split: str, *, data_dir: str | None = None) -> Texts:
-    """All of a split ("train", "dev", "test"), the facts in the order of the file."""
+    """All texts of a split ("train", "dev" or "test"), in the order of the file."""
     content = obtain(SOURCE, data_dir=data_dir, download=False)[split]
     found: Texts = {}
     for row in csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")):
@@ -93,7 +92,7 @@ def texts(split: str, *, data_dir: str | None = None) -> Texts:
 
 
 def some(found: Texts, records: int) -> Texts:
-    """`records` records, facts in the order of sha256 of their place in the file: a public permutation."""
+    """The first `records` records of a public permutation: facts ordered by the sha256 of their index in the file."""
     facts = list(found)
     order = sorted(range(len(facts)), key=lambda i: hashlib.sha256(f"e2e:{i}".encode()).digest())
     chosen: Texts = {}
@@ -106,7 +105,7 @@ def some(found: Texts, records: int) -> Texts:
 
 
 def request(facts: str) -> str:
-    """What the model is asked."""
+    """The prompt of the model."""
     return f"Write one or two sentences about this restaurant: {facts}"
 
 
@@ -135,7 +134,7 @@ class Hidden:
 
 @final
 class Examples(Dataset[Example]):
-    """Records as the tail of the model takes them."""
+    """Records as inputs of the blocks with adapters."""
 
     def __init__(self, held: Hidden) -> None:
         self._held = held
@@ -154,69 +153,64 @@ class Examples(Dataset[Example]):
 
 
 def collate(examples: Sequence[Example]) -> Example:
-    """A batch, cut after the longest text in it; what is cut off holds nothing."""
+    """A batch, cut after its longest text; only padding is cut off."""
     hidden, past, prompt, following = (torch.stack(part) for part in zip(*examples, strict=True))
     longest = int((following != NOTHING).sum(1).max())
-    kept = -(-longest // _STEP) * _STEP  # few lengths, because each is a form that the engine verifies
+    kept = -(-longest // _STEP) * _STEP  # few lengths, because the engine verifies each new shape
     return hidden[:, :kept], past, prompt, following[:, :kept]
 
 
 def hidden_values(
-    *, train: int, test: int, data_dir: str | None = None, note: Callable[[str], None] | None = None
+    known: Callable[[], SmolLM2],
+    *,
+    train: int,
+    test: int,
+    data_dir: str | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Path:
-    """An npz file of records after the frozen blocks; made where none is there, about six records a second, once."""
-    file = roots(data_dir)[0] / f"e2e-smollm2-{train}-{test}.npz"
+    """An npz file of records after the frozen blocks; made where there is none, about six records a second, once."""
+    file = roots(data_dir)[0] / f"e2e-smollm2-135m-{train}-{test}.npz"
     if file.is_file():
         return file
     chosen = {
         "train": some(texts("train", data_dir=data_dir), train),
         "test": some(texts("test", data_dir=data_dir), test),
     }
-    speaker = SmolLM2.load()
-    room = max(len(speaker.prompt(request(facts))) for part in chosen.values() for facts in part) - 1
+    model = known()
+    room = max(len(model.prompt(request(facts))) for part in chosen.values() for facts in part) - 1
     arrays: dict[str, npt.NDArray[Any]] = {}
     for split, part in chosen.items():
-        values = encoded(speaker, part, room=room, note=note)
+        values = encoded(model, part, room=room, note=note)
         arrays |= {f"{split}_{name}": getattr(values, name) for name in Hidden.__dataclass_fields__}
-    unfinished = file.with_name(f".{os.getpid()}.{file.name}")
-    np.savez(unfinished, allow_pickle=False, **arrays)
-    os.replace(unfinished, file)
-    return file
+    return write_npz(file, arrays)
 
 
 def encoded(
-    speaker: SmolLM2,
+    known: SmolLM2,
     chosen: Texts,
     *,
     room: int,
     longest: int = LONGEST,
-    tail: int = TAIL,
     note: Callable[[str], None] | None = None,
 ) -> Hidden:
-    """Every text after its facts; texts about the same facts pass together, which changes nothing but the time."""
-    model = speaker.model
-    split = len(model.blocks) - tail
+    """Every text after its facts. Texts about the same facts pass together, which changes only the time."""
     hidden, following, facts, pasts, prompts = [], [], [], [], []
     for place, (about, written) in enumerate(chosen.items()):
-        asked = speaker.prompt(request(about))
-        answers = [speaker.answer(text)[:longest] for text in written]
-        past = model.prompt(asked[:-1])
+        asked = known.prompt(request(about))
+        answers = [known.answer(text)[:longest] for text in written]
         inputs = torch.zeros(len(answers), longest, dtype=torch.long)
         after = torch.full_like(inputs, NOTHING)
         for row, answer in enumerate(answers):
             inputs[row, : len(answer)] = torch.tensor([asked[-1], *answer[:-1]])
             after[row, : len(answer)] = torch.tensor(answer)
+        prompt = read_prompt(known, asked[:-1])
+        pasts.append(adapted_past(known, prompt, room).half())
+        prompts.append(torch.arange(room) >= room - len(asked) + 1)
         used = max(map(len, answers))
-        shared = [(k.expand(len(answers), -1, -1, -1), v.expand(len(answers), -1, -1, -1)) for k, v in past]
-        seen = torch.ones(len(answers), len(asked) - 1, dtype=torch.bool)
-        values = torch.zeros(len(answers), longest, model.shape.width)
-        values[:, :used] = model.advance(inputs[:, :used], shared[:split], seen, first=0)[0]
-        hidden.append(values.half())
+        values = hidden_after(known, prompt, inputs[:, :used])
+        hidden.append(F.pad(values, (0, 0, 0, longest - used)).half())
         following.append(after)
         facts += [place] * len(answers)
-        packed = [stacked([one], room) for one in past[split:]]
-        pasts.append(torch.stack([torch.cat(one[:2]) for one in packed]).half())
-        prompts.append(packed[0][2][0])
         if note is not None and len(facts) // 500 != (len(facts) - len(answers)) // 500:
             note(f"hidden values of {len(facts)} texts")
     after = torch.cat(following)

@@ -1,94 +1,99 @@
-"""A GGUF file of a tiny random Llama with a byte vocabulary, written by hand."""
+"""A tiny random Llama with a byte vocabulary, in memory and as a GGUF file."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from gguf import GGUFWriter, TokenType
+from tokenizers import pre_tokenizers
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from research.tasks.bytepairs import _NAMES
-from research.tasks.gguf import read_gguf
-from research.tasks.smollm2 import SmolLM2
+from research.tasks.smollm2 import Adapters, SmolLM2, tokenizer_of
 
 WIDTH, INNER, BLOCKS, HEADS, SHARED = 16, 24, 3, 4, 2
 MERGES = ("Ġ t", "Ġt h", "Ġth e", "a t")
-TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_NAMES, *(m.replace(" ", "") for m in MERGES))
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *ALPHABET, *(m.replace(" ", "") for m in MERGES))
 
-Tensors = Mapping[str, tuple[int, tuple[int, ...], bytes]]
-"""Type, shape (outermost axis first) and raw bytes, by name."""
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _setting(value: Any) -> bytes:
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _string(value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
-def written(settings: Mapping[str, Any], tensors: Tensors, *, version: int = 3) -> bytes:
-    """The bytes of a GGUF file."""
-    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(settings))
-    head += b"".join(_string(name) + _setting(value) for name, value in settings.items())
-    body = b""
-    for name, (kind, shape, raw) in tensors.items():
-        sizes = struct.pack(f"<{len(shape)}Q", *shape[::-1])
-        head += _string(name) + struct.pack("<I", len(shape)) + sizes + struct.pack("<IQ", kind, len(body))
-        body += raw + bytes(-len(raw) % 32)
-    return head + bytes(-len(head) % 32) + body
+def llama(seed: int = 0) -> LlamaForCausalLM:
+    """Random weights, large enough that tokens and positions matter."""
+    config = LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=SHARED,
+        rope_parameters={"rope_theta": 100.0, "rope_type": "default"},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        pad_token_id=2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator)
+            is_table = parameter is model.model.embed_tokens.weight
+            scale = 1.0 if is_table else parameter.shape[-1] ** -0.5
+            parameter.copy_(1 + drawn / 10 if parameter.dim() == 1 else scale * drawn)
+    return model
 
 
-def floats(values: npt.NDArray[Any]) -> tuple[int, tuple[int, ...], bytes]:
-    return 0, values.shape, values.astype("<f4").tobytes()
-
-
-def content(seed: int = 0) -> bytes:
-    """A whole tiny model."""
-    draw = np.random.default_rng(seed).normal
-    shared = WIDTH // HEADS * SHARED
-    shapes = {
-        "attn_q": (WIDTH, WIDTH),
-        "attn_k": (shared, WIDTH),
-        "attn_v": (shared, WIDTH),
-        "attn_output": (WIDTH, WIDTH),
-        "ffn_gate": (INNER, WIDTH),
-        "ffn_up": (INNER, WIDTH),
-        "ffn_down": (WIDTH, INNER),
-    }
-    tensors = {
-        "token_embd.weight": floats(draw(size=(len(TOKENS), WIDTH))),
-        "output_norm.weight": floats(1 + draw(size=WIDTH) / 10),
-    }
-    for block in range(BLOCKS):
-        for name, shape in shapes.items():
-            tensors[f"blk.{block}.{name}.weight"] = floats(draw(size=shape) / shape[1] ** 0.5)
-        for name in ("attn_norm", "ffn_norm"):
-            tensors[f"blk.{block}.{name}.weight"] = floats(1 + draw(size=WIDTH) / 10)
-    settings = {
-        "general.architecture": "llama",
-        "llama.embedding_length": WIDTH,
-        "llama.feed_forward_length": INNER,
-        "llama.block_count": BLOCKS,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": SHARED,
-        "llama.rope.freq_base": 100.0,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.merges": MERGES,
-    }
-    return written(settings, tensors)
-
-
-def speaker(seed: int = 0) -> SmolLM2:
+def small(*, blocks: int = 2, seed: int = 0) -> SmolLM2:
     """The tiny model as the tasks use it."""
-    return SmolLM2(read_gguf(content(seed)), vocabulary=len(TOKENS))
+    tokenizer = tokenizer_of(TOKENS, MERGES, size=len(TOKENS))
+    return SmolLM2(llama(seed), tokenizer, Adapters(blocks=blocks, rank=2, alpha=2))
+
+
+def write_gguf(model: LlamaForCausalLM, file: Path) -> None:
+    """The model as llama.cpp stores it."""
+    writer = GGUFWriter(file, "llama")
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_block_count(BLOCKS)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(SHARED)
+    writer.add_rope_freq_base(100.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_context_length(64)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([TokenType.NORMAL] * len(TOKENS))
+    writer.add_token_merges(MERGES)
+    state = model.state_dict()
+    writer.add_tensor("token_embd.weight", state["model.embed_tokens.weight"].numpy())
+    writer.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
+    for block in range(BLOCKS):
+        for theirs, ours in _NAMES.items():
+            weight = state[f"model.layers.{block}.{theirs}.weight"]
+            heads = {"attn_q": HEADS, "attn_k": SHARED}.get(ours)
+            stored = weight if heads is None else _paired(weight, heads)
+            writer.add_tensor(f"blk.{block}.{ours}.weight", stored.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _paired(weight: Tensor, heads: int) -> Tensor:
+    """llama.cpp rotates neighbouring rows, transformers the two halves of a head."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)

@@ -12,6 +12,7 @@ from torch import nn
 from discreet.core.check import Refused
 from discreet.data import load
 from research.tasks import backbones
+from research.tasks.files import write_npz
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
 
@@ -43,7 +44,7 @@ def test_a_file_that_is_there_is_taken(tmp_path: Path) -> None:
         for part in ("train", "test")
     }
     held = {name: value.astype(np.float16 if name[0] == "x" else np.int64) for name, value in held.items()}
-    place = backbones._write(tmp_path / backbones.FEATURES, held)
+    place = write_npz(tmp_path / backbones.FEATURES, held)
     assert [file.name for file in tmp_path.iterdir()] == [backbones.FEATURES]
     assert backbones.cifar10_features(data_dir=tmp_path) == place
     task = load(place, classes=10, records=2, public=True)

@@ -243,7 +243,7 @@ def test_scaling_tasks_have_the_size_they_claim() -> None:
 def test_the_command_writes_and_merges(
     small_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["discreet", "bench", "first"])
+    monkeypatch.setattr(sys, "argv", ["/some/where/__main__.py", "--first"])
     out = tmp_path / "step-time.json"
     out.write_text(json.dumps({"models": {"mlp": {"rows": {"plain": {"peak_mb": 3.0}}}}}))
     words = [
@@ -253,7 +253,6 @@ def test_the_command_writes_and_merges(
         "plain,floor,discreet",
         "--repeats",
         "2",
-        "--no-memory",
         "--json",
     ]
     assert main([*words, "--out", str(out)]) == 0
@@ -262,14 +261,42 @@ def test_the_command_writes_and_merges(
     plain = answer["models"]["mlp"]["rows"]["plain"]
     assert plain["peak_mb"] == 3.0
     assert plain["over_plain"] == 1.0
-    monkeypatch.setattr(sys, "argv", ["discreet", "bench", "second"])
+    monkeypatch.setattr(sys, "argv", ["/some/where/__main__.py", "--second"])
     assert main([*words, "--no-time", "--out", str(out)]) == 0
     assert json.loads(capsys.readouterr().out) == answer  # nothing was measured: nothing is signed
     assert main([*words, "--rows", "plain", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["models"]["mlp"]["rows"]
-    assert rows["plain"]["timed_by"] == "discreet bench second"
-    assert rows["discreet"]["timed_by"] == "discreet bench first"
+    assert rows["plain"]["timed_by"] == "python -m research.benchmarks --second"
+    assert rows["discreet"]["timed_by"] == "python -m research.benchmarks --first"
     assert main(["--models", "nothing"]) == 2
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("measured")
+
+
+def test_memory_is_measured_only_when_asked_for(
+    small_model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peak, "measure_peak", lambda *_, **__: 3_000_000)
+    words = ["--models", "mlp", "--rows", "plain", "--repeats", "1", "--json"]
+    for more, expected in (([], None), (["--memory"], 3.0)):
+        assert main([*words, *more]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["models"]["mlp"]["rows"]["plain"].get("peak_mb") == expected
+
+
+@pytest.mark.parametrize("place", ["torn.json/below.json", "folder", "torn.json"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "torn.json").write_text("{")
+    monkeypatch.setattr(timing, "measure", never)
+    words = ["--models", "mlp", "--rows", "plain", "--out"]
+    assert main([*words, str(tmp_path / place)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "new.json")]) == 70  # control: a usable path gets as far as measuring
 
 
 def test_the_page_is_filled_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

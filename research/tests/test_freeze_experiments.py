@@ -17,11 +17,11 @@ from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.stages.sampling import Horizon
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Row
-from research.reproductions.freeze_gradients import errors
-from research.reproductions.freeze_looks import BATCH, CLIP
-from research.reproductions.freeze_ranks import LeakyNoise, RankedWithoutNoise, _apart, _deviation
-from research.reproductions.freeze_tables import CLIP as ADJUSTED
-from research.reproductions.freeze_tables import LOOSE, STRICT, Series, at_least
+from research.reproductions.random_freeze.figure_1 import errors
+from research.reproductions.random_freeze.figure_3 import LeakyNoise, RankedWithoutNoise, _apart, _deviation
+from research.reproductions.random_freeze.observed_run import BATCH, CLIP
+from research.reproductions.random_freeze.settings import CLIP as ADJUSTED
+from research.reproductions.random_freeze.settings import LOOSE, STRICT, Series, at_least
 
 STREAM = Streams.seeded(1).mask
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from discreet.methods.geodp.spherical import from_spherical, to_spherical
-from research.reproductions.geodp_noise import CLIP, errors
-from research.reproductions.geodp_time import quadratic, quadratic_angles
+from research.reproductions.geodp.figure_6 import quadratic, quadratic_angles
+from research.reproductions.geodp.figures_3_4 import CLIP, errors
 
 
 @pytest.mark.parametrize("size", [2, 3, 40])

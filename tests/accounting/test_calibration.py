@@ -1,7 +1,6 @@
 """Calibration: the budget is never exceeded, and hardly anything of it is left."""
 
 import math
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -76,15 +75,16 @@ def test_schedules_and_samplers_calibrate_too() -> None:
     assert 0.995 <= spent(fixed(noise), 1e-5, Neighbouring.REPLACE_ONE) <= 1.0
 
 
-def test_plain_calibration_is_fast() -> None:
-    begin = time.process_time()
-    calibrate_noise(
-        lambda z: Charge.of(PoissonSampled(1024 / 60_000, Gaussian(z)), 2360),
-        epsilon=3.0,
-        delta=1e-5,
-        relation=ADD_REMOVE,
-    )
-    assert time.process_time() - begin < 5.0
+def test_plain_calibration_prices_few_noises() -> None:
+    """Four of them here; pricing is what takes the time."""
+    tried: list[float] = []
+
+    def charge(noise: float) -> Charge:
+        tried.append(noise)
+        return Charge.of(PoissonSampled(1024 / 60_000, Gaussian(noise)), 2360)
+
+    calibrate_noise(charge, epsilon=3.0, delta=1e-5, relation=ADD_REMOVE)
+    assert len(tried) <= 8
 
 
 def test_steps_stay_within_the_budget_and_one_more_would_not() -> None:

@@ -1,6 +1,6 @@
 """What every method really releases, attacked: never more than its certificate, unless a fault is put in.
 
-Keys and coins are seeded (conftest.py), so a pass stays a pass. Under fresh seeds an audit exceeds a true certificate
+Keys and coins are fixed (conftest.py), so a pass stays a pass. Under fresh seeds an audit exceeds a true certificate
 with probability at most 1e-6 / the number of methods: 1e-6 for all of them together.
 """
 

@@ -21,7 +21,7 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
-from discreet.stages.domain import Ball
+from discreet.methods.dpsgd_dc.domain import Ball
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize
 

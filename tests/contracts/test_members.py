@@ -32,10 +32,8 @@ from discreet.training.private import Private
 BOUNDERS = [
     bounding.FlatClip(0.7),
     bounding.AutoS(clip=2.0, gamma=0.01),
-    bounding.AutoV(clip=0.5),
     bounding.Psac(clip=1.0, r=0.1),
     PerLayer(1.0),
-    bounding.UnitDirection(),
     TwoLevel(clip=1.0, residual=9.0),
     AdaptiveQuantile(clip=1.0),
 ]

@@ -24,20 +24,19 @@ from discreet.engine.engine import Engine
 from discreet.engine.factors import convolution
 from discreet.engine.factors import linear as outer
 from discreet.engine.factors import parts as factors
-from discreet.methods.dicesgd.bounding import TwoLevel
+from discreet.methods.dicesgd.bounding import FeedbackNormalised, TwoLevel
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
 from discreet.stages.aggregation import Aggregation
-from discreet.stages.bounding import AutoS, AutoV, Bounder, FlatClip, Psac, UnitDirection
+from discreet.stages.bounding import AutoS, Bounder, FlatClip, Psac
 from discreet.stages.selection import Order
 
 BOUNDERS: dict[str, Bounder] = {
     "flat": FlatClip(1.0),
     "flat, small": FlatClip(1e-4),
     "auto-s": AutoS(1.0),
-    "auto-v": AutoV(0.5),
+    "normalised": FeedbackNormalised(0.5),
     "psac": Psac(1.0),
     "per layer": PerLayer(1.0),
-    "unit": UnitDirection(),
     "two-level": TwoLevel(1.0, 9.0),
     "adaptive": AdaptiveQuantile(1.0),
 }

@@ -24,10 +24,9 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout
 from discreet.methods.dicesgd.mechanism import ErrorFeedback
-from discreet.stages.analysis import Composition
+from discreet.stages.analysis import Composition, NoGuard, RunGuard
 from discreet.stages.bounding import Query
 from discreet.stages.context import StepContext
-from discreet.stages.guard import NoGuard, RunGuard
 from discreet.stages.mechanism import Mechanism
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan

@@ -34,11 +34,12 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream, Streams
 from discreet.engine import engine
+from discreet.engine.active import Active
 from discreet.methods.random_freeze.selection import Refresh
-from discreet.stages import aggregation, bounding, gaussian, sampling
+from discreet.stages import aggregation, bounding, sampling
+from discreet.stages import gaussian_noise as gaussian
 from discreet.stages import update as updating
-from discreet.stages.active import Active
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 from discreet.training import step

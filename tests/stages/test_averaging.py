@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from discreet.core.check import Refused
-from discreet.stages.averaging import Average
+from discreet.training.averaging import Average
 
 
 def moved(model: nn.Module, by: float) -> None:

@@ -54,5 +54,5 @@ def test_what_is_cut_off_is_the_rest_up_to_its_own_bound(residual: float) -> Non
 
 
 def test_a_residual_that_drowns_in_rounding_is_refused() -> None:
-    with pytest.raises(Refused, match="at least 1e-9 clips"):
+    with pytest.raises(Refused, match="residual >= 1e-9"):
         TwoLevel(1.0, 1e-11)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from discreet.core.check import Refused
-from discreet.stages.domain import Ball, Box, Centre, Domain, Unbounded
+from discreet.methods.dpsgd_dc.domain import Ball, Box, Centre
+from discreet.stages.domain import Domain, Unbounded
 
 
 def parts(values: torch.Tensor) -> list[torch.Tensor]:
@@ -97,7 +98,7 @@ def test_refusals() -> None:
         Ball(radius=math.inf)
     with pytest.raises(Refused, match="at most dimensions=3 trainable parameters"):
         Box(half_width=1.0, dimensions=3).project_([torch.zeros(4)], [])
-    with pytest.raises(Refused, match="the initial parameters"):
+    with pytest.raises(Refused, match="one initial parameter"):
         Ball(radius=1.0, centre=Centre.INITIAL).project_([torch.zeros(4)], [])
     with pytest.raises(ValueError, match="nowhere"):
         Ball(radius=1.0, centre="nowhere")  # type: ignore[arg-type]

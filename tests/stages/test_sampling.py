@@ -157,7 +157,7 @@ def test_poisson_never_looks_at_the_true_size() -> None:
 def test_fixed_size_needs_the_size_it_was_planned_for() -> None:
     with pytest.raises(Refused, match="exactly records=400"):
         draws(FixedSize(), size=401)
-    with pytest.raises(Refused, match="a whole batch"):
+    with pytest.raises(Refused, match="a whole number"):
         draws(FixedSize(), Horizon.of(records=400, batch=40.5, steps=2))
 
 
@@ -168,7 +168,7 @@ def test_more_records_than_the_public_bound_are_refused_without_saying_how_many(
 
 
 def test_a_users_own_loader_is_not_sampled_from() -> None:
-    with pytest.raises(Refused, match="your own loader"):
+    with pytest.raises(Refused, match="sampling=OwnLoader"):
         list(OwnLoader().batches(10, HORIZON, Streams.seeded(0).sampling, 0))
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from discreet.engine.active import from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.stages import update as module
-from discreet.stages.active import from_indices
 from discreet.stages.selection import Frozen
 from discreet.stages.update import COORDINATE_WISE, unpack, update
 from discreet.stages.values import Released

@@ -19,11 +19,10 @@ from discreet.accounting import Charge, Event, Free, Gaussian, NonPrivate, read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.stages.analysis import Unproven
-from discreet.stages.bounding import Bounder, FlatClip, Query, Still
+from discreet.stages.analysis import NoGuard, Unproven
+from discreet.stages.bounding import Bounder, FlatClip, NonAdaptive, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
-from discreet.stages.guard import NoGuard
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Selection
@@ -93,7 +92,7 @@ def test_a_whole_run_is_charged_before_its_first_release_and_the_ledger_still_co
     assert "this is a test" in run.spent().certified.assumptions
     assert plan.charge(steps=0) == Charge(assumptions=("this is a test",))
     assert plan.certificate(steps=2) == plan.certificate()  # it was paid at once
-    with pytest.raises(Refused, match="priced for as a whole"):
+    with pytest.raises(Refused, match="charged as a whole"):
         plan.certificate(steps=7)  # and for no more steps than it has
 
 
@@ -125,7 +124,7 @@ def test_nothing_proven_is_said_with_its_reason() -> None:
 
 @final
 @dataclass(frozen=True)
-class WithRaw(Still):
+class WithRaw(NonAdaptive):
     """A flat clip that also gives the mechanism the sum without it."""
 
     clip: float = 0.1

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from scipy import stats
+from sklearn import metrics
 from torch import Tensor
 
 from discreet.auditing.attack import AttackClassifier, attack_features
@@ -262,13 +263,11 @@ def _confidence(answers: Tensor, labels: Tensor) -> Floats:
 
 
 def auc(scores: Floats, members: Flags) -> float:
-    """The chance that a member scores above another, ties half.
+    """The probability that a member scores above a non-member, counting ties as one half.
 
     >>> auc(np.array([1.0, 2.0, 2.0]), np.array([False, True, False]))
     0.75
     """
-    ranks = stats.rankdata(scores)
-    inside, outside = int(members.sum()), int((~members).sum())
-    if not inside or not outside:
+    if members.all() or not members.any():
         return math.nan
-    return float((ranks[members].sum() - inside * (inside + 1) / 2) / (inside * outside))
+    return float(metrics.roc_auc_score(members, scores))

@@ -30,7 +30,7 @@ from discreet.methods.d2p2.projections import ProjectionMap
 from discreet.methods.geodp.mechanism import GeometricNoise
 from discreet.stages.combination import TakeFirst
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.mechanism import Mechanism
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan

@@ -29,7 +29,7 @@ from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import LinearModel
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages.bounding import AutoS, AutoV, FlatClip, Psac, UnitDirection
+from discreet.stages.bounding import AutoS, FlatClip, Psac
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 COPIES = 1000
 _LOUD = 1e3  # the norm of a crafted gradient: beyond every clip
 # The weight of a record depends on its own norm only.
-_ONE_RECORD = (FlatClip, AutoS, AutoV, Psac, PerLayer, UnitDirection)
+_ONE_RECORD = (FlatClip, AutoS, Psac, PerLayer)
 
 
 def couples_nothing(stages: Pipeline) -> bool:

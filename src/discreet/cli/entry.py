@@ -79,7 +79,7 @@ def main(
         code = get_command(build(commands)).main(args=words, prog_name=program, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
-        _say(_sentence(error.format_message(), words))
+        _say(_sentence(error.format_message(), words, program))
         return BAD_INPUT
     except RunStopped as error:
         code, message = _told(error.__cause__)
@@ -124,9 +124,9 @@ def _told(error: BaseException | None) -> tuple[int, str]:
     )
 
 
-def _sentence(message: str, words: list[str]) -> str:
+def _sentence(message: str, words: list[str], program: str) -> str:
     names = [command.__name__ for command in COMMANDS]
-    command = next((f"discreet {word}" for word in words if word in names), "discreet")
+    command = next((f"{program} {word}" for word in words if word in names), program)
     expected = f"Expected flags and values that `{command}` takes"
     return f"{expected}, got: {message.rstrip('.')}. Remedy: see `{command} --help`."
 

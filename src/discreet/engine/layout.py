@@ -13,8 +13,6 @@ from discreet.core import check
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.methods.random_freeze.granularity import MaskKey
-
 
 @final
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Mask:
     """
 
     pieces: tuple[Piece, ...]
-    key: MaskKey | None = None
+    key: object | None = None
     found: dict[str, object] = field(default_factory=dict, repr=False)
 
     @staticmethod

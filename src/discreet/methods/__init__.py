@@ -1,4 +1,4 @@
-"""Every method, listed once: the command line, the comparison, the contract tests and the audit read `METHODS`."""
+"""The list of methods. The command line, comparisons, contract tests and audits all read `METHODS`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 @final
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A recipe, the optimizer it is usually run with, and its guarantee in words."""
+    """A recipe, its guarantee in words, and whether it is usually run with Adam."""
 
     name: str
     recipe: Callable[..., Recipe]
@@ -55,19 +55,19 @@ class Method:
 
     @property
     def summary(self) -> str:
-        """The recipe's first line."""
+        """The first line of the recipe's docstring."""
         return (self.recipe.__doc__ or "").splitlines()[0]
 
 
-_SUBSAMPLED = "certified: subsampled Gaussian, composition"
+_SUBSAMPLED = "certified: composition of subsampled Gaussian mechanisms"
 
-_PROJECTED = "certified: subsampled Gaussian, composition; dense projections: chi-square mixture"
+_PROJECTED = f"{_SUBSAMPLED}; with dense projections, of chi-square mixtures"
 
-_TESTED = "certified: subsampled Gaussian, composition with the test of every update"
+_TESTED = f"{_SUBSAMPLED}, including the test of every update"
 
-_TWO_QUERIES = "certified: subsampled Gaussian of two queries on one sample, composition"
+_TWO_QUERIES = f"{_SUBSAMPLED} with two queries per batch"
 
-_FEEDBACK = "certified: the whole run, its hidden error included; far above the paper's claim"
+_FEEDBACK = "certified: one bound for the whole run, including the hidden error; far above the paper's claim"
 
 METHODS: MappingProxyType[str, Method] = MappingProxyType(
     {
@@ -81,7 +81,7 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
             Method(
                 name="adaptive-quantile",
                 recipe=adaptive_quantile,
-                guarantee="certified: subsampled Gaussian with the count query, composition",
+                guarantee=f"{_SUBSAMPLED}, including the count query",
             ),
             Method(name="random-freeze", recipe=random_freeze, guarantee=_SUBSAMPLED),
             Method(name="ranked-freeze", recipe=ranked_freeze, guarantee=_SUBSAMPLED),
@@ -91,7 +91,7 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
             Method(
                 name="dpsgd-dc",
                 recipe=dpsgd_dc,
-                guarantee="certified: composition; the last iterate alone with link or smoothness",
+                guarantee="certified: composition; with link or smoothness, a bound for the final parameters only",
             ),
             Method(name="dpsgd-gc", recipe=dpsgd_gc, guarantee=_SUBSAMPLED),
             Method(name="sur", recipe=sur, guarantee=_TESTED),

@@ -1,1 +1,1 @@
-"""The stages of one private step. Settings are importable without torch; tensors come as arguments."""
+"""The stages of one private step. Settings can be imported without torch; tensors are passed as arguments."""

@@ -1,4 +1,4 @@
-"""Whether an update is kept: always, or after a noisy test that is charged like any other query."""
+"""Acceptance of updates: keep all of them, or only those that pass a noisy test, which is charged."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from discreet.stages.bounding import Query
 
 
 class Acceptance(Protocol):
-    """Decides about an update from what was released about it."""
+    """Decides from released values whether an update is kept."""
 
     def queries(self) -> tuple[Query, ...]:
-        """The sums over a fresh sample that the decision needs; none: every update is kept."""
+        """The queries on a fresh batch that the decision needs; empty if every update is kept."""
 
     def accepts(self, noisy_mean: float) -> bool:
-        """Whether the update is kept, from the noisy sum over the public batch size."""
+        """Whether to keep the update, given the noisy sum divided by the public batch size."""
 
 
 @final
 @dataclass(frozen=True)
 class AcceptAll:
-    """Every update is kept: no test, no charge."""
+    """Keep every update, without a test and without a charge."""
 
     def queries(self) -> tuple[Query, ...]:
         return ()
@@ -34,14 +34,16 @@ class AcceptAll:
 @final
 @dataclass(frozen=True, kw_only=True)
 class LossTest:
-    """Keep an update if the loss of a fresh sample falls: mean of clamp(new - old loss, -c, c) + noise < threshold.
+    """Keep an update if it lowers the loss on a fresh batch: mean of clamp(new - old loss, -c, c) + noise < threshold.
 
-    Guarantee: a record moves the sum by at most `loss_clip`, whatever its losses (what is no number counts as
-    +c); every test is charged on its own sample, whether the update is kept or not. What is kept, and when, is
-    then post-processing. The loss must be the same function of a record in all three passes of a step: the engine
-    proves in the first that no record's loss depends on another's.
+    Guarantee: one record moves the sum by at most c = `loss_clip`, whatever its losses are (NaN counts as +c). Every
+    test is charged for its own batch, whether the update is kept or not, so the decision is post-processing. The loss
+    must be the same function of a record in all three passes of a step. The engine checks in the first pass that no
+    record's loss depends on another record.
 
-    share  the test's noise multiplier is share * noise of the mechanism: a test needs little precision
+    loss_clip  the bound c on each record's change of loss
+    share      the noise multiplier of the test is share * noise
+    threshold  the noisy mean change below which an update is kept
     """
 
     loss_clip: float = 0.01
@@ -50,7 +52,7 @@ class LossTest:
 
     def __post_init__(self) -> None:
         check.positive(
-            "loss_clip bounds each record's change of loss, share its noise over the gradient's",
+            "choose positive values, e.g. loss_clip=0.01 and share=4.0",
             loss_clip=self.loss_clip,
             share=self.share,
         )
@@ -58,7 +60,7 @@ class LossTest:
             abs(self.threshold) < self.loss_clip,
             f"|threshold| < loss_clip={self.loss_clip}",
             f"threshold={self.threshold!r}",
-            "the tested mean lies within the bound: 0 keeps what lowers the loss",
+            "use threshold=0 to keep every update that lowers the loss",
         )
 
     def queries(self) -> tuple[Query, ...]:

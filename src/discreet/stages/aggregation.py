@@ -1,4 +1,4 @@
-"""The sum over records: the one place where `BoundedSum`s are made."""
+"""Sums over records. This is the only module that builds a `BoundedSum`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 @final
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What one sample gave: bounded sums for its queries, and what only the mechanism may see."""
+    """The sums of one batch: bounded sums for the queries, and hidden sums that only the mechanism may read."""
 
     vectors: tuple[BoundedSum, ...]
     scalars: tuple[BoundedSum, ...]
@@ -32,7 +32,7 @@ class Sums:
 
 
 def sum_of_numbers(numbers_N: Tensor, bound: float, world: World) -> BoundedSum:
-    """One number of each record, clamped to [-bound, bound], summed over processes; no number counts as +bound."""
+    """Clamp one number per record to [-bound, bound] and sum over all processes; NaN counts as +bound."""
     total = numbers_N.double().nan_to_num(bound).clamp(-bound, bound).sum().view(1)
     world.sum_(total)
     return BoundedSum(total, bound, key=_AGGREGATION)
@@ -40,11 +40,11 @@ def sum_of_numbers(numbers_N: Tensor, bound: float, world: World) -> BoundedSum:
 
 @final
 class Aggregation:
-    """Sums of one logical batch, over its micro-batches and over processes.
+    """Sums one logical batch over its micro-batches and over processes.
 
-    Guarantee: adding or removing one record moves sum i by at most the sensitivity of query i, because every
-    record enters through exactly one call of `add`, as the bounder weighs or maps it; one mask, given at the
-    start, serves them all. Hidden sums have no bound, and leave as a `PrivateState`.
+    Guarantee: adding or removing one record moves sum i by at most the sensitivity of query i. Every record enters
+    through exactly one call of `add`, with the bounder's weight or map, and all records share the mask that is given
+    at construction. Hidden sums have no bound and are returned as a `PrivateState`.
     """
 
     def __init__(
@@ -57,25 +57,25 @@ class Aggregation:
         memory: Mapping[str, Tensor] = _NOTHING,
     ) -> None:
         self._bounder, self._scale, self._engine, self._mask = bounder, scale, engine, mask
-        self._clipped = mask if order is Order.FREEZE_THEN_CLIP else None  # the part whose norm is bounded
-        self._groups, self._each = bounder.groups(engine.layout), bounder.each(memory)
+        self._clipped = mask if order is Order.FREEZE_THEN_CLIP else None  # the part that is clipped
+        self._groups, self._contribution_map = bounder.groups(engine.layout), bounder.contribution_map(memory)
         self._bounded = len(bounder.vectors(scale))
         hidden = bounder.hidden(engine.zeros(len(self._groups), 0), scale)
         self._vectors = engine.zeros(self._bounded + len(hidden))
         self._scalars = engine.zeros(len(bounder.scalars()), 1)[:, 0].double()
 
     def add(self) -> None:
-        """Add the engine's open micro-batch."""
+        """Add the current micro-batch of the engine."""
         norms_GN = self._engine.norms(self._groups, self._clipped)
-        if self._each is None:
+        if self._contribution_map is None:
             self._engine.add_weighted(self._weights(norms_GN), self._vectors, self._groups, self._mask)
         else:
-            self._vectors += self._engine.mapped_sum(self._each)
+            self._vectors += self._engine.mapped_sum(self._contribution_map)
         self._scalars += self._bounder.numbers(norms_GN, self._scale).sum(1)
         self._engine.discard()
 
     def _weights(self, norms_GN: Tensor) -> Tensor:
-        """The weights of bounded and of hidden sums, one below the other."""
+        """The weights of the bounded sums, followed by those of the hidden sums."""
         bounded = self._bounder.weights(norms_GN, self._scale)
         if len(self._vectors) == self._bounded:
             return bounded
@@ -85,11 +85,11 @@ class Aggregation:
         return weights
 
     def sums(self, world: World) -> Sums:
-        """The sums of all processes, each with its sensitivity."""
+        """Sum over all processes and attach the sensitivities."""
         world.sum_(self._vectors)
         world.sum_(self._scalars)
         bounded, hidden = self._vectors[: self._bounded], self._vectors[self._bounded :].clone()
-        # On storage of their own: whoever saves a released view must not write hidden sums along with it.
+        # Hidden sums get their own storage: saving a view of a released sum would write its whole storage.
         self._vectors[self._bounded :].zero_()
         vectors = zip(bounded, self._bounder.vectors(self._scale), strict=True)
         scalars = zip(self._scalars.unsqueeze(1), self._bounder.scalars(), strict=True)

@@ -1,51 +1,52 @@
-"""What an analysis is, and the one that fits every plan: composition."""
+"""Analyses derive the certificate of a plan, and the runtime checks that it needs. Composition fits every plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from discreet.accounting.events import Event, NonPrivate
-from discreet.stages.guard import NoGuard, RunGuard
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from discreet.core.world import World
     from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
 
 
 class Analysis(Protocol):
-    """The argument by which a plan's certificate holds."""
+    """Derives the certificate of a plan."""
 
     @property
     def visible(self) -> bool:
-        """Whether the iterates may be seen before the run ends."""
+        """Whether the parameters may be published before the run ends."""
 
     @property
     def composes(self) -> bool:
-        """Whether the argument holds beside further charged queries, such as tests of updates."""
+        """Whether further charged queries, such as tests of updates, may be composed with the run."""
 
     def check(self, stages: Pipeline) -> None:
-        """Refuse stages that the argument does not cover."""
+        """Refuse stages that the proof does not cover."""
 
     def whole_run(self, plan: Plan) -> Event | None:
-        """One event for the run, charged before its first release; None: each step is charged on its own."""
+        """One event for the run, charged before the first release; None if each step is charged separately."""
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
-        """What the certificate rests on besides the plan: printed wherever epsilon is."""
+        """What the certificate assumes besides the plan. It is printed next to every epsilon."""
 
     def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
-        """The checks that a run of this plan needs; refuses at once a model or optimizer that breaks them."""
+        """Create the runtime checks of this plan. Refuses a model or optimizer that the proof does not cover."""
 
 
 @final
 @dataclass(frozen=True)
 class Composition:
-    """Every release is charged, and everything released may be seen.
+    """Every release is charged, and all released values may be published.
 
-    Guarantee: the epsilon of all releases together, whatever an observer does with any of them.
+    Guarantee: the epsilon of all releases together, under any post-processing.
     """
 
     @property
@@ -57,7 +58,7 @@ class Composition:
         return True
 
     def check(self, stages: Pipeline) -> None:
-        """Every step composes."""
+        """Accept all stages."""
 
     def whole_run(self, plan: Plan) -> Event | None:
         return None
@@ -72,9 +73,9 @@ class Composition:
 @final
 @dataclass(frozen=True)
 class Unproven:
-    """No argument is known: the run is charged as non-private, whatever its noise.
+    """No proof is known: the run is charged as non-private, whatever its noise.
 
-    reason  why not, in a sentence that is printed beside the claim
+    reason  why no guarantee is known; it is printed next to the claim
     """
 
     reason: str
@@ -85,10 +86,10 @@ class Unproven:
 
     @property
     def composes(self) -> bool:
-        return True  # infinity plus anything
+        return True  # epsilon is infinite with or without further queries
 
     def check(self, stages: Pipeline) -> None:
-        """Nothing is promised, so nothing is refused."""
+        """Accept all stages: nothing is guaranteed."""
 
     def whole_run(self, plan: Plan) -> Event | None:
         return NonPrivate()
@@ -98,3 +99,42 @@ class Unproven:
 
     def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
         return NoGuard()
+
+
+class RunGuard(Protocol):
+    """Checks a run at its start and before each release. `Analysis.guard` creates it."""
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """Refuse run settings that the certificate does not cover."""
+
+    def data(self, size: int) -> None:
+        """Refuse a dataset with more records than the bound is proven for."""
+
+    def losses(self, losses: Tensor) -> None:
+        """Check the losses of a micro-batch before they are used."""
+
+    def release(self) -> None:
+        """Refuse a release that the certificate does not cover."""
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
+
+
+@final
+class NoGuard:
+    """No checks: the certificate covers an observer who sees the parameters after every step."""
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """Nothing to refuse."""
+
+    def data(self, size: int) -> None:
+        """Nothing to refuse."""
+
+    def losses(self, losses: Tensor) -> None:
+        """Nothing to check."""
+
+    def release(self) -> None:
+        """Nothing to refuse."""
+
+    def close(self) -> None:
+        """Nothing to remove."""

@@ -1,4 +1,4 @@
-"""What the steps of a run cost: from a sampling, a noise schedule and one release to events with counts."""
+"""The privacy cost of a run's steps as events with counts, from its sampling, noise schedule and release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def bill_run(
     start: int,
     stop: int,
 ) -> Bill:
-    """What steps start..stop cost, where `release(factor)` is one release before sampling."""
+    """The cost of the steps from `start` up to `stop`.
+
+    `release(factor)` is the event of one release before sampling, with the noise multiplied by `factor`.
+    """
     per_epoch = horizon.steps_per_epoch
     if not sampling.per_epoch:
         pieces = schedule.pieces(start, stop, per_epoch)
@@ -41,7 +44,11 @@ def bill_run(
 def event_at(
     sampling: Sampling, schedule: Schedule, release: Callable[[float], Any], horizon: Horizon, step: int
 ) -> events.Event:
-    """The charge due at `step`: free inside a paid epoch; an epoch costs its least noisy step."""
+    """The charge due at `step`.
+
+    If one charge covers an epoch, it is due at the first step and uses the smallest noise of the epoch; the other
+    steps are free.
+    """
     per_epoch = horizon.steps_per_epoch
     if not sampling.per_epoch:
         return _billed(sampling, release(schedule.factor(step, per_epoch)), horizon)
@@ -53,5 +60,5 @@ def event_at(
 
 
 def _billed(sampling: Sampling, release: Any, horizon: Horizon) -> events.Event:
-    """What is not private stays so, however few records it sees."""
+    """The event of a sampled release; sampling does not make a non-private release private."""
     return release if isinstance(release, events.NonPrivate) else sampling.bill(release, horizon)

@@ -1,10 +1,11 @@
-"""Bounding one record's influence: functions from per-sample norms to weights.
+"""Bounders limit the influence of one record: they map per-record gradient norms to weights.
 
-A bounder turns norms [G, N] into weights [Q, G, N] (Q sums of weighted gradients) and, where it asks for numbers
-beside the gradient, into scalars [K, N]. Each of its `queries` states how far one record can move that sum.
+A bounder maps norms [G, N] to weights [Q, G, N] for Q weighted sums of gradients. If it also queries numbers, it maps
+the norms to scalars [K, N]. Each query states its sensitivity: how far one record can move that sum.
 
-Guarantee, for every bounder: for all norms, weight * norm <= sensitivity of its query; a norm that is not finite
-gets weight 0. Index legend: N records, G groups of parameters, Q vector queries, K scalar queries.
+Guarantee, for every bounder: weight * norm <= sensitivity of the query, for all norms; a non-finite norm gets weight 0.
+
+Shape suffixes: N records, G groups of parameters, Q vector queries, K scalar queries.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
 
     from discreet.engine.layout import Layout
 
-# Weights are rounded towards zero by this much, so that float32 products stay within the bound.
+# Factor that rounds weights towards zero, so that float32 products stay within the bound.
 ROUND_DOWN = 1 - 2**-20
 
 
 @final
 @dataclass(frozen=True)
 class Query:
-    """One sum over the records of a sample.
+    """One sum over the records of a batch.
 
-    sensitivity  how far adding or removing a record moves it (L2)
-    share        its noise multiplier is share * noise of the mechanism; shares satisfy sum share^-2 = 1
-    sigma        or: a standard deviation of its own, whatever the mechanism's noise (counts)
+    sensitivity  how far adding or removing one record can move the sum (L2)
+    share        the noise multiplier of this sum is share * noise; the shares of a step satisfy sum share^-2 = 1
+    sigma        a fixed standard deviation that replaces share * noise * sensitivity (used for counts)
     """
 
     sensitivity: float
@@ -44,7 +45,7 @@ class Query:
         return self.sigma if self.sigma is not None else self.share * noise * self.sensitivity
 
     def event(self, noise: float) -> Gaussian | CountQuery:
-        """What releasing it once costs, before sampling."""
+        """The privacy event of releasing the sum once, before amplification by sampling."""
         if self.sigma is None:
             return Gaussian(self.share * noise)
         if self.sensitivity == 0.5:
@@ -53,45 +54,48 @@ class Query:
 
 
 class Bounder(Protocol):
-    """Settings of a way to bound; `scale` is public state (1 unless the bounder adapts)."""
+    """Bounds each record's contribution. `scale` is public state; it stays 1 unless the bounder adapts."""
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
-        """The sums of weighted gradients."""
+        """The queries for weighted sums of gradients."""
 
     def scalars(self) -> tuple[Query, ...]:
-        """The sums of single numbers."""
+        """The queries for sums of single numbers."""
 
     def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
-        """Which parameters share a norm."""
+        """The groups of parameters for which norms are computed, as indices of parameters."""
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        """Weights [Q, G, N]."""
+        """The weights [Q, G, N] of the vector queries."""
 
     def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
-        """The scalar queries' contributions [K, N]."""
+        """The contributions [K, N] of the records to the scalar queries."""
 
     def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
-        """Weights [H, G, N] of sums for the mechanism alone: they never leave, and nothing bounds them."""
+        """Weights [H, G, N] of hidden sums. Only the mechanism reads these sums; their sensitivity is not bounded."""
 
-    def each(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
-        """Instead of weights: gradients [n, d] to the sums [Q, d] of what their records contribute."""
+    def contribution_map(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
+        """A function that replaces `weights`: it maps gradients [n, d] to sums [Q, d] of bounded contributions.
+
+        None if `weights` suffices.
+        """
 
     def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
-        """The next public scale, from what the scalar queries released."""
+        """The scale of the next step, computed from the released scalar queries."""
 
 
-class Weighing:
-    """A bounder for which weights suffice, and which keeps nothing back."""
+class WeightsOnly:
+    """Base of bounders that use weights only, without hidden sums."""
 
     def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
         return norms_GN.new_zeros(0, *norms_GN.shape)
 
-    def each(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
+    def contribution_map(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
         return None
 
 
-class Still(Weighing):
-    """A bounder that asks for no numbers and never adapts."""
+class NonAdaptive(WeightsOnly):
+    """Base of bounders without scalar queries, whose scale never changes."""
 
     def scalars(self) -> tuple[Query, ...]:
         return ()
@@ -104,31 +108,31 @@ class Still(Weighing):
 
 
 class OneGroup:
-    """A bounder that sees the norm of the whole gradient."""
+    """Base of bounders that use the norm of the whole gradient."""
 
     def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
         return [range(len(layout.names))]
 
 
-def to_ball(norms_GN: Tensor, radius: float) -> Tensor:
-    """min(1, radius / norm), with the radius rounded down; exactly 1 inside."""
+def clip_factor(norms_GN: Tensor, radius: float) -> Tensor:
+    """The clipping factor min(1, radius / norm), with the radius rounded down; exactly 1 for smaller norms."""
     radius *= ROUND_DOWN
     return radius / norms_GN.clamp(min=radius)
 
 
-def finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
-    """Weight 0 for a record with any norm that is not finite; one query in front."""
+def zero_non_finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
+    """Set the weights of records with a non-finite norm to 0, and add the axis of queries: [1, G, N]."""
     good_N = norms_GN.isfinite().all(0)
     return weights_GN.nan_to_num(0.0, 0.0, 0.0).where(good_N, weights_GN.new_zeros(())).unsqueeze(0)
 
 
 @final
 @dataclass(frozen=True)
-class FlatClip(Still, OneGroup):
-    """w = min(1, C / n): the projection to the ball of radius C.
+class FlatClip(NonAdaptive, OneGroup):
+    """Flat clipping, w = min(1, C / n): the projection onto the ball of radius C.
 
-    C is rounded down once, for all norms: a second radius just below the first would tear nearby gradients apart,
-    and last-iterate and feedback bounds rest on a map that brings no two of them further apart.
+    C is rounded down once for all norms, so the map stays a projection and never increases the distance between two
+    gradients. The bounds for last-iterate and error-feedback runs rely on that.
 
     >>> import torch
     >>> FlatClip(1.0).weights(torch.tensor([[0.5, 2.0, torch.inf]]), 1.0).round(decimals=3)
@@ -138,21 +142,21 @@ class FlatClip(Still, OneGroup):
     clip: float
 
     def __post_init__(self) -> None:
-        check.positive("the clip bounds each record's gradient norm, e.g. 1.0", clip=self.clip)
+        check.positive("choose a clipping norm, e.g. 1.0", clip=self.clip)
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(to_ball(norms_GN, self.clip * scale), norms_GN)
+        return zero_non_finite(clip_factor(norms_GN, self.clip * scale), norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class AutoS(Still, OneGroup):
-    """w = C / (n + gamma): automatic clipping, every record near the bound.
+class AutoS(NonAdaptive, OneGroup):
+    """Automatic clipping, w = C / (n + gamma): scales nearly every gradient to norm C.
 
-    n = 0 -> w = C / gamma, a contribution of 0.
+    A gradient of zero gets w = C / gamma and contributes 0.
     """
 
     clip: float = 1.0
@@ -160,62 +164,35 @@ class AutoS(Still, OneGroup):
 
     def __post_init__(self) -> None:
         check.positive(
-            "clip is the bound, gamma the stability term, e.g. 0.01", clip=self.clip, gamma=self.gamma
+            "choose a clipping norm and a stability constant gamma, e.g. 1.0 and 0.01",
+            clip=self.clip,
+            gamma=self.gamma,
         )
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(self.clip * scale * ROUND_DOWN / (norms_GN + self.gamma), norms_GN)
+        return zero_non_finite(self.clip * scale * ROUND_DOWN / (norms_GN + self.gamma), norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class AutoV(Still, OneGroup):
-    """w = C / n: pure normalisation. n = 0 -> w = 0."""
+class Psac(NonAdaptive, OneGroup):
+    """Per-sample adaptive clipping, w = C / (n + r / (n + r)): gives small gradients less weight than normalisation.
 
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        check.positive("the clip is the norm that every record gets, e.g. 1.0", clip=self.clip)
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
-    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
-
-
-@final
-@dataclass(frozen=True)
-class Psac(Still, OneGroup):
-    """w = C / (n + r / (n + r)): per-sample adaptive clipping; small gradients keep less than normalisation gives.
-
-    n = 0 -> w = C, a contribution of 0.
+    A gradient of zero gets w = C and contributes 0.
     """
 
     clip: float = 1.0
     r: float = 0.1
 
     def __post_init__(self) -> None:
-        check.positive("clip is the bound, r the adaptive term, e.g. 0.1", clip=self.clip, r=self.r)
+        check.positive("choose a clipping norm and a term r, e.g. 1.0 and 0.1", clip=self.clip, r=self.r)
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(self.clip * scale),)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         denominator = norms_GN + self.r / (norms_GN + self.r)
-        return finite(self.clip * scale * ROUND_DOWN / denominator, norms_GN)
-
-
-@final
-@dataclass(frozen=True)
-class UnitDirection(Still, OneGroup):
-    """w = 1 / n: every record gives its direction. n = 0 -> w = 0."""
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(1.0),)
-
-    def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(ROUND_DOWN / norms_GN, norms_GN)
+        return zero_non_finite(self.clip * scale * ROUND_DOWN / denominator, norms_GN)

@@ -1,4 +1,4 @@
-"""From the noisy sums of a step to one gradient: post-processing, free of charge."""
+"""Combine the noisy sums of a step into one gradient. This is post-processing and costs no privacy."""
 
 from __future__ import annotations
 
@@ -16,36 +16,33 @@ if TYPE_CHECKING:
     from discreet.stages.context import StepContext
 
 
-HELD = "two-level.held"
-
-
 class Combination(Protocol):
-    """Sees releases alone: what it keeps in `context.memory` is public, like what it gives."""
+    """Turns released sums into a gradient. It sees released values only, so `context.memory` stays public."""
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
-        """Refuse sums that it cannot read, when the plan is built."""
+        """Refuse a bounder or selection that it does not support. Called when the plan is built."""
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
-        """One vector on the scale of a sum, from the noisy vector and scalar sums in the order of the queries."""
+        """Return one vector on the scale of a sum; `vectors` and `numbers` follow the order of the queries."""
 
 
 @final
 @dataclass(frozen=True)
 class TakeFirst:
-    """The first noisy sum is the gradient; other queries serve the bounder."""
+    """Use the first noisy sum as the gradient. Any other query serves the bounder."""
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
-        """Every bounder has a first sum, and any coordinates may be active."""
+        """Accept every bounder and selection."""
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         return vectors[0]
 
 
 def whole_gradient(selection: Selection, why: str) -> None:
-    """Refuse masks. They would not break the guarantee, but leave a gradient without meaning."""
+    """Refuse masks. They would not break the guarantee, but the combined gradient would be meaningless."""
     check.require(
         selection.takes_all,
         "all coordinates active: selection=Everything()",
         type(selection).__name__,
-        f"leave the mask out: {why}",
+        f"remove the selection: {why}",
     )

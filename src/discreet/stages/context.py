@@ -1,4 +1,4 @@
-"""Where a run stands when a step is made: what stages may know besides the sums."""
+"""The context of a step: what stages may read besides the sums."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepContext:
-    """Public facts about one step, and the streams to draw from.
+    """Public facts about one step, and the random streams.
 
-    memory   public tensors that a stage keeps from step to step; it may hold released values only
-    mask     the active coordinates of this step; None: all of them
-    raw      the bounder's hidden sums of this step, for the mechanism alone
-    secrets  what a mechanism keeps from step to step of them: never written down, empty after a resume
+    memory   public tensors that stages keep between steps; it may hold released values only
+    mask     the active coordinates of this step; None if all are active
+    raw      the bounder's hidden sums of this step; only the mechanism may read them
+    secrets  hidden state that a mechanism keeps between steps; it is never saved and is empty after a resume
     """
 
     step: int
@@ -38,5 +38,5 @@ class StepContext:
 
     @property
     def epoch(self) -> int:
-        """Epochs completed before this step."""
+        """The number of epochs completed before this step."""
         return self.step // self.steps_per_epoch

@@ -1,4 +1,4 @@
-"""What a mechanism is: the one door through which anything about the records leaves."""
+"""The protocol of mechanisms. Information about the records is released through a mechanism only."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Mechanism(Protocol):
-    """Turns all bounded sums of one sample into noisy ones, for one charge."""
+    """Adds noise to all bounded sums of one batch, for one charge."""
 
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
-        """What one release costs, before sampling."""
+        """The privacy event of one release, before amplification by sampling."""
 
     def check(self, layout: Layout) -> None:
-        """Refuse a model that the price is not for."""
+        """Refuse a model to which the stated cost does not apply."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
-        """The noisy sums, in the order of the queries.
+        """Return the noisy sums in the order of the queries.
 
-        Vectors keep the layout of the gradient, or hold its active coordinates alone.
+        A vector holds all coordinates of the gradient, or the active ones only.
         """

@@ -1,4 +1,4 @@
-"""The stages of one private step, in order: what a recipe and a plan have in common."""
+"""The stages of one private step: the common part of `Recipe` and `Plan`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from discreet.stages.analysis import Analysis, Composition
 from discreet.stages.bounding import Bounder, Query
 from discreet.stages.combination import Combination, TakeFirst
 from discreet.stages.domain import Domain, Unbounded
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.mechanism import Mechanism
 from discreet.stages.sampling import FullBatch, Poisson, Sampling
 from discreet.stages.schedule import Constant, Schedule
@@ -31,20 +31,20 @@ _FIRST, _UNBOUNDED, _COMPOSITION, _ALL = TakeFirst(), Unbounded(), Composition()
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """One field per stage, checked against each other. The two kinds are `Recipe` and `Plan`.
+    """One field per stage; the constructor refuses stages that do not fit together.
 
-    method       the name in METHODS
-    sampling     which records join a step
-    bounder      per-record norms -> weights, which bound what one record adds
-    selection    which coordinates take part in a step
+    method       name of the method in METHODS
+    sampling     how batches are drawn
+    bounder      per-record gradient norms -> weights that bound each record's contribution
+    selection    which coordinates are active in a step
     mechanism    bounded sums -> noisy sums
-    schedule     a factor on the noise multiplier for each step
+    schedule     factor on the noise multiplier for each step
     combination  noisy sums -> one gradient
     acceptance   whether an update is tested before it is kept
-    domain       where the parameters may lie
-    analysis     the argument by which the certificate holds
-    relation     which two datasets count as neighbours
-    claims       a plan -> what the method's paper claims for it
+    domain       set to which the parameters are projected
+    analysis     how the certificate is derived
+    relation     which two datasets are neighbours
+    claims       plan -> the claim of the method's paper
     """
 
     method: str
@@ -66,7 +66,7 @@ class Pipeline:
             f"a relation that {type(self.sampling).__name__} is proven for "
             f"({' or '.join(str(relation) for relation in self.sampling.relations)})",
             str(self.relation),
-            "change the relation or the sampling",
+            "change `relation` or `sampling`",
         )
         self.combination.check(self.bounder, self.selection)
         self._check_tests()
@@ -88,7 +88,7 @@ class Pipeline:
         relation: Neighbouring | None = None,
         claims: Callable[[Plan], Claim | None] | None = None,
     ) -> Self:
-        """The same with some stages exchanged; the certificate follows from the new ones.
+        """Return a copy with other stages. The certificate follows from the new stages.
 
         >>> from discreet import OwnLoader, methods
         >>> methods.dp_sgd(clip=1.0).using(sampling=OwnLoader()).sampling
@@ -113,7 +113,7 @@ class Pipeline:
         )
 
     def queries(self, scale: float) -> tuple[Query, ...]:
-        """All queries on one sample, vectors first; `scale` is the bounder's public state."""
+        """All queries on one batch, vector queries first; `scale` is the bounder's public state."""
         return *self.bounder.vectors(scale), *self.bounder.scalars()
 
     @property
@@ -122,7 +122,7 @@ class Pipeline:
         return bool(self.acceptance.queries())
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain JSON values."""
+        """The settings as JSON values, without the claim."""
         fields = {
             field.name: plain(getattr(self, field.name))
             for field in dataclasses.fields(self)
@@ -132,19 +132,19 @@ class Pipeline:
 
     @property
     def digest(self) -> str:
-        """A hash that changes with anything that a step does."""
+        """A hash that changes with every setting."""
         return digest(self.to_json())
 
     def _check_tests(self) -> None:
         check.require(
             not self.has_tests or isinstance(self.sampling, (Poisson, FullBatch)),
-            "Poisson or full batches for an update that is tested on a fresh sample",
+            "Poisson or FullBatch sampling for tested updates",
             type(self.sampling).__name__,
-            "change the sampling: the price of a second sample is proven for these two only",
+            "change `sampling`: the cost of the test's fresh batch is proven for these two only",
         )
         check.require(
             not self.has_tests or self.analysis.composes,
-            "an analysis that charges every release, for updates that are tested",
+            "an analysis that charges every release, for tested updates",
             type(self.analysis).__name__,
-            "drop the test or the analysis: accepted updates reveal more than the last iterate",
+            "remove `acceptance`, or use analysis=Composition()",
         )

@@ -1,4 +1,4 @@
-"""A plan: the stages of a method with the public numbers of one run, which knows what it costs."""
+"""A plan: the stages of a method and the public numbers of one run, from which its privacy cost is derived."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from discreet.stages.sampling import Horizon
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan(Pipeline):
-    """What a private run does, complete before any record is seen: public, frozen, serialisable.
+    """A complete, public description of a private run, fixed before any record is read.
 
-    `Recipe.for_budget` makes one. The charge is derived from the stages themselves: nobody hands a noise
-    multiplier to an accountant.
+    `Recipe.for_budget` builds one. The privacy cost is derived from the stages that run, so it cannot differ from
+    what is executed.
 
-    noise    the noise multiplier: the standard deviation of the noise on the sum, divided by the clip
-    horizon  how many records, how large a batch, how many steps
+    noise    the noise multiplier: standard deviation of the noise on the sum, divided by the clipping norm
+    horizon  the public numbers of records, batch size and steps
     delta    the delta of the certificate, below 1/records
-    accept_large_delta  delta may be 1/records or more, which protects no single record
+    accept_large_delta  allow a delta of 1/records or more, which protects no single record
 
     >>> from discreet import methods
     >>> horizon = Horizon.of_rate(rate=0.01, steps=100)
@@ -42,15 +42,15 @@ class Plan(Pipeline):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
+        check.not_negative("give the noise multiplier, e.g. 1.0", noise=self.noise)
         check_delta(self.delta, self.horizon.records, accepted=self.accept_large_delta)
 
-    # -- what it costs ---------------------------------------------------------------------------------
+    # -- privacy cost ----------------------------------------------------------------------------------
 
     def events(self, steps: int | None = None) -> Bill:
-        """What is released in the first `steps` steps (default: the whole run), as events with counts."""
+        """The privacy events of the first `steps` steps (default: the whole run), with counts."""
         stop = self.horizon.steps if steps is None else steps
-        check.count("count steps of this run", least=0, steps=stop)
+        check.count("give a number of steps of this run", least=0, steps=stop)
         whole = self.analysis.whole_run(self)
         if whole is None:
             releases = (self._release, self._test) if self.has_tests else (self._release,)
@@ -60,41 +60,41 @@ class Plan(Pipeline):
             return tuple(itertools.chain.from_iterable(bills))
         check.require(
             stop <= self.horizon.steps,
-            f"at most the {self.horizon.steps} steps that the run is priced for as a whole",
+            f"at most {self.horizon.steps} steps, because the run is charged as a whole",
             stop,
-            "bind the recipe to a longer horizon",
+            "bind the recipe to a horizon with more steps",
         )
         return ((whole, min(stop, 1)),)
 
     def charge(self, steps: int | None = None) -> Charge:
-        """What the first `steps` steps cost (default: the whole run), certified and claimed."""
+        """The privacy cost of the first `steps` steps (default: the whole run), certified and claimed."""
         whole = steps is None or steps == self.horizon.steps
         claimed = self.claims(self) if self.claims is not None and whole else None
         return Charge(self.events(steps), claimed, self.analysis.assumptions(self))
 
     def certificate(self, steps: int | None = None) -> Certificate:
-        """The epsilon that is proven for the first `steps` steps."""
+        """The certified epsilon of the first `steps` steps (default: the whole run)."""
         return certify(self.charge(steps), delta=self.delta, relation=self.relation)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is said beside its epsilon: a delta that is large for the number of records."""
+        """Warnings to print next to the epsilon, such as a large delta for the number of records."""
         text = delta_warning(self.delta, self.horizon.records)
         return (text,) if text else ()
 
     def event_at(self, step: int) -> Event:
-        """The charge that is due before the release of `step`."""
+        """The charge to record before the release of `step`."""
         whole = self.analysis.whole_run(self)
         if whole is None:
             return event_at(self.sampling, self.schedule, self._release, self.horizon, step)
         return whole if step == 0 else Free()
 
     def test_at(self, step: int) -> Event:
-        """The charge that is due before the test of the update of `step`."""
+        """The charge to record before testing the update of `step`."""
         return event_at(self.sampling, self.schedule, self._test, self.horizon, step)
 
     def due(self, charges: int) -> Event:
-        """The next charge of a run that has made `charges` of them."""
+        """The next charge of a run that has recorded `charges` charges."""
         last = self.horizon.steps - 1
         if self.has_tests:
             step, is_test = divmod(charges, 2)
@@ -103,19 +103,19 @@ class Plan(Pipeline):
 
     @property
     def pays_at_once(self) -> bool:
-        """Whether the first charge pays for the run; the ledger then counts the other steps as free."""
+        """Whether the first charge covers the whole run; the ledger then records the other steps as free."""
         return self.analysis.whole_run(self) is not None
 
     def steps_paid(self, charges: int) -> int:
-        """How many steps the first `charges` charges of a run pay for."""
+        """The number of steps that the first `charges` charges of a run cover."""
         steps = self.horizon.steps
-        if self.has_tests:  # a step whose test was never made is lost
+        if self.has_tests:  # a step without its test still counts
             return min((charges + 1) // 2, steps)
         by_epoch = self.sampling.per_epoch and not self.pays_at_once
         return min(charges * (self.horizon.steps_per_epoch if by_epoch else 1), steps)
 
     def noise_at(self, step: int) -> float:
-        """The noise multiplier of a step."""
+        """The noise multiplier of `step`."""
         return self.noise * self.schedule.factor(step, self.horizon.steps_per_epoch)
 
     def _release(self, factor: float) -> Event:

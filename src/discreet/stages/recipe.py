@@ -1,4 +1,4 @@
-"""A recipe: the stages of a method, without the numbers of a run."""
+"""A recipe: the stages of a method, without noise multiplier, number of steps or delta."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from discreet.stages.sampling import Horizon
 @final
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Pipeline):
-    """What a method does in a step. `for_budget`, `for_claim` or `bind` turn it into a `Plan`.
+    """What a method does in each step. `for_budget`, `for_claim` and `bind` turn it into a `Plan`.
 
     >>> from discreet import methods
     >>> recipe = methods.dp_sgd(clip=0.1)
@@ -25,9 +25,9 @@ class Recipe(Pipeline):
     """
 
     def bind(self, *, noise: float, horizon: Horizon, delta: float, accept_large_delta: bool = False) -> Plan:
-        """The plan with this noise multiplier, for a run of these public numbers.
+        """Return the plan with this noise multiplier, horizon and delta.
 
-        delta  below 1/records, unless `accept_large_delta` says that you know why more is enough
+        delta must be below 1/records, unless `accept_large_delta` is true.
         """
         stages = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return Plan(
@@ -45,7 +45,10 @@ class Recipe(Pipeline):
         steps: int | None = None,
         accept_large_delta: bool = False,
     ) -> Plan:
-        """The plan with the least noise whose certificate stays within (epsilon, delta)."""
+        """Return the plan with the smallest noise multiplier whose certificate stays within (epsilon, delta).
+
+        Give the length of the run as `epochs` or as `steps`.
+        """
         horizon = Horizon.of(records=records, batch=batch, epochs=epochs, steps=steps)
         return self.for_horizon(
             epsilon=epsilon, delta=delta, horizon=horizon, accept_large_delta=accept_large_delta
@@ -54,7 +57,7 @@ class Recipe(Pipeline):
     def for_horizon(
         self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False
     ) -> Plan:
-        """`for_budget` for a horizon that is already there."""
+        """Like `for_budget`, for an existing `Horizon`."""
 
         def plan(noise: float) -> Plan:
             return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
@@ -68,7 +71,10 @@ class Recipe(Pipeline):
     def for_claim(
         self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False
     ) -> Plan:
-        """The plan with the noise that the paper CLAIMS to be enough; its `certificate` says what is proven."""
+        """Return the plan with the noise multiplier that the paper CLAIMS to suffice.
+
+        The plan's `certificate` states the epsilon that is proven for it, which may be larger.
+        """
 
         def plan(noise: float) -> Plan:
             return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)

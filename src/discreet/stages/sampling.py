@@ -1,6 +1,7 @@
-"""Which records join a step, and what that is proven to be worth.
+"""How batches are drawn, and the privacy amplification that is proven for each way.
 
-Settings are public. The size of the data, the stream and the indices are private: they are arguments only.
+Settings are public. The size of the dataset, the random stream and the drawn indices are private, so they are passed
+as arguments and never stored.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
     Indices = npt.NDArray[np.int64]
 
+_RATE = "give a probability; for batch 256 of 50000 records use rate=256/50000"
+
 
 @final
 @dataclass(frozen=True)
 class Size:
-    """The public numbers of records in the data and in a step."""
+    """Public numbers of records: in the dataset, and expected in a batch."""
 
     records: int
     batch: float
@@ -35,7 +38,7 @@ class Size:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """The public numbers of a run: how many records, how large a batch, how many steps.
+    """The public numbers of a run: sampling rate, steps, and (unless used for accounting only) batch and records.
 
     >>> Horizon.of(records=60_000, batch=1024, epochs=40).steps
     2360
@@ -48,31 +51,29 @@ class Horizon:
     records: int | None = None
 
     def __post_init__(self) -> None:
-        check.fraction(
-            "the rate is a probability; for batch 256 of 50000 records use 256/50000", rate=self.rate
-        )
-        check.count("count the steps of the run", steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+        check.fraction(_RATE, rate=self.rate)
+        check.count("give the number of steps", steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
     @staticmethod
     def of(*, records: int, batch: float, epochs: int | None = None, steps: int | None = None) -> Horizon:
-        """rate = batch / records; an epoch is ceil(records / batch) steps."""
-        check.count("records is a public number, not len(dataset) of private data", records=records)
-        check.positive("batch is the expected number of records in a step", batch=batch)
+        """Set rate = batch / records. One epoch is ceil(records / batch) steps."""
+        check.count("give a public number of records, not len(dataset) of private data", records=records)
+        check.positive("give the expected number of records in a step", batch=batch)
         check.require(
             batch <= records,
             f"batch <= records={records}",
             f"batch={batch!r}",
-            "a step takes at most all records",
+            "use a batch size of at most the number of records",
         )
         check.require(
             (epochs is None) != (steps is None),
             "either epochs or steps",
             f"epochs={epochs!r} and steps={steps!r}",
-            "give one of the two",
+            "give exactly one of them",
         )
         per_epoch = math.ceil(records / batch)
         if epochs is not None:
-            check.count("count the passes over the data", epochs=epochs)
+            check.count("give the number of epochs", epochs=epochs)
             steps = epochs * per_epoch
         assert steps is not None
         return Horizon(
@@ -81,36 +82,38 @@ class Horizon:
 
     @staticmethod
     def of_rate(*, rate: float, steps: int) -> Horizon:
-        """For accounting alone, where no batch is drawn."""
-        check.fraction("the rate is a probability; for batch 256 of 50000 records use 256/50000", rate=rate)
+        """A horizon for accounting only: it cannot draw batches."""
+        check.fraction(_RATE, rate=rate)
         return Horizon(rate=rate, steps=steps, steps_per_epoch=math.ceil(1 / rate))
 
     @property
     def size(self) -> Size:
-        """Records and batch, for whatever draws or divides; a horizon of a rate alone is for accounting only."""
+        """The numbers of records and batch size; refused for a horizon that was built from a rate."""
         if self.records is None or self.batch is None:
             check.refuse(
-                "a public number of records and a batch size", "a rate alone", "give records and batch"
+                "a public number of records and a batch size",
+                "only a rate",
+                "use Horizon.of(records=, batch=)",
             )
         return Size(self.records, self.batch)
 
 
 class Sampling(Protocol):
-    """A way to draw batches, with its proven price."""
+    """A way to draw batches, with its proven privacy cost."""
 
     @property
     def relations(self) -> tuple[Neighbouring, ...]:
-        """The neighbouring relations it is proven for."""
+        """The neighbouring relations that the proof covers."""
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
-        """The event of one charge (a step, or an epoch where `per_epoch`)."""
+        """The privacy event of one step, or of one epoch if `per_epoch`."""
 
     @property
     def per_epoch(self) -> bool:
-        """Whether one charge pays for a whole epoch."""
+        """Whether one charge covers a whole epoch."""
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
-        """The indices of each step from `start` on; `size` is the private number of records."""
+        """Yield the indices of each step, beginning with step `start`; `size` is the private number of records."""
 
 
 class _PerStep:
@@ -122,7 +125,10 @@ class _PerStep:
 @final
 @dataclass(frozen=True)
 class Poisson(_PerStep):
-    """Each record joins each step with probability `rate`, decided by comparing integers."""
+    """Poisson sampling: each record joins each step independently with probability `rate`.
+
+    The decision compares integers, so floating-point rounding cannot raise the probability.
+    """
 
     @property
     def relations(self) -> tuple[Neighbouring, ...]:
@@ -139,12 +145,15 @@ class Poisson(_PerStep):
 @final
 @dataclass(frozen=True)
 class TruncatedPoisson(_PerStep):
-    """Poisson, cut to `cap` records chosen uniformly. Needs a public bound on the number of records."""
+    """Poisson sampling with at most `cap` records in a batch; a larger draw keeps `cap` of them, chosen uniformly.
+
+    It needs a public upper bound on the number of records.
+    """
 
     cap: int
 
     def __post_init__(self) -> None:
-        check.count("the largest batch that fits", cap=self.cap)
+        check.count("give the largest batch size that fits in memory", cap=self.cap)
 
     @property
     def relations(self) -> tuple[Neighbouring, ...]:
@@ -157,8 +166,8 @@ class TruncatedPoisson(_PerStep):
         check.require(
             size <= horizon.size.records,
             "no more records than the plan's public upper bound",
-            "more",
-            "plan with a larger `records`",
+            "a larger dataset",
+            "build the plan with a larger `records`",
         )
         for _ in range(start, horizon.steps):
             drawn = stream.bernoulli(size, horizon.rate).nonzero()[0]
@@ -172,14 +181,14 @@ def _equal_size(size: int, horizon: Horizon) -> None:
         size == horizon.size.records,
         f"exactly records={horizon.size.records} records",
         f"{size}",
-        "this sampling is for replace-one, where the size is public; give it as `records`",
+        "pass the dataset's size as `records`: under replace-one it is public",
     )
 
 
 @final
 @dataclass(frozen=True)
 class FixedSize(_PerStep):
-    """`batch` different records in every step, uniformly. For replace-one."""
+    """Exactly `batch` records in every step, drawn uniformly without replacement. For replace-one only."""
 
     @property
     def relations(self) -> tuple[Neighbouring, ...]:
@@ -197,7 +206,7 @@ class FixedSize(_PerStep):
     def _batch(horizon: Horizon) -> int:
         batch = horizon.size.batch
         check.require(
-            batch == int(batch), "a whole batch", f"batch={batch}", "fixed-size batches are whole numbers"
+            batch == int(batch), "a whole number as batch size", f"batch={batch}", "round the batch size"
         )
         return int(batch)
 
@@ -205,7 +214,10 @@ class FixedSize(_PerStep):
 @final
 @dataclass(frozen=True)
 class BallsInBins:
-    """In each epoch every record joins exactly one step, chosen uniformly. One charge pays for an epoch."""
+    """Balls-in-bins sampling: in each epoch every record joins exactly one step, chosen uniformly.
+
+    One charge covers a whole epoch.
+    """
 
     @property
     def relations(self) -> tuple[Neighbouring, ...]:
@@ -222,9 +234,9 @@ class BallsInBins:
         per_epoch = horizon.steps_per_epoch
         check.require(
             start % per_epoch == 0 or start >= horizon.steps,
-            "a start at an epoch's first step",
-            f"step {start} of epochs of {per_epoch}",
-            "resume at the next epoch: a second assignment would use records twice in this one",
+            "to start at the first step of an epoch",
+            f"step {start} with {per_epoch} steps per epoch",
+            "resume at the next epoch: drawing this one again could use a record twice",
         )
         for step in range(start, horizon.steps):
             if step % per_epoch == 0:
@@ -235,7 +247,7 @@ class BallsInBins:
 @final
 @dataclass(frozen=True)
 class FullBatch(_PerStep):
-    """All records in every step."""
+    """All records in every step: no amplification by sampling."""
 
     @property
     def relations(self) -> tuple[Neighbouring, ...]:
@@ -246,7 +258,7 @@ class FullBatch(_PerStep):
             horizon.rate == 1.0,
             "rate 1 for full batches",
             f"rate={horizon.rate}",
-            "give batch equal to records",
+            "set batch equal to records",
         )
         event: events.Event = release
         return event
@@ -261,10 +273,10 @@ class FullBatch(_PerStep):
 @final
 @dataclass(frozen=True)
 class OwnLoader(_PerStep):
-    """Batches from the user's own loader: accepted, and billed without any amplification, at two clips a step.
+    """Batches from the user's own loader, charged without amplification and with sensitivity 2 * clip per step.
 
-    Assumes that the loader walks over the records in batches of one size, in an order that their contents do not
-    decide, each record at most once in a batch (docs/proofs/Unamplified.md).
+    Assumes that all batches have the same size, that the order of the records does not depend on their contents, and
+    that a record occurs at most once in a batch (docs/proofs/Unamplified.md).
     """
 
     @property
@@ -276,7 +288,7 @@ class OwnLoader(_PerStep):
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         check.refuse(
-            "a dataset to sample from",
-            "a plan for your own loader",
-            "iterate your loader and call private.step",
+            "a plan that samples from a dataset",
+            "a plan with sampling=OwnLoader()",
+            "iterate private.over(loader) and call private.step",
         )

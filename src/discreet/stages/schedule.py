@@ -1,4 +1,4 @@
-"""How the noise changes over a run: a public factor on the noise multiplier for each step."""
+"""Noise schedules: a public factor on the noise multiplier for each step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from discreet.core import check
 
 
 class Period(enum.StrEnum):
-    """What a schedule counts."""
+    """The unit of time of a schedule."""
 
     STEP = "step"
     EPOCH = "epoch"
 
     def before(self, step: int, steps_per_epoch: int) -> int:
-        """The number of whole periods before `step`.
+        """The number of completed periods before `step`.
 
         >>> Period.EPOCH.before(7, 3)
         2
@@ -28,19 +28,19 @@ class Period(enum.StrEnum):
 
 
 class Schedule(Protocol):
-    """Noise multiplier of a step = noise * factor."""
+    """Sets the noise multiplier of each step to noise * factor."""
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
-        """The factor of step 0, 1, ..."""
+        """The factor of a step; steps count from 0."""
 
     def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
-        """Steps start..stop as (factor, how many steps in a row)."""
+        """The steps from `start` up to `stop`, as runs of equal factors: (factor, number of steps)."""
 
 
 @final
 @dataclass(frozen=True)
 class Constant:
-    """The same noise at every step."""
+    """The same noise multiplier at every step."""
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
         return 1.0
@@ -53,7 +53,7 @@ class Constant:
 @final
 @dataclass(frozen=True)
 class Table:
-    """One factor per step or epoch, written out; a run longer than the table is refused.
+    """One factor for each step or epoch. A run longer than the table is refused.
 
     >>> Table((1.0, 0.5), Period.EPOCH).factor(3, steps_per_epoch=2)
     0.5
@@ -64,10 +64,10 @@ class Table:
 
     def __post_init__(self) -> None:
         check.require(
-            bool(self.factors), "at least one factor", "an empty table", "list one factor per period"
+            bool(self.factors), "at least one factor", "an empty table", "give one factor per period"
         )
         for factor in self.factors:
-            check.positive("every factor multiplies the noise", factor=factor)
+            check.positive("use positive factors only: they multiply the noise", factor=factor)
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
         index = self.period.before(step, steps_per_epoch)
@@ -75,7 +75,7 @@ class Table:
             index < len(self.factors),
             f"a table of more than {index} entries",
             f"{len(self.factors)} entries",
-            f"list one factor for every {self.period.value} of the run",
+            f"give one factor for every {self.period.value} of the run",
         )
         return self.factors[index]
 
@@ -83,8 +83,8 @@ class Table:
         return run_lengths(self, start, stop, steps_per_epoch)
 
 
-class _Counted:
-    """A factor for period k = 1, 2, ...: `at(k)`, constant within a period."""
+class PerPeriod:
+    """Base of schedules whose factor `at(k)` is constant within period k = 1, 2, ..."""
 
     period: Period
 
@@ -109,41 +109,11 @@ class _Counted:
 
 
 @final
-@dataclass(frozen=True)
-class InverseRoot(_Counted):
-    """1 / sqrt(k) in period k = 1, 2, ...: the noise of D2P2-SGD's Theorem 1.
-
-    >>> InverseRoot().factor(3, steps_per_epoch=1)
-    0.5
-    """
-
-    period: Period = Period.EPOCH
-
-    def at(self, k: int) -> float:
-        return 1 / math.sqrt(k)
-
-
-@final
-@dataclass(frozen=True)
-class InverseFourthRoot(_Counted):
-    """1 / k^(1/4) in period k = 1, 2, ...: the variance falls as 1 / sqrt(k), as in D2P2-SGD's Table 3.
-
-    >>> InverseFourthRoot(Period.STEP).factor(15, steps_per_epoch=1)
-    0.5
-    """
-
-    period: Period = Period.EPOCH
-
-    def at(self, k: int) -> float:
-        return 1 / math.sqrt(math.sqrt(k))
-
-
-@final
 @dataclass(frozen=True, kw_only=True)
-class Exponential(_Counted):
-    """rho^(-k / periods) in period k = 1, 2, ... with rho > 1, so that the noise decays: 1 / rho in period `periods`.
+class Exponential(PerPeriod):
+    """Exponential decay: the factor rho^(-k / periods) in period k = 1, 2, ..., with rho > 1.
 
-    A longer run goes on by the same formula.
+    The factor is 1 / rho in period `periods`. A longer run continues with the same formula.
 
     >>> Exponential(rho=4.0, periods=2).at(1)
     0.5
@@ -154,9 +124,9 @@ class Exponential(_Counted):
     period: Period = Period.EPOCH
 
     def __post_init__(self) -> None:
-        check.positive("rho is the ratio of the first noise to the last", rho=self.rho)
-        check.require(self.rho > 1, "rho > 1", f"rho={self.rho!r}", "with rho <= 1 the noise would not decay")
-        check.count("count the periods of the run", periods=self.periods)
+        check.positive("choose rho > 1: the last factor is 1 / rho", rho=self.rho)
+        check.require(self.rho > 1, "rho > 1", f"rho={self.rho!r}", "increase rho: the noise must decay")
+        check.count("give the number of periods after which the factor is 1 / rho", periods=self.periods)
 
     def at(self, k: int) -> float:
         return math.pow(self.rho, -k / self.periods)
@@ -164,8 +134,8 @@ class Exponential(_Counted):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Linear(_Counted):
-    """A straight line from 1 in the first period to `last` in period `periods`; a longer run stays there.
+class Linear(PerPeriod):
+    """Linear decay from 1 in the first period to `last` in period `periods`, and constant after that.
 
     >>> [Linear(last=0.5, periods=3).at(k) for k in (1, 2, 3, 4)]
     [1.0, 0.75, 0.5, 0.5]
@@ -176,8 +146,8 @@ class Linear(_Counted):
     period: Period = Period.EPOCH
 
     def __post_init__(self) -> None:
-        check.positive("the last factor multiplies the noise, e.g. 0.5", last=self.last)
-        check.count("a line has a first and a last period", least=2, periods=self.periods)
+        check.positive("choose the last factor on the noise, e.g. 0.5", last=self.last)
+        check.count("use at least two periods: the first and the last", least=2, periods=self.periods)
 
     def at(self, k: int) -> float:
         if k >= self.periods:
@@ -188,7 +158,7 @@ class Linear(_Counted):
 def run_lengths(
     schedule: Schedule, start: int, stop: int, steps_per_epoch: int
 ) -> Iterator[tuple[float, int]]:
-    """The pieces of any schedule, by asking for every step."""
+    """The pieces of any schedule, computed step by step."""
     factors = (schedule.factor(step, steps_per_epoch) for step in range(start, stop))
     for factor, group in itertools.groupby(factors):
         yield factor, sum(1 for _ in group)

@@ -1,7 +1,7 @@
-"""Which coordinates of the gradient take part in a step.
+"""Selections choose the coordinates of the gradient that are active in a step.
 
-Guarantee, for every selection: the mask depends on public streams and on what was released before, never on the
-records of this step, and one mask serves a whole logical batch (docs/proofs/RandomFreeze.md).
+Guarantee, for every selection: the mask depends only on public streams and on earlier releases, never on the records
+of this step. One mask is used for a whole logical batch (docs/proofs/RandomFreeze.md).
 """
 
 from __future__ import annotations
@@ -21,52 +21,55 @@ if TYPE_CHECKING:
 
 
 class Order(enum.StrEnum):
-    """Which gradient is clipped; either is proven."""
+    """Which part of the gradient is clipped. Both orders have the same guarantee."""
 
     FREEZE_THEN_CLIP = "freeze-then-clip"
-    """The active part: freezing leaves more of it below the clip (the paper's)."""
+    """Clip the active part only, as the paper does. The active part is shorter, so less of it is clipped."""
     CLIP_THEN_FREEZE = "clip-then-freeze"
-    """The whole: frozen coordinates take their share of the clip and lose it (posterior freeze)."""
+    """Clip the whole gradient, then drop its frozen coordinates (posterior freeze)."""
 
 
 class Frozen(enum.StrEnum):
-    """What an optimizer may do to frozen coordinates."""
+    """What the optimizer does with frozen coordinates."""
 
     STILL = "still"
-    """Nothing: parameter, momentum and weight decay rest, as if the coordinate were not there."""
+    """Nothing: neither the parameter nor its optimizer state changes, and weight decay is not applied."""
     COASTING = "coasting"
-    """It sees a gradient of zero: momentum and weight decay go on moving them (the paper's)."""
+    """It sees a gradient of zero, so momentum and weight decay still move the parameter (as in the paper)."""
 
 
 class Selection(Protocol):
-    """A choice of active coordinates for each step."""
+    """Chooses the active coordinates of each step."""
 
     @property
     def order(self) -> Order:
-        """Whether norms are taken before or after freezing."""
+        """Whether the norm is computed before or after freezing."""
 
     @property
     def frozen(self) -> Frozen:
-        """What may still move a frozen coordinate."""
+        """What the optimizer does with frozen coordinates."""
 
     @property
     def takes_all(self) -> bool:
         """Whether every coordinate is active in every step."""
 
     def mask(self, context: StepContext) -> Mask | None:
-        """The mask of this step; None where everything is active."""
+        """The mask of this step; None if all coordinates are active."""
 
     def observe(self, released: Released, std: float, context: StepContext) -> None:
-        """See what the step let out; `std` is the noise on each of its coordinates."""
+        """Receive the release of the step; `std` is the standard deviation of the noise on each coordinate."""
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
-        """Active coordinates of the run over those of a dense run of `baseline_epochs` (default: as long)."""
+        """Active coordinates, summed over the run, relative to a dense run.
+
+        The dense run has `baseline_epochs` epochs; None: as many steps as this run.
+        """
 
 
 @final
 @dataclass(frozen=True)
 class Everything:
-    """All coordinates, always."""
+    """All coordinates are active in every step."""
 
     @property
     def order(self) -> Order:
@@ -84,7 +87,7 @@ class Everything:
         return None
 
     def observe(self, released: Released, std: float, context: StepContext) -> None:
-        """Nothing to learn."""
+        """Do nothing: the mask does not depend on releases."""
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
         return density_of(horizon, lambda epoch: 0.0, baseline_epochs)
@@ -97,5 +100,5 @@ def density_of(horizon: Horizon, rate: Callable[[int], float], baseline_epochs: 
     active = sum(count * (1 - rate(epoch)) for epoch, count in zip(epochs, steps, strict=True))
     if baseline_epochs is None:
         return active / horizon.steps
-    check.count("the epochs of the dense run that this one replaces", baseline_epochs=baseline_epochs)
+    check.count("give the number of epochs of the dense run to compare with", baseline_epochs=baseline_epochs)
     return active / (baseline_epochs * per_epoch)

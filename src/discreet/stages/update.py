@@ -1,4 +1,4 @@
-"""The optimizer's step on a release: dense, or on the active coordinates alone."""
+"""Run the optimizer on a released gradient: on all coordinates, or on the active ones only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from discreet.engine.active import Active
 from discreet.engine.layout import Mask
-from discreet.stages.active import Active
 from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 
-# Optimizers that treat every coordinate on its own and start their state at zero.
+# Optimizers that update every coordinate independently and initialise their state with zeros.
 COORDINATE_WISE: Final = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -32,13 +32,13 @@ COORDINATE_WISE: Final = (
 
 @torch.no_grad()
 def update(optimizer: Optimizer, parameters: Sequence[Tensor], released: Released, frozen: Frozen) -> None:
-    """One step of the optimizer, in which frozen coordinates stay where they are unless they may coast.
+    """Run one optimizer step. Frozen coordinates do not move, unless `frozen` is COASTING.
 
-    Coordinate-wise optimizers see the active coordinates only: they cost, and touch the state of, nothing else.
-    Others step as they like, and frozen parameters are put back.
+    A coordinate-wise optimizer sees the active coordinates only, so time and state changes are limited to them. After
+    a step of any other optimizer the frozen coordinates are restored.
 
-    Guarantee: the optimizer sees the release and nothing else; a gradient that somebody left on a parameter, exact
-    and unbounded, is gone before it steps.
+    Guarantee: the optimizer sees the release only. Gradients that are already stored on parameters are not private,
+    so they are cleared first.
     """
     for parameter in parameters:
         parameter.grad = None
@@ -68,33 +68,33 @@ def _give(parameters: Sequence[Tensor], released: Released) -> None:
         parameter.grad = gradient.to(parameter.dtype)
 
 
-# While a mask serves, the state of its active coordinates is packed: vectors, one after another in memory. Reading
-# scattered coordinates costs as much as reading all of them, so this is what makes a sparse step cheap. Whoever asks
-# for the state (`state_dict`), replaces it or steps past this module finds it whole: see `_watch`.
+# While a mask is in use, the optimizer state of its active coordinates is packed into contiguous vectors. Reading
+# scattered coordinates takes as long as reading all of them, so packing is what makes a sparse step fast. The state is
+# unpacked before `state_dict`, `load_state_dict` and any step outside this module: see `_unpack_on_access`.
 
 
 @final
 @dataclass(eq=False)
 class _Packed:
-    """The state of an optimizer while one mask serves.
+    """The packed state of an optimizer while one mask is in use.
 
-    indices  the active coordinates of each parameter of which a part is active
-    wide     the whole state of those parameters: up to date where they are frozen
+    indices   active coordinates of each partly active parameter
+    unpacked  full state of these parameters, current on frozen coordinates only
     """
 
     mask: Mask
     indices: dict[Tensor, Tensor] = field(default_factory=dict)
-    wide: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
+    unpacked: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
     stepping: bool = False
 
 
 _PACKED: WeakKeyDictionary[Optimizer, _Packed] = WeakKeyDictionary()
-_WATCHED: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+_HOOKED: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
 
 
 @contextmanager
 def _narrowed(optimizer: Optimizer, parameters: Sequence[Tensor], released: Released) -> Iterator[None]:
-    """Inside, parameters and their state are vectors of the active coordinates; afterwards parameters are whole."""
+    """Replace parameters and their state by vectors of the active coordinates; restore the parameters on exit."""
     assert released.mask is not None
     active = Active.of(released.mask, released.layout, released.active.device)
     packed = _pack(optimizer, parameters, released.mask, active)
@@ -102,7 +102,7 @@ def _narrowed(optimizer: Optimizer, parameters: Sequence[Tensor], released: Rele
     try:
         for parameter, values in zip(parameters, active.split(released.active), strict=True):
             if not len(values):
-                continue  # no gradient: optimizers pass over it
+                continue  # optimizers skip a parameter without a gradient
             index = packed.indices.get(parameter)
             if index is None:
                 parameter.grad = values.view(parameter.shape).to(parameter.dtype)
@@ -115,53 +115,53 @@ def _narrowed(optimizer: Optimizer, parameters: Sequence[Tensor], released: Rele
         packed.stepping = False
     finally:
         for parameter, data in whole.items():
-            parameter.grad = None  # of the narrow shape
+            parameter.grad = None  # it has the packed shape
             part, parameter.data = parameter.data, data
             data.view(-1).scatter_(0, packed.indices[parameter], part)
-        if packed.stepping:  # an error cut the step short
+        if packed.stepping:  # the step raised an error
             unpack(optimizer)
 
 
 def _pack(optimizer: Optimizer, parameters: Sequence[Tensor], mask: Mask, active: Active) -> _Packed:
-    """The packed state of this mask, made when the mask is new."""
-    held = _PACKED.get(optimizer)
-    if held is not None and held.mask is mask:
-        return held
+    """Return the packed state for this mask; pack it if the mask is new."""
+    current = _PACKED.get(optimizer)
+    if current is not None and current.mask is mask:
+        return current
     unpack(optimizer)
-    _watch(optimizer)
+    _unpack_on_access(optimizer)
     packed = _PACKED[optimizer] = _Packed(mask)
     for parameter, index, count in zip(parameters, active.parts, active.counts, strict=True):
         if index is None or not count:
             continue
         state = optimizer.state[parameter]
-        wide = {name: value for name, value in state.items() if _is_like(value, parameter.shape)}
-        packed.indices[parameter], packed.wide[parameter] = index, wide
-        state.update({name: value.view(-1).index_select(0, index) for name, value in wide.items()})
+        full = {name: value for name, value in state.items() if _is_like(value, parameter.shape)}
+        packed.indices[parameter], packed.unpacked[parameter] = index, full
+        state.update({name: value.view(-1).index_select(0, index) for name, value in full.items()})
     return packed
 
 
 @torch.no_grad()
 def unpack(optimizer: Optimizer) -> None:
-    """Make the state of an optimizer whole, if it is not."""
+    """Restore the full state of an optimizer, if it is packed."""
     packed = _PACKED.pop(optimizer, None)
     if packed is None:
         return
     for parameter, index in packed.indices.items():
-        state, wide = optimizer.state[parameter], packed.wide[parameter]
+        state, full = optimizer.state[parameter], packed.unpacked[parameter]
         for name, value in state.items():
             if not _is_like(value, index.shape):
                 continue
-            if name not in wide:  # state that began while the mask served
-                wide[name] = torch.zeros_like(parameter, dtype=value.dtype)
-            wide[name].view(-1).scatter_(0, index, value)
-        state.update(wide)
+            if name not in full:  # state that the optimizer created while the mask was in use
+                full[name] = torch.zeros_like(parameter, dtype=value.dtype)
+            full[name].view(-1).scatter_(0, index, value)
+        state.update(full)
 
 
-def _watch(optimizer: Optimizer) -> None:
-    """Unpack for everyone who looks: once for each optimizer."""
-    if optimizer in _WATCHED:
+def _unpack_on_access(optimizer: Optimizer) -> None:
+    """Register hooks that unpack the state before it is read, replaced or stepped outside this module."""
+    if optimizer in _HOOKED:
         return
-    _WATCHED[optimizer] = True
+    _HOOKED[optimizer] = True
 
     def before_step(stepping: Optimizer, *_: Any) -> None:
         packed = _PACKED.get(stepping)

@@ -1,8 +1,8 @@
-"""Values that hold tensors and carry what is known about them.
+"""Tensors with a type that states their privacy guarantee.
 
     engine --factors--> aggregation --BoundedSum--> mechanism --Released--> update
 
-A mechanism accepts only `BoundedSum`s, an update only a `Released`; hidden state is a `PrivateState`.
+A mechanism accepts only `BoundedSum`s, and an update accepts only a `Released`. Hidden state is a `PrivateState`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from discreet.engine.layout import Layout, Mask
 
 
-_AGGREGATION = object()  # the key that only aggregation.py holds
+_AGGREGATION = object()  # the key that lets aggregation.py alone build a BoundedSum
 
 
 @final
 class BoundedSum:
-    """A sum over records in which adding or removing one record moves at most `sensitivity` (L2).
+    """A sum over records that moves by at most `sensitivity` (L2) when one record is added or removed.
 
-    Built by aggregation alone. Division by a public number divides the sensitivity too; the size of a batch
-    is private and is refused by type, because it is not a `Public`.
+    Only aggregation.py builds it. Dividing it by a `Public` number divides the sensitivity too. The size of the drawn
+    batch is private, so it is not a `Public` and is refused as a divisor.
     """
 
     __slots__ = ("sensitivity", "value")
@@ -39,21 +39,23 @@ class BoundedSum:
             key is _AGGREGATION,
             "a BoundedSum from aggregation, which proves the bound",
             "a BoundedSum built elsewhere",
-            "sum per-sample contributions through a bounder",
+            "sum the records with Aggregation",
         )
-        check.positive("the sensitivity is the bounder's proven bound", sensitivity=sensitivity)
+        check.positive("pass the sensitivity that the bounder proves", sensitivity=sensitivity)
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "sensitivity", sensitivity)
 
     def __setattr__(self, name: str, _: object) -> None:
-        check.refuse("a sum that keeps its bound", f"a new {name}", "divide it, or sum anew")
+        check.refuse(
+            "an unchanged BoundedSum", f"a new value for {name}", "divide it by a Public, or sum again"
+        )
 
     def __truediv__(self, divisor: Public) -> BoundedSum:
         check.require(
             isinstance(divisor, Public),
             "a Public divisor",
             f"a {type(divisor).__name__}",
-            "divide by the plan's batch size: the size of the drawn batch is private",
+            "divide by the plan's batch size; the size of the drawn batch is private",
         )
         return BoundedSum(self.value / divisor.number, self.sensitivity / divisor.number, key=_AGGREGATION)
 
@@ -64,20 +66,20 @@ class BoundedSum:
 @final
 @dataclass(frozen=True)
 class Public:
-    """A number that is the same for neighbouring datasets: a plan's batch, a clip, a count of steps."""
+    """A number that is equal for neighbouring datasets, such as the plan's batch size or clipping norm."""
 
     number: float
 
     def __post_init__(self) -> None:
-        check.positive("a public divisor is a positive number of the plan", number=self.number)
+        check.positive("pass a positive number of the plan", number=self.number)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Released:
-    """What left a mechanism: safe to log, store, and feed to any optimizer.
+    """The output of a mechanism: safe to log, to store, and to pass to any optimizer.
 
-    active  the released values: all coordinates, or those that the mask leaves active
+    active  the released values, on all coordinates or, under a mask, on the active ones
     """
 
     active: Tensor
@@ -86,13 +88,13 @@ class Released:
 
     @staticmethod
     def on(mask: Mask | None, value: Tensor, layout: Layout, batch: float) -> Released:
-        """value / batch on the active coordinates: of frozen ones nothing is kept, whatever they hold.
+        """Return value / batch on the active coordinates; values on frozen coordinates are dropped.
 
-        A value of all coordinates is cut down; one of the active coordinates alone is taken as it is.
+        `value` may hold all coordinates or the active ones only.
         """
         if mask is None:
             return Released(value.div_(batch), layout)
-        from discreet.stages.active import Active
+        from discreet.engine.active import Active
 
         index = Active.of(mask, layout, value.device).whole
         active = value if len(value) == len(index) else value.index_select(0, index)
@@ -100,22 +102,22 @@ class Released:
 
     @property
     def value(self) -> Tensor:
-        """The whole vector, with exact zeros on frozen coordinates."""
+        """The full vector, with exact zeros on frozen coordinates."""
         if self.mask is None:
             return self.active
-        from discreet.stages.active import Active
+        from discreet.engine.active import Active
 
         whole = self.active.new_zeros(self.layout.size)
         return whole.scatter_(0, Active.of(self.mask, self.layout, self.active.device).whole, self.active)
 
     def views(self) -> Iterator[Tensor]:
-        """One view per parameter."""
+        """The value as one view per parameter."""
         return iter(self.layout.views(self.value))
 
 
 @final
 class PrivateState:
-    """State that depends on private records without a mechanism in between: never logged, never published.
+    """State that depends on private records and did not pass a mechanism. It must not be logged or published.
 
     >>> print(PrivateState([1.0]))
     PrivateState(<hidden>)
@@ -127,7 +129,7 @@ class PrivateState:
         self._hidden = hidden
 
     def reveal_to_mechanism(self) -> Any:
-        """The state, for the mechanism that owns it."""
+        """Return the state. Only the mechanism that owns it may call this."""
         return self._hidden
 
     def __repr__(self) -> str:
@@ -137,5 +139,5 @@ class PrivateState:
         check.refuse(
             "private state to stay in memory",
             "a copy or pickle of a PrivateState",
-            "write it only through a private checkpoint",
+            "do not copy or pickle objects that hold it",
         )

@@ -1,1 +1,1 @@
-"""One private run: start with `step.py`."""
+"""Training loop, checkpoints and privacy spending of one run. Read `step.py` first."""

@@ -1,4 +1,4 @@
-"""Before the first step, the processes of a run compare what each of them is about to do."""
+"""Check before the first step that all processes of a run use the same settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch.optim.lr_scheduler import LRScheduler
 
-_SHOWN = 3  # differences in a message: the first ones say enough
+_SHOWN = 3  # the number of differences that a message lists
 _MISSING = "absent"
 
 
@@ -34,10 +34,10 @@ def check_agreement(
     schedulers: Sequence[LRScheduler],
     resumes: bool,
 ) -> None:
-    """Refuse, in every process, a run whose processes do not agree; the message names what differs and where.
+    """Refuse, in every process, a run whose processes differ. The message lists the differences by rank.
 
-    The noise of the first process covers the sum of all of them, so a process that clips at another norm
-    would void the certificate. What is compared is public.
+    The first process adds the noise for the sum over all processes, so a process with a larger clipping norm would
+    void the certificate. Only public settings are compared.
     """
     if world.size == 1:
         return
@@ -52,10 +52,10 @@ def check_agreement(
         "schedulers": [type(scheduler).__qualname__ for scheduler in schedulers],
         "resume": resumes,
     }
-    everyone = [dict(_leaves("", told)) for told in world.gather(mine)]
+    everyone = [dict(_leaves("", settings)) for settings in world.gather(mine)]
     names = dict.fromkeys(itertools.chain.from_iterable(everyone))
-    different = [name for name in names if len({told.get(name, _MISSING) for told in everyone}) > 1]
-    # A digest says that something differs; the plan's own fields say what.
+    different = [name for name in names if len({settings.get(name, _MISSING) for settings in everyone}) > 1]
+    # Name the fields of the plan that differ; the digest alone does not tell which.
     named = [name for name in different if name != "plan digest"] or different
     if named:
         shown = "; ".join(f"{name}: {_by_rank(name, everyone)}" for name in named[:_SHOWN])
@@ -68,17 +68,17 @@ def check_agreement(
 
 
 def _by_rank(name: str, everyone: Sequence[Mapping[str, str]]) -> str:
-    """Each value, and the ranks that have it."""
+    """List each value with the ranks that have it."""
     ranks: dict[str, list[str]] = {}
-    for rank, told in enumerate(everyone):
-        ranks.setdefault(told.get(name, _MISSING), []).append(str(rank))
+    for rank, settings in enumerate(everyone):
+        ranks.setdefault(settings.get(name, _MISSING), []).append(str(rank))
     return ", ".join(
         f"{value} on rank{'s' * (len(which) > 1)} {' and '.join(which)}" for value, which in ranks.items()
     )
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Every value inside a JSON value, by its path: ("plan.bounder.clip", "1.0")."""
+    """Flatten a JSON value into (path, value) pairs, such as ("plan.bounder.clip", "1.0")."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from _leaves(f"{name}.{key}" if name else key, item)
@@ -87,12 +87,12 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _model(model: nn.Module) -> dict[str, str]:
-    """Name, shape and type of each parameter and buffer, and whether it is trained."""
-    told = {
+    """Shape and dtype of each parameter and buffer by name, and whether it is frozen."""
+    settings = {
         name: f"{_tensor(value)}{'' if value.requires_grad else ', frozen'}"
         for name, value in model.named_parameters()
     }
-    return told | {name: f"{_tensor(value)}, buffer" for name, value in model.named_buffers()}
+    return settings | {name: f"{_tensor(value)}, buffer" for name, value in model.named_buffers()}
 
 
 def _optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _tensor(value: Tensor) -> str:
 
 
 def _setting(value: Any) -> Any:
-    """A hyper-parameter as a JSON value; what has no such form is told by its type."""
+    """A hyperparameter as a JSON value, or the name of its type if it has no JSON form."""
     if isinstance(value, Tensor):
         return value.detach().tolist()
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What is checked when a plan meets a model, an optimizer and data: before any private record is used."""
+"""Checks of a plan against model, optimizer and data, made before any private record is used."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from discreet.training.loader import to_device
 
 
 def check_data(data: Any) -> None:
-    """A dataset to draw from, not a loader that has drawn already."""
+    """Refuse loaders and iterable datasets: the plan must draw the batches itself."""
     check.require(
         not isinstance(data, DataLoader),
-        "a dataset: the plan draws the batches that it is priced for",
+        "a dataset, from which the plan draws batches",
         "a DataLoader",
-        "pass loader.dataset; or plan with recipe.using(sampling=discreet.OwnLoader()), data=None, and iterate "
+        "pass loader.dataset; or use recipe.using(sampling=discreet.OwnLoader()), data=None, and iterate "
         "private.over(loader)",
     )
     check.require(
         not isinstance(data, IterableDataset),
-        "a map-style dataset, whose records can be drawn one by one",
+        "a map-style dataset",
         type(data).__name__,
-        "give it __len__ and __getitem__; or plan with recipe.using(sampling=discreet.OwnLoader()) and iterate "
+        "implement __len__ and __getitem__; or use recipe.using(sampling=discreet.OwnLoader()) and iterate "
         "private.over(batches)",
     )
 
@@ -47,9 +47,9 @@ def dry_run(
     inputs: Callable[[Any], Any] | None,
     device: torch.device,
 ) -> tuple[Any, Any] | None:
-    """The engine against autograd, on random inputs of the data's shape: never on private values.
+    """Compare the engine's gradients with autograd, on random inputs with the shape of the data.
 
-    Gives the arguments of the model that have this shape, for two records; None without data.
+    No private value is used. Returns example arguments of the model for two records; None without data.
     """
     if data is None or len(data) == 0:
         return None
@@ -62,17 +62,17 @@ def dry_run(
         check.refuse(
             "a model that runs on random inputs of the data's shape",
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            "say what the model takes: inputs=lambda batch: (its arguments,), or a dict of keyword arguments",
+            "pass inputs=lambda batch: (arguments of the model,), or a function that returns keyword arguments",
         )
     return args, kwargs
 
 
 def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: float, views: int) -> int:
-    """How many records of a plan's batches to take at once.
+    """The number of records in a micro-batch.
 
-    It depends on the shape of the example, the public batch and the machine alone; without an example whose shape all
-    records share (behind a collate_fn the first one's length is not public) it is a constant. A Poisson batch is rarely
-    five deviations above its mean, so that what fits is not cut.
+    It depends only on the shape of the example, the public batch size and the machine. Without an example it is a
+    constant. (With a collate_fn there is no example, because the length of the first record is not public.) A Poisson
+    batch rarely exceeds its mean by five standard deviations, so a batch that fits in memory is not split.
     """
     if example is None:
         return ENOUGH
@@ -87,32 +87,32 @@ def _default_inputs(batch: Any) -> Any:
 
 
 def records_in(batch: Any) -> int:
-    """The number of records of a batch: the length of its first tensor."""
+    """The number of records in a batch: the length of its first tensor."""
     first = next(iter(tensors_in(batch)), None)
     if first is None or first.dim() == 0:
         check.refuse(
-            "a batch of tensors", type(batch).__name__, "give tensors whose first axis is the record"
+            "a batch of tensors", type(batch).__name__, "use tensors with the records along the first axis"
         )
     return int(first.shape[0])
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model lies."""
+    """The device of the model."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def check_processes(plan: Plan, world: World) -> None:
-    """Several processes draw from their own records, which not every sampling allows."""
+    """Refuse sampling that needs all records in one process, if there are several processes."""
     check.require(
         world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch)),
-        "sampling that each process can do alone, for the records it holds",
+        "sampling that each process can do on its own records",
         f"{type(plan.sampling).__name__} in {world.size} processes",
-        "use Poisson: the size of a fixed or capped batch is a matter of all records",
+        "use sampling=Poisson(): a fixed or capped batch size concerns the records of all processes",
     )
 
 
 def share_public_streams(streams: Streams, world: World) -> None:
-    """Masks and projections of the first process for all: its noise would not cover the mask of another."""
+    """Let all processes use the masks and projections of the first, which draws the noise for them."""
 
     def of_the_first(key: bytes) -> bytes:
         return bytes(world.broadcast_(torch.tensor(list(key), dtype=torch.uint8)).tolist())
@@ -122,24 +122,24 @@ def share_public_streams(streams: Streams, world: World) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """The optimizer holds every trainable parameter of the model and nothing else."""
+    """Refuse an optimizer that does not hold exactly the trainable parameters of the model."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     left_out = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     check.require(
         not left_out,
         "an optimizer that holds every trainable parameter",
         f"none for {', '.join(left_out[:3])}",
-        "add it to the optimizer, or freeze it with requires_grad_(False)",
+        "add them to the optimizer, or freeze them with requires_grad_(False)",
     )
     check.require(
         held <= {id(p) for p in model.parameters()},
         "an optimizer of this model's parameters",
-        "parameters of something else",
-        "give each model its own optimizer and its own Private",
+        "other parameters",
+        "use a separate optimizer and a separate Private for each model",
     )
     check.require(
         not isinstance(optimizer, torch.optim.LBFGS),
-        "an optimizer that takes one gradient a step",
-        "LBFGS, which evaluates the loss again",
+        "an optimizer that uses one gradient per step",
+        "LBFGS, which evaluates the loss several times",
         "use SGD, Adam or another first-order optimizer",
     )

@@ -1,4 +1,4 @@
-"""A candidate update: the parameters before and after it, and the losses of a fresh sample with each."""
+"""A candidate update: the parameters before and after it, and the losses of a fresh batch with each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @final
 class CandidateUpdate:
-    """An update that is tested before it is kept. The sample passes twice: before the update, then after it.
+    """An update that is tested before it is kept. A fresh batch is evaluated twice: before and after the update.
 
-    The candidate comes from a release, so it is public. The losses are private: they leave through a noisy test only.
+    The candidate is computed from a release, so it is public. The losses are private and enter a noisy test only.
     """
 
     def __init__(self, parameters: Parameters, released: Released) -> None:
@@ -34,18 +34,18 @@ class CandidateUpdate:
         self._is_second_pass = False
 
     def add(self, losses: Tensor, records: int, views: int) -> None:
-        """Take the losses of a micro-batch of the sample."""
+        """Add the losses of a micro-batch."""
         rows = records * views
         check.require(
             losses.shape == (rows,),
-            f"per-sample losses of shape [{rows}]",
+            f"per-record losses of shape [{rows}]",
             f"shape {list(losses.shape)}",
-            'build the loss with reduction="none" and reduce each record to one number',
+            'use reduction="none" and reduce each record to one number',
         )
         self._losses[self._is_second_pass].append(losses.detach().double().view(records, views).mean(1))
 
     def needs_another_pass(self) -> bool:
-        """The sample has ended: True the first time, with the candidate in place for the second pass."""
+        """Called after each pass. True after the first, with the updated parameters in place for the second."""
         if self._is_second_pass:
             return False
         self._set(self._new)
@@ -53,12 +53,12 @@ class CandidateUpdate:
         return True
 
     def changes(self) -> Tensor:
-        """New loss less old loss of each record, shape [N]."""
+        """The new loss minus the old loss of each record, [N]."""
         old, new = (torch.cat(losses) if losses else torch.zeros(0) for losses in self._losses)
         return new.double() - old.double()
 
     def undo(self) -> None:
-        """Put parameters and optimizer state back."""
+        """Restore the parameters and the optimizer state."""
         self._set(self._old)
         self._optimizer.load_state_dict(self._state)
 

@@ -1,10 +1,11 @@
-"""Checkpoints: released iterates on disk, and the rules for going on from them.
+"""Checkpoints, and the rules for resuming a run from them.
 
-The ledger decides, never the checkpoint. A crashed step may have been released, so it stays charged and is
-not run again: remaining = planned - charged. Randomness is never stored: a resumed run is keyed afresh, as
-an old key would repeat noise, and an old sample with new noise would be a second query that nobody charged.
-Masks and projections too come from a new key, even inside an epoch: they are public, independent of the data,
-and chosen per logical batch, so that a change between two of them costs nothing.
+The ledger, not the checkpoint, determines how many steps remain: planned - charged. A step that crashed may have been
+released, so it stays charged and is not run again.
+
+Random state is never stored. A resumed run uses new keys: an old key would repeat noise, and an old batch with new
+noise would be a second, uncharged query. Masks and projections also use new keys, even within an epoch. They are public
+and independent of the data, so this costs no privacy.
 """
 
 from __future__ import annotations
@@ -25,32 +26,33 @@ from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.streams import Streams
-from discreet.stages.averaging import Average
 from discreet.stages.plan import Plan
+from discreet.training.averaging import Average
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 FORMAT: Final = "discreet checkpoint 3"
-WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # of an older version: read, but nothing shows a changed bit
+WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # written by an older version; changed bytes are not detected
 _SEAL: Final = b"sha256="
 _HEX: Final = 64
 _CHUNK: Final = 1 << 20
 _SAFE: Final = (type(None), bool, int, float, str, Tensor)
 _WHOLE: Final = (
-    "restore the file from a backup, or take an earlier checkpoint of the same run; the ledger holds what was "
-    "spent and decides how many steps are left"
+    "restore the file from a backup, or use an earlier checkpoint of the same run; the ledger determines how many "
+    "steps remain"
 )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a run needs to go on, and what it must agree with.
+    """The state that a resumed run needs, and the settings that it must match.
 
-    Guarantee: post-processing of releases and public settings. No record, no random state, no exact sum.
+    Guarantee: post-processing of releases and public settings. It contains no record, random state or exact sum.
 
-    hidden  the certificate is for the last iterate alone, and this is an earlier one: the file must stay private
+    hidden  true if the certificate covers the final parameters only and these are earlier ones; the file must then stay
+            private
     """
 
     plan: str
@@ -68,7 +70,7 @@ class Checkpoint:
     hidden: bool
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Replace the file at once: after a crash it is the old checkpoint or this one, never half of one."""
+        """Write the file atomically: after a crash it is the old checkpoint or the new one, never a part."""
         state = {"format": FORMAT, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
         for name, value in state.items():
             _refuse_unsafe(name, value)
@@ -76,9 +78,9 @@ class Checkpoint:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Checkpoint:
-        """Load tensors and plain values alone; a file that holds code is refused, not run."""
+        """Read a checkpoint. It may hold tensors and plain values only; a file that contains code is refused."""
         path = Path(path)
-        check.require(path.is_file(), "a checkpoint", f"no file {path}", "name the file that `save` wrote")
+        check.require(path.is_file(), "a checkpoint", f"no file {path}", "pass the file that `save` wrote")
         sealed = _check_seal(path)
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -94,7 +96,7 @@ class Checkpoint:
         )
         return Checkpoint(**state)
 
-    # -- must it be refused? ---------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------
 
     def check_fits(
         self,
@@ -104,8 +106,8 @@ class Checkpoint:
         average: Average | None,
         schedulers: Sequence[LRScheduler],
     ) -> None:
-        """Refuse another relation, plan, model, average or kind of optimizer than the run began with."""
-        _same("relation", self.relation, str(plan.relation), "a guarantee holds for one relation: keep it")
+        """Refuse a relation, plan, model, optimizer class, average or schedulers that differ from the original run."""
+        _same("relation", self.relation, str(plan.relation), "resume with the relation of the run")
         _same("plan", self.plan, plan.digest, "resume with the settings of the run, or begin a new run")
         mine = {name: list(value.shape) for name, value in model.state_dict().items()}
         held = {name: list(value.shape) for name, value in self.model.items()}
@@ -128,8 +130,8 @@ class Checkpoint:
         _same("number of schedulers", len(self.schedulers), len(schedulers), remedy)
 
     def check_ledger(self, record: LedgerRecord) -> None:
-        """Refuse the ledger of another run, and one that lost lines since this checkpoint."""
-        remedy = "restore the ledger from a backup; without one, charge the run with its whole plan"
+        """Refuse the ledger of another run, and a ledger that lost entries since this checkpoint."""
+        remedy = "restore the ledger from a backup; without one, count the whole plan as spent"
         check.require(
             record.length >= self.charges,
             f"a ledger of at least {self.charges} charges",
@@ -146,7 +148,7 @@ class Checkpoint:
         average: Average | None,
         schedulers: Sequence[LRScheduler],
     ) -> None:
-        """Put the released iterates back."""
+        """Restore model, optimizer, average and schedulers."""
         model.load_state_dict(self.model)
         optimizer.load_state_dict(dict(self.optimizer))
         if average is not None and self.average is not None:
@@ -156,27 +158,27 @@ class Checkpoint:
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
-    """The name that a checkpoint keeps of an optimizer."""
+    """The class name of an optimizer, as stored in a checkpoint."""
     return type(optimizer).__qualname__
 
 
 def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
-    """The ledger of a run that goes on: checked against plan and checkpoint, a torn last line charged."""
+    """Open the ledger of a resumed run and check it against plan and checkpoint. A torn last line is charged."""
     path = Path(path)
     check.require(
         path.is_file(),
         f"the ledger of the run at {path}",
         "no file",
-        "a checkpoint without its ledger says nothing about what was spent: restore it, or begin a new run",
+        "restore it, or start a new run: a checkpoint without its ledger cannot tell what was spent",
     )
 
-    def due(record: LedgerRecord) -> Event:  # under the ledger's lock: nobody writes between check and charge
+    def due(record: LedgerRecord) -> Event:  # holds the ledger's lock, so nothing is written in between
         _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
         _same(
             "the ledger's relation",
             str(plan.relation),
             str(record.relation),
-            "a guarantee holds for one relation",
+            "resume with the relation of the run",
         )
         saved.check_ledger(record)
         refuse_old_keys(record, streams)
@@ -184,40 +186,40 @@ def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams:
 
     ledger = Ledger.resume(path, planned=due)
     if plan.has_tests and ledger.length % 2:
-        # A release whose test was never made: the test is charged all the same, so that releases and tests
-        # alternate in the ledger and no released step is run again.
+        # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
+        # ledger and no released step is run again.
         step = ledger.entries[-1].step
         ledger.append(plan.test_at(step), step=step)
     return ledger
 
 
 def keys_of(streams: Streams) -> dict[str, str]:
-    """Fingerprints of the keys that must never serve twice; safe to print."""
+    """Fingerprints of the keys that must never be used twice; they are safe to print."""
     return {"noise": streams.noise.fingerprint, "sampling": streams.sampling.fingerprint}
 
 
 def note_of(streams: Streams, *, first: bool) -> dict[str, Any]:
-    """What a charge notes about its randomness: the first one under a key names it, each seeded one says so."""
+    """The note of a charge: key fingerprints if it is the first under these keys, and whether the run is seeded."""
     seeded = {"seeded": streams.is_seeded} if first or streams.is_seeded else {}
     return {**(keys_of(streams) if first else {}), **seeded}
 
 
 def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
-    """Refuse streams whose keys an earlier part of the run has used."""
+    """Refuse streams whose keys were already used in an earlier part of the run."""
     fresh = set(keys_of(streams).values())
     used = {value for entry in record.entries for value in entry.note.values() if isinstance(value, str)}
     check.require(
         not fresh & used,
         "fresh keys for the rest of the run",
-        "a key that an earlier part of it used",
-        "pass discreet.Streams.from_os(), or a seed of its own for every resume",
+        "a key that was used before",
+        "pass discreet.Streams.from_os(), or a different seed for every resume",
     )
 
 
 def save_sealed(state: Mapping[str, Any], file: BinaryIO) -> None:
-    """A torch file, which is a zip, with a digest over all of it in the zip's comment."""
+    """Write a torch file, which is a zip archive, with its sha256 digest in the zip comment."""
     torch.save(state, file)
-    file.seek(-2, os.SEEK_END)  # the last field of a zip is the length of its comment
+    file.seek(-2, os.SEEK_END)  # the last field of a zip file is the length of its comment
     file.write((len(_SEAL) + _HEX).to_bytes(2, "little"))
     file.flush()
     with open(file.name, "rb") as written:
@@ -226,7 +228,7 @@ def save_sealed(state: Mapping[str, Any], file: BinaryIO) -> None:
 
 
 def _check_seal(path: Path) -> bool:
-    """Whether the file has a digest; one that does not fit is refused before anything is loaded."""
+    """Whether the file has a digest. A wrong digest is refused before anything is loaded."""
     size = path.stat().st_size - len(_SEAL) - _HEX
     if size < 0:
         return False
@@ -238,14 +240,12 @@ def _check_seal(path: Path) -> bool:
     if not seal.startswith(_SEAL):
         return False
     if seal.removeprefix(_SEAL) != digest.hexdigest().encode():
-        check.damaged(
-            f"{path} with the digest that it was saved with", "another: its bytes have changed", _WHOLE
-        )
+        check.damaged(f"{path} with its original digest", "another one: its bytes have changed", _WHOLE)
     return True
 
 
 def replace_file(path: Path, fill: Any) -> None:
-    """Write a file completely and durably before it takes the name `path`; `fill` gets the open file."""
+    """Replace a file atomically: `fill` writes a temporary file, which is synced and renamed to `path`."""
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "wb") as file:
         fill(file)
@@ -264,7 +264,7 @@ def _same(what: str, expected: object, got: object, remedy: str) -> None:
 
 
 def _refuse_unsafe(where: str, value: Any) -> None:
-    """Only tensors and plain values: whatever else would need code to load."""
+    """Refuse values other than tensors and plain values, because loading them would run code."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_unsafe(f"{where}.{key}", item)
@@ -276,5 +276,5 @@ def _refuse_unsafe(where: str, value: Any) -> None:
             isinstance(value, _SAFE),
             f"{where} to hold tensors and plain values",
             f"a {type(value).__name__}",
-            "keep it out of the optimizer's and schedulers' state: loading it would run code",
+            "remove it from the state of the optimizer or scheduler: loading it would run code",
         )

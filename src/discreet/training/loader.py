@@ -1,4 +1,4 @@
-"""From drawn indices to micro-batches of tensors."""
+"""Load the drawn records as micro-batches of tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class MicroBatch:
-    """Part of a logical batch; `batch` is None, with no records, where the draw was empty."""
+    """Part of a logical batch. An empty draw gives one micro-batch with `batch=None` and 0 records."""
 
     batch: Any
     records: int
@@ -30,7 +30,7 @@ class MicroBatch:
 
 @final
 class Loader:
-    """Cuts each drawn batch into micro-batches of at most `micro_batch` records and loads them."""
+    """Splits each drawn batch into micro-batches of at most `micro_batch` records and loads them."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Loader:
         self._is_plain = isinstance(dataset, TensorDataset) and collate_fn is None and num_workers == 0
 
     def load(self, drawn: Iterator[Indices]) -> Iterator[MicroBatch]:
-        """The micro-batches of each draw, in order."""
+        """Yield the micro-batches of each draw, in order."""
         if self._is_plain or self._num_workers == 0:
             for indices in drawn:
                 for part, is_last in self._cut(indices):
                     yield self._micro(self._take(part) if len(part) else None, len(part), is_last)
             return
-        # Workers fetch ahead, so that the cuts wait in a queue until their batch arrives.
+        # Workers prefetch, so the sizes of micro-batches wait in a queue until their batch arrives.
         cuts: deque[tuple[int, bool]] = deque()
         fetched = iter(
             DataLoader(
@@ -66,7 +66,7 @@ class Loader:
                 collate_fn=self._collate_fn,
                 generator=torch.Generator().manual_seed(
                     self._worker_seed
-                ),  # or it would draw from torch's own
+                ),  # otherwise it would use torch's global generator
             )
         )
         for batch in fetched:
@@ -97,7 +97,7 @@ class Loader:
 
 @final
 class _Lists:
-    """A batch sampler that notes every cut, also the empty ones, which no worker fetches."""
+    """A batch sampler that records the size of every micro-batch, including empty ones, which no worker loads."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Lists:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The same structure on another device."""
+    """Move all tensors of a nested structure to a device."""
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device)

@@ -1,4 +1,4 @@
-"""Whose turn it is in a training loop."""
+"""Checks the order of calls in a training loop."""
 
 from __future__ import annotations
 
@@ -11,85 +11,88 @@ from discreet.core import check
 
 @final
 class LoopGuard:
-    """The loop gives a batch, the user steps on it, the optimizer moves; then the loop goes on.
+    """Enforces the order of calls: the loop yields a batch, the user calls `step`, the optimizer steps, and so on.
 
-    Guarantee: every batch that is given is stepped on once, by one loop at a time; the optimizer moves inside a step
-    only; half of a step is followed by nothing, unless it was refused before anything was added.
+    Guarantee: `step` is called exactly once for every batch, and one loop is active at a time. The optimizer steps
+    inside `step` only. No call follows an incomplete step, unless the losses were refused before anything was added.
     """
 
     def __init__(self) -> None:
         self._loop: object = None
-        self._given = self._is_last = self._owed = self._updating = self._broken = False
+        self._batch_pending = self._is_last = self._release_pending = self._updating = self._broken = False
 
     def new_loop(self, *, between_steps: bool) -> object:
-        """A loop over the steps that are left; it ends the right of every earlier one to go on."""
+        """Start a loop over the remaining steps. Earlier loops may not continue."""
         check.require(
             between_steps,
-            "every logical batch to be finished",
-            "a new loop while one was abandoned half-way",
-            "finish the loop, or build a new Private: dropping batches changes what the noise is for",
+            "a new loop after a completed logical batch",
+            "a loop that was left in the middle of a logical batch",
+            "finish the loop, or build a new Private",
         )
         self._loop = object()
         return self._loop
 
     def give(self, *, is_last: bool) -> None:
-        """A batch goes to the user; it may be the last of its sample."""
-        self._given, self._is_last, self._owed = True, is_last, is_last
+        """A batch is yielded to the user; `is_last` marks the last micro-batch of a logical batch."""
+        self._batch_pending, self._is_last, self._release_pending = True, is_last, is_last
 
     def go_on(self, loop: object) -> None:
-        """The loop may give the next batch."""
+        """Check that the loop may yield the next batch."""
         check.require(
             loop is self._loop,
             "one loop over the steps at a time",
-            "an older loop that goes on",
-            "use the newest iterator: two of them would spend the same steps twice",
+            "an older loop that continues",
+            "use the newest iterator only: two loops would spend the same steps twice",
         )
         check.require(
-            not self._given,
+            not self._batch_pending,
             "one call of step for each batch of the iterator",
-            "a batch that was skipped",
-            "call private.step(losses) for every batch; skipping some would change what is released",
+            "a batch without a call of step",
+            "call private.step(losses) for every batch",
         )
         check.require(
-            not self._owed,
-            "a sample that was released before the next is drawn",
-            "one that an interrupt cut short",
-            "resume from a checkpoint: two samples must not share one charge",
+            not self._release_pending,
+            "the release of a batch before the next batch is drawn",
+            "an interrupted step",
+            "resume from a checkpoint: two batches must not share one charge",
         )
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """The user steps on the batch; losses are refused before anything is added, and may be given again."""
+        """The user calls `step`. If the losses are refused, nothing was added, and `step` may be called again."""
         check.require(
-            self._given,
+            self._batch_pending,
             "one call of step for each batch of the iterator",
             "a call without a new batch",
             "call private.step once inside `for ... in private`",
         )
-        with self.whole(repeatable=True):
+        with self._all_or_nothing(repeatable=True):
             yield
-        self._given = False
+        self._batch_pending = False
 
     @property
     def sample_ended(self) -> bool:
-        """Whether the batch that was given last ends its sample."""
+        """Whether the last yielded micro-batch completes its logical batch."""
         return self._is_last
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """The sample that ended is released, or its test decided."""
-        with self.whole():
+        """The completed logical batch is released, or the test of its update is decided."""
+        with self._all_or_nothing():
             yield
-        self._owed = False
+        self._release_pending = False
 
     @contextlib.contextmanager
-    def whole(self, *, repeatable: bool = False) -> Iterator[None]:
-        """A step is whole or it is the last: half of one must not be followed by the rest, or by another."""
+    def _all_or_nothing(self, *, repeatable: bool = False) -> Iterator[None]:
+        """Refuse all further calls if the block raises, because an incomplete step must not be continued or repeated.
+
+        With `repeatable`, a `Refused` error does not count.
+        """
         check.require(
             not self._broken,
-            "a run whose last step went through",
-            "one that an error cut short",
-            "resume from a checkpoint: its ledger knows what was charged",
+            "a run whose last step completed",
+            "a run in which a step raised an error",
+            "resume from a checkpoint; the ledger records what was charged",
         )
         self._broken = True
         try:
@@ -101,7 +104,7 @@ class LoopGuard:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """The optimizer may move."""
+        """The optimizer may step."""
         self._updating = True
         try:
             yield
@@ -109,10 +112,10 @@ class LoopGuard:
             self._updating = False
 
     def check_updating(self, *_: Any) -> None:
-        """A hook on the optimizer's step."""
+        """A hook that refuses steps of the optimizer outside `private.step`."""
         check.require(
             self._updating,
             "the optimizer to step through private.step",
             "optimizer.step() called directly",
-            "remove the call: private.step releases, updates and clears the gradients",
+            "remove the call: private.step already updates the parameters and clears the gradients",
         )

@@ -1,4 +1,4 @@
-"""Binding a plan to a model, an optimizer and data: the loop that users write."""
+"""`Private`: binds a plan to a model, an optimizer and data, and provides the training loop."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.support import Snapshot
 from discreet.engine.trace.capture import replace
-from discreet.stages.averaging import Average
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement
+from discreet.training.averaging import Average
 from discreet.training.binding import (
     check_data,
     check_optimizer,
@@ -43,32 +43,34 @@ from discreet.training.loop_guard import LoopGuard
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
-TESTS = 2**48  # the sub-stream of the samples that test updates: far from the ranks of processes
+TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 
 
 @final
 class Private:
-    """Private training of one model, step by step.
+    """Trains one model with differential privacy.
 
         for x, y in private:
             private.step(F.cross_entropy(model(x), y, reduction="none"))
 
-    The iterator draws the plan's batches, cut to micro-batches, and takes empty batches itself as noise-only
-    steps. `step` returns True when the parameters moved, on the last micro-batch of a logical batch.
+    The iterator draws the plan's batches and yields them as micro-batches. It handles an empty batch itself, as a step
+    with noise only. `step` returns True if the parameters changed, which happens on the last micro-batch of a logical
+    batch.
 
-    model, optimizer  as usual; the optimizer holds exactly the trainable parameters
-    plan              a complete plan (`plan.for_budget(...)`)
-    data              a map-style dataset; its size is private. None for `OwnLoader` plans (see `over`)
-    micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
-                      the memory that plain SGD takes for a batch, by the shape that all records share, but no more than
-                      512, copies counted, unless they are small; 512 with a collate_fn, behind which shapes may differ
-    inputs            batch -> arguments of the model, for the dry run; default: the batch, or its first part
-    views, augment    `views` copies of each record pass through `augment`; losses are averaged per record
-    average           decay of an exponential average of the released iterates, or None
-    ledger            where charges are written before they are spent; None keeps them in memory only
-    streams           the randomness; default: keyed by the operating system
-    schedulers        learning-rate schedulers that `save` and `resume` take along; the loop steps them
-    resume            a checkpoint of `save`: go on after the last step in `ledger`, with fresh keys
+    model, optimizer  as usual; the optimizer must hold exactly the trainable parameters
+    plan              a plan, for example from `recipe.for_budget(...)`
+    data              a map-style dataset, whose size is private; None for `OwnLoader` plans (see `over`)
+    micro_batch       the largest number of records in memory at once; it does not change the result. None: as many as
+                      fit in about the memory that plain SGD needs for a batch, but at most 512 (views included) unless
+                      the records are small; 512 with a collate_fn
+    inputs            function from a batch to the arguments of the model, for the check at construction; default: the
+                      batch, or its first element
+    views, augment    `augment` is applied to `views` copies of each record; their losses are averaged
+    average           decay of an exponential moving average of the parameters; None: no average
+    ledger            file to which charges are written before each release; None keeps them in memory only
+    streams           the random streams; default: a cryptographic generator seeded by the operating system
+    schedulers        learning-rate schedulers to include in checkpoints; the training loop steps them
+    resume            a checkpoint of `save`: continue after the last step in `ledger`, with new keys
     """
 
     def __init__(
@@ -97,11 +99,11 @@ class Private:
             f"a {type(plan).__name__}",
             "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)",
         )
-        plan.certificate()  # refuses an incomplete plan and prices it before anything runs
+        plan.certificate()  # refuses a plan that cannot be certified before anything runs
         check_data(data)
         if micro_batch is not None:
-            check.count("the most records in memory at once", micro_batch=micro_batch)
-        check.count("how many augmented copies of each record", views=views)
+            check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
+        check.count("give the number of augmented copies of each record", views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = streams if streams is not None else Streams.from_os()
         self.progress = RunState()
@@ -123,7 +125,7 @@ class Private:
         self._schedulers = tuple(schedulers)
         self._step: PrivateStep | None = None
         self._loop, self._records, self._keys_noted = LoopGuard(), 0, False
-        # Processes of one run share a seed, if there is one, and must not draw the same records.
+        # Processes may share a seed, but must sample independently.
         share_public_streams(self.streams, self.world)
         sampling = self.streams.sampling
         self._sampling = sampling if self.world.size == 1 else sampling.at(self.world.rank)
@@ -141,7 +143,7 @@ class Private:
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._guard = plan.analysis.guard(plan, model, optimizer)
             self._guard.begin(average, self._schedulers, views, self.world)
-            self._ledger = self._begin(ledger) if resume is None else self._go_on(ledger, resume)
+            self._ledger = self._new_ledger(ledger) if resume is None else self._reopen_ledger(ledger, resume)
             for tensor in model.state_dict().values():
                 self.world.broadcast_(tensor)
             self._parameters.begin(self.progress.memory)
@@ -153,7 +155,7 @@ class Private:
     # -- the loop --------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """The micro-batches of all steps that are left, on the device."""
+        """Yield the micro-batches of all remaining steps, on the device."""
         loader, size = self._sampled()
         loop = self._loop.new_loop(between_steps=self._is_between_steps)
         horizon, start = self.plan.horizon, self.progress.step
@@ -174,12 +176,12 @@ class Private:
             self._loop.go_on(loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The user's own batches, one step each: billed without amplification (plan with `OwnLoader`)."""
+        """Yield the user's own batches, one step each, charged without amplification. Needs an `OwnLoader` plan."""
         check.require(
             isinstance(self.plan.sampling, OwnLoader),
             "a plan with sampling=discreet.OwnLoader()",
             f"{type(self.plan.sampling).__name__}",
-            "iterate `private` itself: it draws the batches that the plan is priced for",
+            "iterate `private` itself, which draws the batches of the plan",
         )
         loop = self._loop.new_loop(between_steps=self._is_between_steps)
         for batch in batches:
@@ -197,7 +199,7 @@ class Private:
             self._loop.go_on(loop)
 
     def step(self, losses: Tensor) -> bool:
-        """Take the per-sample losses of the batch that the iterator gave; True if the parameters moved."""
+        """Process the per-record losses of the current batch. Returns True if the parameters changed."""
         with self._loop.taking():
             assert self._step is not None
             if self._step.is_testing:
@@ -227,7 +229,7 @@ class Private:
         return PrivateStep(self.plan, self._engine, self.progress, self.streams, self._charge, self.world)
 
     def _end_sample(self) -> bool:
-        """Finish the sample of a step, or of the test of its update; whether the parameters moved."""
+        """Finish the batch of a step or of the test of its update. Returns whether the parameters changed."""
         with self._loop.ending():
             assert self._step is not None
             if not self._step.is_testing:
@@ -239,12 +241,12 @@ class Private:
 
     @property
     def updates(self) -> int:
-        """How many updates were kept so far."""
+        """The number of updates kept so far."""
         return self._parameters.updates
 
     @property
     def settled(self) -> bool:
-        """Whether every update so far is kept or rejected: no test of one is under way."""
+        """Whether no update is being tested, so that every update is either kept or rejected."""
         return self._step is None or not self._step.is_testing
 
     @property
@@ -253,42 +255,45 @@ class Private:
 
     def _charge(self, event: Event, step: int) -> None:
         if isinstance(event, Free) and not self.plan.pays_at_once:
-            return  # inside an epoch that is paid
-        # The first charge under a key says so: whoever resumes is refused the same key.
+            return  # the epoch is already charged
+        # The first charge under a key records it, so that a resume with the same key is refused.
         note = checkpoint.note_of(self.streams, first=not self._keys_noted)
         self._ledger.append(event, step=step, note=note)
         self._keys_noted = True
 
-    # -- what it costs ---------------------------------------------------------------------------------
+    # -- privacy spent ---------------------------------------------------------------------------------
 
     def spent(self) -> Spent:
-        """The privacy spent so far: certified, claimed (for a finished run), and how it was keyed."""
+        """The privacy spent so far: certified, and for a finished run also claimed."""
         return Spent.of(self.plan, self.progress.step, self._ledger.charge(), self.streams)
 
     @property
     def ledger(self) -> Ledger:
-        """Every charge so far."""
+        """The ledger with every charge so far."""
         return self._ledger
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model with its averaged weights, inside the `with` block."""
+        """Use the averaged weights of the model inside the `with` block."""
         if self._parameters.average is None:
-            check.refuse("an average", "none", "build Private with average=0.99")
+            check.refuse("an average", "none", "pass average=0.99 to Private")
         with self._parameters.average.applied_to(self.model):
             yield
 
     @property
     def average(self) -> Average | None:
-        """The running average of released iterates, if asked for."""
+        """The moving average of the parameters, if requested."""
         return self._parameters.average
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: an iterate and public state; private before the end where iterates must stay hidden."""
+        """Write a checkpoint with the parameters and public state.
+
+        If the certificate covers the final parameters only, a checkpoint before the end must stay private.
+        """
         check.require(
             self.settled,
-            "a checkpoint of parameters that are kept",
-            "one while an update is on trial",
+            "a checkpoint between updates",
+            "a checkpoint while an update is being tested",
             "save when `private.settled` is true",
         )
         if not self.world.is_first:
@@ -311,7 +316,7 @@ class Private:
         state.write(path)
 
     def close(self) -> None:
-        """Let go of the model, the optimizer and the ledger; model and optimizer are ordinary ones again."""
+        """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""
         self._engine.close()
         unpack(self.optimizer)
         self._guard.close()
@@ -334,7 +339,7 @@ class Private:
     def _sampled(self) -> tuple[Loader, int]:
         if self._loader is None or self._data is None or isinstance(self.plan.sampling, OwnLoader):
             check.refuse(
-                "data to draw batches from", "a plan for your own loader", "use private.over(loader)"
+                "data to draw batches from", "a plan for your own loader", "iterate private.over(loader)"
             )
         size = len(self._data)  # type: ignore[arg-type]
         self._guard.data(size)
@@ -346,11 +351,11 @@ class Private:
                 int(total) == records,
                 f"exactly records={records} records",
                 int(total),
-                "give the true size as `records`",
+                "pass the size of the dataset as `records`",
             )
         return self._loader, size
 
-    def _begin(self, path: str | Path | None) -> Ledger:
+    def _new_ledger(self, path: str | Path | None) -> Ledger:
         header = {
             "plan": self.plan.digest,
             "relation": str(self.plan.relation),
@@ -361,19 +366,19 @@ class Private:
             return Ledger.in_memory(header)
         return Ledger.create(path, header)
 
-    def _go_on(self, path: str | Path | None, resume: str | Path) -> Ledger:
-        """Restore a checkpoint; the ledger says which step comes next."""
+    def _reopen_ledger(self, path: str | Path | None, resume: str | Path) -> Ledger:
+        """Restore a checkpoint. The ledger determines the next step."""
         if path is None:
             check.refuse(
-                "the run's ledger beside its checkpoint", "none", "pass ledger=, the file of the run"
+                "the ledger of the resumed run", "none", "pass ledger=, the file of the original run"
             )
         saved = checkpoint.Checkpoint.read(resume)
         saved.check_fits(self.plan, self.model, self.optimizer, self._parameters.average, self._schedulers)
         if self.world.is_first:
             ledger = checkpoint.reopen(path, self.plan, saved, self.streams)
-        self._wait()  # the others read what the first has put right, before it writes on
+        self._wait()  # the others read the ledger after the first has repaired it and before it writes again
         if not self.world.is_first:
-            ledger = self._begin(None)
+            ledger = self._new_ledger(None)
             for entry in scan(Path(path))[0].entries:
                 ledger.append(entry.event, step=entry.step, note=entry.note)
         self._wait()

@@ -1,4 +1,4 @@
-"""What has been spent, in numbers and in one line."""
+"""The privacy that a run has spent, as numbers and as one line of text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """The epsilon that is proven, the one that the method's paper claims, and how the run was keyed.
+    """The certified epsilon, the epsilon that the paper claims, and the source of randomness.
 
-    A run that was seeded for any of its steps is not private, however it went on: `statement` and the
-    certificate say so, and `certified.epsilon` is what the same run has with secret randomness.
+    A run with a seed in any of its steps is not private. `statement` and the certificate say so; `certified.epsilon` is
+    then the epsilon of the same run with secret randomness.
     """
 
     certified: Certificate
@@ -32,8 +32,8 @@ class Spent:
 
     @staticmethod
     def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
-        """From the ledger's charge; the claim is the whole run's, so it is there only at the end."""
-        if streams.is_seeded:  # also before its first charge
+        """Compute it from the ledger's charge. A claim is for the whole run, so it is None before the end."""
+        if streams.is_seeded:  # also before the first charge
             charge = dataclasses.replace(charge, assumptions=(*charge.assumptions, SEEDED))
         certified = certify(charge, delta=plan.delta, relation=plan.relation)
         finished = steps == plan.horizon.steps and plan.claims is not None
@@ -46,7 +46,7 @@ class Spent:
 
     @property
     def seeded(self) -> bool:
-        """Whether any step was seeded; results of older versions say so in their statement alone."""
+        """Whether any step used a seed. Results of older versions record it in the statement only."""
         return self.certified.seeded or SEEDED in self.statement
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Spent:
         return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}{warned}"
 
     def to_json(self) -> dict[str, Any]:
-        """For result files."""
+        """JSON values for result files."""
         claimed = "inf" if self.claimed is not None and math.isinf(self.claimed) else self.claimed
         return {
             "certified": self.certified.to_json(),
@@ -70,7 +70,7 @@ class Spent:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """An epsilon rounded up to three digits, so that print never shows less than is proven.
+    """An epsilon rounded up to three digits, so that the printed value is never below the proven one.
 
     >>> format_epsilon(2.9991), format_epsilon(math.inf)
     ('3.00', 'no proven guarantee')

@@ -1,17 +1,18 @@
-"""Read first: one private step, the stages in order.
+"""One private step, with its stages in order. Read this module first.
 
-Sampling gives a logical batch in micro-batches; selection chooses its active coordinates. For each micro-batch
-    engine       per-record losses -> per-record gradient norms          (add)
-    bounding     norms -> weights, so that one record adds at most C     (add)
-    aggregation  weights -> bounded sums                                 (add)
-and then once, when the logical batch is complete,
-    accounting   the charge goes to the ledger, on disk                  (release)
-    mechanism    bounded sums -> noisy sums, safe to publish             (release)
-    combination  noisy sums -> one gradient                              (release)
-    update       gradient / public batch size -> the optimizer           (update)
-    domain       the parameters are projected to where they may lie      (update)
-    acceptance   a noisy test on a fresh sample, where the plan has one  (test)
-    average      an average of the released iterates, if asked for       (keep)
+Sampling draws a logical batch and cuts it into micro-batches. Selection chooses the active coordinates.
+For each micro-batch:
+    engine       per-record losses -> per-record gradient norms            (add)
+    bounding     norms -> weights that bound each record's contribution    (add)
+    aggregation  weights -> bounded sums                                   (add)
+Once, when the logical batch is complete:
+    accounting   write the charge to the ledger on disk                    (release)
+    mechanism    bounded sums -> noisy sums, which are safe to publish     (release)
+    combination  noisy sums -> one gradient                                (release)
+    update       optimizer step on gradient / public batch size            (update)
+    domain       project the parameters to the domain                      (update)
+    acceptance   if the plan tests updates: a noisy test on a fresh batch  (test)
+    average      if requested: update the average of the parameters        (keep)
 """
 
 from __future__ import annotations
@@ -30,28 +31,31 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.stages.aggregation import Aggregation, sum_of_numbers
-from discreet.stages.averaging import Average
 from discreet.stages.bounding import Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.mechanism import Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.update import update
 from discreet.stages.values import BoundedSum, PrivateState, Released
+from discreet.training.averaging import Average
 from discreet.training.candidate import CandidateUpdate
 
-INITIAL = "domain.initial"  # where the run's memory keeps the parameters it began with
+INITIAL = "domain.initial"  # key of the initial parameters in the run's memory
 
 Pay = Callable[[Event, int], None]
-"""Writes the charge of a step to the ledger, before what it pays for is released."""
+"""Writes the charge of a step to the ledger. It is called before the corresponding release."""
 
 
 @final
 @dataclass
 class RunState:
-    """The state of a run: the next step, the bounder's scale, what stages remember of releases; all public.
+    """The state of a run. Everything except `secrets` is public.
 
-    secrets  the one exception: what the mechanism keeps to itself, never written down
+    step     the next step
+    scale    the bounder's state
+    memory   tensors that stages keep between steps; released values only
+    secrets  hidden state of the mechanism; it is never saved
     """
 
     step: int = 0
@@ -62,9 +66,9 @@ class RunState:
 
 @final
 class PrivateStep:
-    """One step of a plan, from its first micro-batch to parameters that moved.
+    """One step of a plan, from the first micro-batch to the updated parameters.
 
-    Guarantee: nothing about the records leaves but through `_publish`, which pays first.
+    Guarantee: information about the records is released by `_publish` only, which records the charge first.
     """
 
     def __init__(
@@ -82,28 +86,32 @@ class PrivateStep:
             secrets=state.secrets,
         )
         self._context = dataclasses.replace(now, mask=plan.selection.mask(now))
-        # The one mask of the batch: every micro-batch is summed on it, and noise is drawn on it.
+        # One mask for the whole logical batch: all micro-batches are summed, and the noise is drawn, on it.
         mask, order = self._context.mask, plan.selection.order
         self._sums = Aggregation(plan.bounder, state.scale, engine, mask, order, state.memory)
         self._candidate: CandidateUpdate | None = None
 
     @property
     def is_testing(self) -> bool:
-        """Whether the gradient is released already, and losses now serve the test of its update."""
+        """Whether the gradient has been released and its update is being tested on a fresh batch."""
         return self._candidate is not None
 
     def add(self, losses: Tensor) -> None:
-        """Add a micro-batch: its records enter the sums, each bounded; nothing leaves yet."""
+        """Add the bounded contributions of a micro-batch to the sums. Nothing is released."""
         self._engine.backward(losses)
         self._sums.add()
 
     def add_to_test(self, losses: Tensor, records: int, views: int) -> None:
-        """Add a micro-batch of the sample that tests the update."""
+        """Add a micro-batch of the batch that tests the update."""
         assert self._candidate is not None
         self._candidate.add(losses, records, views)
 
     def end_sample(self, parameters: Parameters) -> bool | None:
-        """Finish the sample. True: the parameters moved; False: they stay; None: the step needs a further sample."""
+        """Finish the current batch.
+
+        Returns True if the parameters changed, False if the update was rejected, and None if the step needs another
+        pass over a batch.
+        """
         if self._candidate is None:
             released = self.release()
             if self._plan.has_tests:
@@ -122,7 +130,7 @@ class PrivateStep:
         return kept
 
     def release(self) -> Released:
-        """Pay, add noise, publish: from the sums of the logical batch to a gradient that anyone may see."""
+        """Record the charge, add noise to the sums of the logical batch, and return the released gradient."""
         plan, state = self._plan, self._state
         sums = self._sums.sums(self._world)
         context = dataclasses.replace(self._context, raw=sums.hidden)
@@ -138,11 +146,9 @@ class PrivateStep:
         return released
 
     def _test(self, candidate: CandidateUpdate) -> bool:
-        """Whether the candidate is kept, by a noisy test of its change of loss on a fresh sample."""
-        plan, context = (
-            self._plan,
-            dataclasses.replace(self._context, mask=None),
-        )  # a number has no coordinates
+        """Whether to keep the candidate, by a noisy test of the change of loss on a fresh batch."""
+        plan = self._plan
+        context = dataclasses.replace(self._context, mask=None)  # a scalar has no coordinates to mask
         queries, noise = plan.acceptance.queries(), plan.noise_at(context.step)
         change = sum_of_numbers(candidate.changes(), queries[0].sensitivity, self._world)
         event = plan.test_at(context.step)
@@ -158,7 +164,7 @@ class PrivateStep:
         noise: float,
         context: StepContext,
     ) -> list[Tensor]:
-        """Write the charge to disk, and only then draw the noise: one draw, and one result, for all processes."""
+        """Record the charge, then add noise. All processes receive the result of the first."""
         self._pay(event, context.step)
         noisy = mechanism.release(values, queries, noise, context)
         for value in noisy:
@@ -168,9 +174,9 @@ class PrivateStep:
 
 @final
 class Parameters:
-    """The trained parameters, and all that may move them: the optimizer, the domain, the average.
+    """The trainable parameters, with everything that may change them: optimizer, domain and average.
 
-    Guarantee: they see released values only.
+    Guarantee: these see released values only.
     """
 
     def __init__(
@@ -188,18 +194,18 @@ class Parameters:
 
     @property
     def trained(self) -> list[Tensor]:
-        """The parameters that take gradients, in the order of the layout."""
+        """The trainable parameters, in the order of the layout."""
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def begin(self, memory: dict[str, Tensor]) -> None:
-        """Note where the parameters started, for a domain around that point; a resumed run has it in `memory`."""
+        """Store the initial parameters in `memory`, if the domain needs them. A resumed run already has them there."""
         if self._plan.domain.needs_initial:
             if INITIAL not in memory:
                 memory[INITIAL] = torch.cat([parameter.detach().flatten() for parameter in self.trained])
             self._initial = self._engine.layout.views(memory[INITIAL])
 
     def update(self, released: Released) -> None:
-        """Step the optimizer on the release, then project to the domain."""
+        """Run the optimizer on the release, then project the parameters to the domain."""
         parameters = self.trained
         with self._stepping():
             update(self.optimizer, parameters, released, self._plan.selection.frozen)
@@ -207,7 +213,7 @@ class Parameters:
             self._plan.domain.project_(parameters, self._initial)
 
     def keep(self) -> None:
-        """Count the update, and let the average see it."""
+        """Count the update, and update the average."""
         self.updates += 1
         if self.average is not None:
             self.average.update(self._model)

@@ -32,7 +32,7 @@ from discreet.methods.dicesgd.bounding import TwoLevel
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.stages.bounding import FlatClip, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.values import _AGGREGATION, BoundedSum
 
 ALPHA = 1e-6
@@ -83,7 +83,7 @@ def test_no_price_for_a_dense_projection_of_several_queries(
     bounder: TwoLevel, projection: DenseLayers
 ) -> None:
     queries = [*bounder.vectors(1.0), *bounder.scalars()]
-    with pytest.raises(Refused, match="one sum under a dense projection"):
+    with pytest.raises(Refused, match="a single vector query"):
         ProjectedNoise(reduction=0.5, projection=projection).event(queries, 1.1)
 
 

@@ -16,13 +16,12 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.methods.dicesgd.bounding import TwoLevel
-from discreet.methods.dicesgd.combination import SmoothedResidual
+from discreet.methods.dicesgd.combination import HELD, SmoothedResidual
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.bounding import FlatClip
-from discreet.stages.combination import HELD
 from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
-from research.reproductions.dice_bias import Huber, settled
+from research.reproductions.dicesgd.appendix_b1 import Huber, settled
 
 ALPHA = 1e-6  # false-alarm rate of the statistical tests
 

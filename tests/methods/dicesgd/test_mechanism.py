@@ -23,7 +23,7 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.dicesgd.bounding import LOUDEST, FeedbackClip, FeedbackNormalised
+from discreet.methods.dicesgd.bounding import MAX_CLIPS, FeedbackClip, FeedbackNormalised
 from discreet.methods.dicesgd.mechanism import ERROR, ErrorFeedback, Normalising
 from discreet.stages.bounding import Query
 from discreet.stages.recipe import Recipe
@@ -313,8 +313,8 @@ def test_masks_and_other_bounders_are_refused() -> None:
 def test_the_loudest_is_loud() -> None:
     """Gradients up to a million clips pass as Algorithm 2 has them."""
     line = Line(methods.dicesgd())
-    line.step(torch.tensor([[0.5 * LOUDEST, 0.0, 0.0]]))
-    assert float(line.error[0]) == pytest.approx((0.5 * LOUDEST - 1) / BATCH, rel=1e-5)
+    line.step(torch.tensor([[0.5 * MAX_CLIPS, 0.0, 0.0]]))
+    assert float(line.error[0]) == pytest.approx((0.5 * MAX_CLIPS - 1) / BATCH, rel=1e-5)
 
 
 # -- several processes ----------------------------------------------------------------------------------------

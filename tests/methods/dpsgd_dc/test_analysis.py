@@ -12,18 +12,19 @@ from discreet import methods
 from discreet.accounting.events import Gaussian, LastIterateRun, TruncatedPoissonSampled, WithoutReplacement
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
+from discreet.methods.d2p2.decays import InverseRoot
 from discreet.methods.d2p2.projected_gaussian import ProjectedNoise
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
 from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Assumed, LinearModel, Link
+from discreet.methods.dpsgd_dc.domain import Ball, Box
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages import bounding, sampling
 from discreet.stages.analysis import Composition
-from discreet.stages.domain import Ball, Box, Unbounded
+from discreet.stages.domain import Unbounded
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedule import InverseRoot
 
 LOGISTIC = LinearModel(link=Link.LOGISTIC, features=1.0, bias=False)  # L = 1/4
 
@@ -163,19 +164,19 @@ def test_assumed_smoothness_is_said_everywhere() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bounder": bounding.AutoS()}, "FlatClip, the projection of each gradient.*got AutoS"),
+        ({"bounder": bounding.AutoS()}, "FlatClip, which projects each gradient.*got AutoS"),
         ({"bounder": PerLayer(1.0)}, "FlatClip.*got PerLayer"),
         ({"bounder": AdaptiveQuantile()}, "FlatClip.*got AdaptiveQuantile"),
         (
             {"mechanism": ProjectedNoise(reduction=0.5)},
             "Gaussian noise on the whole gradient.*got Projected",
         ),
-        ({"selection": RandomFreeze(final_rate=0.5)}, "every coordinate in every step.*got RandomFreeze"),
+        ({"selection": RandomFreeze(final_rate=0.5)}, "all coordinates in every step.*got RandomFreeze"),
         ({"schedule": InverseRoot()}, "the same noise at every step.*got InverseRoot"),
         ({"domain": Unbounded()}, "a bounded domain.*got Unbounded"),
-        ({"sampling": sampling.Poisson()}, "public largest size.*got Poisson.*TruncatedPoissonSampled"),
-        ({"sampling": sampling.BallsInBins()}, "public largest size.*got BallsInBins"),
-        ({"sampling": sampling.OwnLoader()}, "public largest size.*got OwnLoader"),
+        ({"sampling": sampling.Poisson()}, "public maximum size.*got Poisson.*TruncatedPoisson"),
+        ({"sampling": sampling.BallsInBins()}, "public maximum size.*got BallsInBins"),
+        ({"sampling": sampling.OwnLoader()}, "public maximum size.*got OwnLoader"),
     ],
 )
 def test_stages_that_the_theorem_does_not_cover(changes: dict[str, Any], message: str) -> None:

@@ -119,7 +119,7 @@ def test_assumptions_are_conditions() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(Refused, match="public norm"):
+    with pytest.raises(Refused, match="public bound"):
         LinearModel(link=Link.LOGISTIC, features=0.0)
     with pytest.raises(Refused, match="curvature of every loss"):
         Assumed(smoothness=-1.0)

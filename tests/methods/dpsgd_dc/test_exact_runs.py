@@ -22,8 +22,8 @@ from discreet.accounting.events import LastIterateRun
 from discreet.core.relation import Neighbouring
 from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
+from discreet.methods.dpsgd_dc.domain import Ball
 from discreet.stages.bounding import FlatClip
-from discreet.stages.domain import Ball
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon, Sampling, TruncatedPoisson

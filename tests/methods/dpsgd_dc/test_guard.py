@@ -149,7 +149,7 @@ def test_schedulers() -> None:
 
 
 def test_averages() -> None:
-    with pytest.raises(Refused, match=r"no average of iterates.*got average=0\.9.*with_visible_iterates"):
+    with pytest.raises(Refused, match=r"no average of parameters.*got average=0\.9.*with_visible_iterates"):
         private(average=0.9)
 
 

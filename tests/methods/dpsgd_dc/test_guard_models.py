@@ -28,14 +28,14 @@ from discreet.stages.sampling import FixedSize
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (lambda: nn.Sequential(nn.Linear(5, 1)), "ClippedFeatures right before one nn.Linear"),
+        (lambda: nn.Sequential(nn.Linear(5, 1)), "ClippedFeatures directly before an nn.Linear"),
         (
             lambda: nn.Sequential(ClippedFeatures(1.0), nn.Tanh(), nn.Linear(5, 1)),
-            "got Tanh, or more that is trained",
+            "got Tanh, or other trainable parameters",
         ),
         (
             lambda: nn.Sequential(nn.Linear(5, 5), ClippedFeatures(1.0), nn.Linear(5, 1)),
-            "got Linear, or more that is trained",
+            "got Linear, or other trainable parameters",
         ),
         (lambda: model(bound=2.0), r"features clipped to at most 1.*got ClippedFeatures\(2\)"),
         (lambda: model(scores=3), r"one score for the logistic loss.*got 3 scores"),
@@ -82,7 +82,7 @@ def test_another_loss_than_the_stated_one(loss: Any) -> None:
     run = private()
     x, y = next(iter(run))
     wrong = loss(run.model(x), y)
-    with pytest.raises(Refused, match=r"the logistic loss of the linear layer's scores.*got another loss"):
+    with pytest.raises(Refused, match=r"the logistic loss of each record.*got another loss"):
         run.step(wrong)
     assert run.ledger.length == 0
 
@@ -192,7 +192,7 @@ def _hooked() -> nn.Module:
 @pytest.mark.parametrize("build", [_twice, _tied, _repeated, _hooked])
 def test_a_model_that_is_not_linear_in_its_parameters_is_refused(build: Any) -> None:
     curvature = LinearModel(link=Link.SOFTMAX, features=1.0, bias=True)
-    with pytest.raises(Refused, match=r"ClippedFeatures right before one nn\.Linear"):
+    with pytest.raises(Refused, match=r"ClippedFeatures directly before an nn\.Linear"):
         linear_layer(build(), curvature)
 
 

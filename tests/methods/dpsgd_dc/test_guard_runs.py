@@ -58,9 +58,9 @@ def test_a_condition_is_in_the_first_sentence_of_the_statement(tmp_path: Path) -
 def test_run_settings_that_the_certificate_does_not_cover(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="got Poisson"):
         train_run(config(tmp_path, sampling="poisson", batch=100))
-    with pytest.raises(Refused, match="no average of iterates"):
+    with pytest.raises(Refused, match="no average of parameters"):
         train_run(config(tmp_path, average=0.9))
-    with pytest.raises(Refused, match="which alone is trained"):
+    with pytest.raises(Refused, match="the only trainable layer"):
         train_run(config(tmp_path, model="mlp", out=str(tmp_path / "other")))
     with pytest.raises(Refused, match="without momentum"):
         train_run(config(tmp_path, momentum=0.5, out=str(tmp_path / "third")))

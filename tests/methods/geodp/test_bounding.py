@@ -27,7 +27,7 @@ from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.bounding import ROUND_DOWN
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
@@ -323,9 +323,9 @@ def test_polar_takes_masks() -> None:
 def test_angles_refuse_masks_at_construction() -> None:
     with pytest.raises(Refused, match="all coordinates active"):
         methods.geodp_sound().using(selection=RandomFreeze(final_rate=0.5))
-    with pytest.raises(Refused, match="whose angles are read here"):
+    with pytest.raises(Refused, match="the bounder AngleWindow"):
         methods.geodp_sound().using(bounder=AngleWindow(clip=3.0))
-    with pytest.raises(Refused, match="directions and magnitudes"):
+    with pytest.raises(Refused, match="the bounder Polar"):
         methods.polar().using(bounder=AngleWindow(clip=3.0))
 
 

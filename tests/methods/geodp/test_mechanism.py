@@ -19,7 +19,7 @@ from discreet.auditing.games import play
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.clipping import Clipping
+from discreet.methods.clipping_choice import Clipping
 from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
 from discreet.methods.geodp.mechanism import GeometricNoise
 from discreet.methods.geodp.spherical import to_spherical

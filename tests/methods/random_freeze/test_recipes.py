@@ -27,9 +27,9 @@ from discreet.methods import METHODS
 from discreet.methods.random_freeze import masks
 from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
-from discreet.stages import gaussian
+from discreet.stages import gaussian_noise as gaussian
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader
 from discreet.stages.selection import Frozen, Order
@@ -93,7 +93,7 @@ def test_choices_come_back_from_text() -> None:
 
 PLANS = {
     f"{unit.value} {refresh.value} {order.value}": dataclasses.replace(
-        HALF, selection=RandomFreeze(final_rate=0.5, kind=unit.kind, refresh=refresh, order=order)
+        HALF, selection=RandomFreeze(final_rate=0.5, granularity=unit, refresh=refresh, order=order)
     )
     for unit in Granularity
     for refresh in Refresh
@@ -144,7 +144,7 @@ def test_one_mask_serves_a_logical_batch(monkeypatch: pytest.MonkeyPatch) -> Non
     real, norms, add = RandomFreeze.mask, Engine.norms, Engine.add_weighted
 
     def mask(self: RandomFreeze, context: StepContext) -> Mask | None:
-        masks.in_use.cache_clear()  # another object at every call
+        masks.cached_mask.cache_clear()  # another object at every call
         asked.append(real(self, context))
         return asked[-1]
 

@@ -12,26 +12,17 @@ from scipy import stats
 
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
+from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks
-from discreet.methods.random_freeze.granularity import (
-    Columns,
-    Elements,
-    Granularity,
-    Kind,
-    Rows,
-    Tensors,
-    units_of,
-)
+from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
-from discreet.stages.active import Active, from_indices
 from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Everything
 from discreet.stages.values import Released
 
 LAYOUT = Layout(("conv", "w", "b", "s"), ((4, 3, 2, 2), (6, 5), (6,), ()))
-KINDS: list[Kind] = [Elements(), Rows(), Columns(), Tensors()]
 CPU = torch.device("cpu")
 ALPHA = 1e-6  # false-alarm rate of every statistical test here
 
@@ -71,37 +62,32 @@ def test_the_rate_rises_to_its_end_and_stays() -> None:
     assert active == [round((1 - freeze.rate(epoch)) * LAYOUT.size) for epoch in range(1, 7)]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
-def test_kinds_freeze_their_units_together(kind: Kind) -> None:
-    freeze = RandomFreeze(final_rate=0.5, kind=kind)
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_units_are_frozen_together(granularity: Granularity) -> None:
+    freeze = RandomFreeze(final_rate=0.5, granularity=granularity)
     mask = freeze.mask(context())
     assert mask is not None
     mask.check(LAYOUT)
-    on = [bool(line.all()) for line in _lines(kind, whole(mask))]
-    assert len(on) == units_of(kind, LAYOUT)
+    on = [bool(line.all()) for line in _lines(granularity, whole(mask))]
+    assert len(on) == granularity.total_units(LAYOUT)
     assert sum(on) == round(0.5 * len(on))
 
 
-def _lines(kind: Kind, active: torch.Tensor) -> Any:
+def _lines(granularity: Granularity, active: torch.Tensor) -> Any:
     """The coordinates of each unit, all on or all off."""
     for view in LAYOUT.views(active):
-        if isinstance(kind, Elements):
+        if granularity is Granularity.ELEMENTS:
             lines = view.reshape(-1, 1)
-        elif isinstance(kind, Tensors):
+        elif granularity is Granularity.TENSORS:
             lines = view.reshape(1, -1)
         else:
-            by_column = isinstance(kind, Columns) and view.dim() > 1
+            by_column = granularity is Granularity.COLUMNS and view.dim() > 1
             lines = (
                 view.transpose(0, 1) if by_column else view.reshape(-1, 1) if view.dim() < 2 else view
             ).flatten(1)
         for line in lines:
             assert line.all() or not line.any()
             yield line
-
-
-def test_every_unit_has_a_name() -> None:
-    assert [unit.kind for unit in Granularity] == KINDS
-    assert [Granularity.of(kind) for kind in KINDS] == list(Granularity)
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.0, 1.5, float("nan")])
@@ -164,7 +150,7 @@ def test_a_mask_comes_from_the_mask_stream_alone() -> None:
     freeze = RandomFreeze(final_rate=0.5)
     streams = Streams.seeded(4)
     first = whole(freeze.mask(context(streams=streams)))
-    masks.in_use.cache_clear()
+    masks.cached_mask.cache_clear()
     assert torch.equal(first, whole(freeze.mask(context(streams=Streams.seeded(4)))))
     assert not torch.equal(first, whole(freeze.mask(context(streams=Streams.seeded(5)))))
     assert streams.noise.spent == streams.sampling.spent == 0
@@ -174,8 +160,8 @@ def test_a_mask_comes_from_the_mask_stream_alone() -> None:
 
 
 def test_indices_are_the_mask() -> None:
-    for kind in KINDS:
-        mask = RandomFreeze(final_rate=0.5, kind=kind).mask(context())
+    for granularity in Granularity:
+        mask = RandomFreeze(final_rate=0.5, granularity=granularity).mask(context())
         assert mask is not None
         active = Active.of(mask, LAYOUT, CPU)
         assert torch.equal(active.whole, whole(mask).nonzero().flatten())

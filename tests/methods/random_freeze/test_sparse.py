@@ -9,11 +9,11 @@ import torch
 
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
+from discreet.engine.active import from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks, sparse
 from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages.active import from_indices
 from discreet.stages.context import StepContext
 from discreet.stages.values import Released
 
@@ -25,7 +25,7 @@ def random_mask(
 ) -> Mask | None:
     streams = Streams.seeded(1)
     now = StepContext(step=0, steps_per_epoch=1, batch=1.0, layout=layout, streams=streams)
-    return RandomFreeze(final_rate=rate, kind=unit.kind).mask(now)
+    return RandomFreeze(final_rate=rate, granularity=unit).mask(now)
 
 
 def same(one: Released, other: Released) -> bool:
@@ -39,7 +39,7 @@ def test_there_and_back(unit: Granularity, dtype: torch.dtype) -> None:
     for mask in (None, random_mask(0.5, unit=unit), from_indices(torch.tensor([0, 7, 3049]), LAYOUT)):
         sent = Released.on(mask, value.clone(), LAYOUT, 3.0)
         data = sparse.to_bytes(sent)
-        masks.in_use.cache_clear()
+        masks.cached_mask.cache_clear()
         assert same(sparse.from_bytes(data, LAYOUT), sent)
 
 
@@ -70,12 +70,12 @@ def test_the_key_is_that_of_the_mask_and_no_other() -> None:
 def test_what_is_not_whole_is_refused() -> None:
     data = sparse.to_bytes(Released.on(random_mask(0.5), torch.ones(LAYOUT.size), LAYOUT, 1.0))
     for broken in (data[:-1], data + b"0", data[:-4]):
-        with pytest.raises(Refused, match="send the whole release"):
+        with pytest.raises(Refused, match="send the complete release"):
             sparse.from_bytes(broken, LAYOUT)
     for other in (b"", b"{}\n", b"\x80\x02.", b'{"format": "discreet release 2"}\n'):
         with pytest.raises(Refused, match="discreet release 1"):
             sparse.from_bytes(other, LAYOUT)
-    with pytest.raises(Refused, match="for these parameters"):
+    with pytest.raises(Refused, match="for this layout"):
         sparse.from_bytes(data, Layout(("w", "b"), ((60, 50), (50,))))
 
 

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on a random projection of the sum, lifted back after the noise."""
+"""The Gaussian mechanism on a random projection of the sum. The noisy projection is mapped back to full dimension."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from discreet.accounting import events
 from discreet.accounting.events import Release
 from discreet.core import check
 from discreet.stages.bounding import Query
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.values import BoundedSum
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _PLAIN = GaussianNoise()
 
 
-# -- how many dimensions stay -------------------------------------------------------------------------------
+# -- projected dimensions -----------------------------------------------------------------------------------
 
 
 def width(size: int, reduction: float) -> int:
-    """How many of `size` dimensions stay; at least one.
+    """The projected dimension of a vector with `size` coordinates; at least 1.
 
     >>> width(10, 0.3), width(1, 0.9)
     (7, 1)
@@ -37,15 +37,15 @@ def width(size: int, reduction: float) -> int:
 
 
 def layer_widths(sizes: Sequence[int], reduction: float) -> tuple[int, ...]:
-    """The widths of dense projections per layer, from the sizes of the trainable parameters in their order.
+    """The widths of one dense projection per parameter, from the sizes of the trainable parameters in order.
 
-    With a model: `layer_widths([p.numel() for p in model.parameters() if p.requires_grad], reduction)`.
+    For a model: `layer_widths([p.numel() for p in model.parameters() if p.requires_grad], reduction)`.
     """
     return tuple(width(size, reduction) for size in sizes)
 
 
 def block_sizes(size: int, block: int) -> tuple[int, ...]:
-    """A vector of `size` cut into blocks; the last one may be shorter.
+    """The sizes of the blocks of a vector with `size` coordinates; the last block may be smaller.
 
     >>> block_sizes(10, 4)
     (4, 4, 2)
@@ -54,32 +54,32 @@ def block_sizes(size: int, block: int) -> tuple[int, ...]:
 
 
 def block_widths(size: int, block: int, reduction: float) -> tuple[int, ...]:
-    """The widths of dense projections per block of a gradient with `size` coordinates."""
+    """The widths of one dense projection per block of a gradient with `size` coordinates."""
     return layer_widths(block_sizes(size, block), reduction)
 
 
-# -- how to project -----------------------------------------------------------------------------------------
+# -- kinds of projections -----------------------------------------------------------------------------------
 
 
 class ProjectionKind(Protocol):
-    """A family of projections."""
+    """A kind of projection, with its privacy cost."""
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
-        """What one release costs, before sampling."""
+        """The privacy event of one release, before amplification by sampling."""
 
     def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
-        """The projection of this step, from its stream."""
+        """Draw the projection of this step."""
 
     def check(self, layout: Layout, reduction: float) -> None:
-        """Refuse a model that the price is not for."""
+        """Refuse a model to which the stated cost does not apply."""
 
 
 @final
 @dataclass(frozen=True)
 class Orthonormal:
-    """p of the n rows of a Hadamard matrix with random signs, n >= d the padded size: O(d log d).
+    """Keeps p random rows of an n x n Hadamard matrix with random signs; n >= d is the padded size. O(d log d).
 
-    Guarantee: the projection never lengthens a vector, so that the release costs what it would without it
+    Guarantee: the projection never increases the norm of a vector, so the release costs the same as without it
     (docs/proofs/OrthonormalProjection.md).
     """
 
@@ -93,15 +93,15 @@ class Orthonormal:
         return Hadamard(layout.size, kept, context.streams.projection.at(context.step))
 
     def check(self, layout: Layout, reduction: float) -> None:
-        """Any model: the price does not depend on it."""
+        """Accept every model: the cost does not depend on it."""
 
 
 @final
 @dataclass(frozen=True)
 class OrthonormalLayers:
-    """`Orthonormal` for each parameter by itself: the paper's projection per layer, without its price.
+    """`Orthonormal` for each parameter separately: per layer as in the paper, but at no extra privacy cost.
 
-    Guarantee: orthonormal blocks side by side are an orthonormal projection: it never lengthens a vector.
+    Guarantee: a block-diagonal matrix of such projections never increases the norm of a vector either.
     """
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
@@ -117,17 +117,18 @@ class OrthonormalLayers:
         )
 
     def check(self, layout: Layout, reduction: float) -> None:
-        """Any model: the price does not depend on it."""
+        """Accept every model: the cost does not depend on it."""
 
 
 @final
 @dataclass(frozen=True)
 class DenseLayers:
-    """A dense Gaussian matrix for each parameter, as D2P2-SGD was published: O(d p).
+    """A dense Gaussian matrix for each parameter, as in the D2P2-SGD paper. O(d p).
 
-    Guarantee: a chi-square mixture, dearer than the same noise without projection (docs/proofs/ProjectedGaussian.md).
+    Guarantee: a chi-square mixture of Gaussian mechanisms. It costs more than the same noise without projection
+    (docs/proofs/ProjectedGaussian.md).
 
-    dims  the width of each parameter's projection, which the price depends on (`layer_widths`)
+    dims  the width of each parameter's projection (`layer_widths`); the cost depends on it
     """
 
     dims: tuple[int, ...]
@@ -142,23 +143,25 @@ class DenseLayers:
         return _dense(layout.sizes, self.dims, context)
 
     def check(self, layout: Layout, reduction: float) -> None:
-        """The widths that were priced are those of this model."""
+        """Refuse a model whose widths differ from `dims`."""
         _check_fit(layout.sizes, self.dims, reduction)
 
 
 @final
 @dataclass(frozen=True)
 class DenseBlocks:
-    """The same for each block of `block` coordinates of the flat gradient, whatever parameter they belong to.
+    """A dense Gaussian matrix for each block of `block` coordinates of the flat gradient.
 
-    dims  the width of each block's projection (`block_widths`)
+    Guarantee: as for `DenseLayers`.
+
+    dims  the width of each block's projection (`block_widths`); the cost depends on it
     """
 
     block: int
     dims: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        check.count("the number of coordinates that one matrix mixes, e.g. 1024", block=self.block)
+        check.count("choose the number of coordinates in a block, e.g. 1024", block=self.block)
         _check_dims(self.dims)
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
@@ -168,14 +171,12 @@ class DenseBlocks:
         return _dense(block_sizes(layout.size, self.block), self.dims, context)
 
     def check(self, layout: Layout, reduction: float) -> None:
-        """The widths that were priced are those of this model."""
+        """Refuse a model whose widths differ from `dims`."""
         _check_fit(block_sizes(layout.size, self.block), self.dims, reduction)
 
 
 def _check_dims(dims: tuple[int, ...]) -> None:
-    remedy = (
-        "give the width of every part: layer_widths(sizes, reduction) or block_widths(size, block, reduction)"
-    )
+    remedy = "compute the widths with layer_widths(sizes, reduction) or block_widths(size, block, reduction)"
     check.require(isinstance(dims, tuple) and len(dims) > 0, "dims, a tuple of widths", f"{dims!r}", remedy)
     for dim in dims:
         check.count(remedy, dim=dim)
@@ -184,9 +185,9 @@ def _check_dims(dims: tuple[int, ...]) -> None:
 def _mixture(queries: Sequence[Query], noise: float, dims: tuple[int, ...]) -> Release:
     check.require(
         len(queries) == 1 and queries[0].sigma is None,
-        "one sum under a dense projection",
+        "a single vector query with a dense projection",
         f"{len(queries)} queries",
-        "no price is proven for several: use Orthonormal(), or a bounder that asks for the gradient alone",
+        "use Orthonormal(), or a bounder without further queries such as AutoS",
     )
     return events.ProjectedGaussian(queries[0].share * noise, dims)
 
@@ -204,24 +205,24 @@ def _check_fit(sizes: tuple[int, ...], dims: tuple[int, ...], reduction: float) 
         dims == fitting,
         f"the widths of this model at reduction {reduction}: {shown}",
         ",".join(map(str, dims[:40])),
-        "the price depends on them: plan again with the model's widths",
+        "build the plan with the widths of this model: the cost depends on them",
     )
 
 
-# -- how to lift --------------------------------------------------------------------------------------------
+# -- scale of the lift --------------------------------------------------------------------------------------
 
 
 class Lift(Protocol):
-    """The scale of lifting back, after the noise: any is free."""
+    """The scale of the lift. It is applied after the noise, so it does not affect privacy."""
 
     def factor(self, width: int) -> float:
-        """What multiplies the lift that is right on average, for a part of this width."""
+        """The factor on the unbiased lift, for a part of this width."""
 
 
 @final
 @dataclass(frozen=True)
 class UnbiasedLift:
-    """E[lifted] = gradient."""
+    """The unbiased lift: E[lifted] = gradient."""
 
     def factor(self, width: int) -> float:
         return 1.0
@@ -230,7 +231,7 @@ class UnbiasedLift:
 @final
 @dataclass(frozen=True)
 class PaperLift:
-    """E[lifted] = sqrt(p) * gradient: Algorithm 1 of D2P2-SGD lifts by A, without a second 1 / sqrt(p)."""
+    """The lift of D2P2-SGD's Algorithm 1, without a second factor 1 / sqrt(p): E[lifted] = sqrt(p) * gradient."""
 
     def factor(self, width: int) -> float:
         return math.sqrt(width)
@@ -242,14 +243,14 @@ class PaperLift:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ProjectedNoise:
-    """Projects each sum to fewer dimensions, adds N(0, (noise * share * sensitivity)^2) there, and lifts it back.
+    """Projects each sum to fewer dimensions, adds N(0, (noise * share * sensitivity)^2), and lifts the result back.
 
-    reduction   the share of dimensions that is removed; 0 is the identity, exactly: `GaussianNoise`
-    projection  `Orthonormal` or `OrthonormalLayers` (plain price), `DenseLayers` or `DenseBlocks` (dearer); fresh at
-                every step, from the projection stream, and never stored
-    lift        the scale of the way back; it multiplies the noise as well as the signal
+    reduction   fraction of dimensions that is removed; 0 means no projection: exactly `GaussianNoise`
+    projection  `Orthonormal` or `OrthonormalLayers` cost the same as no projection; `DenseLayers` and `DenseBlocks`
+                cost more. A new projection is drawn at every step and never stored
+    lift        scale of the lift; it multiplies noise and signal alike
 
-    Single numbers (counts) get plain noise.
+    Scalar queries (counts) get Gaussian noise without projection.
     """
 
     reduction: float
@@ -257,24 +258,27 @@ class ProjectedNoise:
     lift: Lift = field(default_factory=UnbiasedLift)
 
     def __post_init__(self) -> None:
-        check.not_negative("the share of dimensions to remove, e.g. 0.3", reduction=self.reduction)
+        check.not_negative("choose the fraction of dimensions to remove, e.g. 0.3", reduction=self.reduction)
         check.require(
-            self.reduction < 1, "reduction < 1", f"reduction={self.reduction!r}", "something must be left"
+            self.reduction < 1,
+            "reduction < 1",
+            f"reduction={self.reduction!r}",
+            "remove fewer dimensions, e.g. 0.3",
         )
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
-        """What one release costs, before sampling."""
+        """The privacy event of one release, before amplification by sampling."""
         return (self.projection if self.reduction > 0 else _PLAIN).event(queries, noise)
 
     def check(self, layout: Layout) -> None:
-        """Refuse a model with other widths than those that were priced."""
+        """Refuse a model whose widths differ from those of the plan."""
         if self.reduction > 0:
             self.projection.check(layout, self.reduction)
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
-        """The noisy sums, in the layout of the gradient; the inputs' storage is overwritten."""
+        """Return the noisy sums in the layout of the gradient. The exact sums are overwritten."""
         if self.reduction == 0:
             return _PLAIN.release(sums, queries, noise, context)
         self.check(context.layout)
@@ -286,12 +290,12 @@ class ProjectedNoise:
                 continue
             check.require(
                 isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
-                "sums with the sensitivity that the noise is for",
+                "sums with the sensitivity of their queries",
                 f"{total!r} for {query!r}",
-                "aggregate with the bounder of the plan",
+                "aggregate with the plan's bounder",
             )
             if context.mask is not None:
-                # Frozen coordinates have no bound: the projection must not mix them in.
+                # Frozen coordinates are not clipped, so they must not enter the projection.
                 context.mask.apply_(context.layout.views(total.value))
             image = context.streams.noise.add_normal_(projection.project(total.value), query.std(noise))
             for part, dim in zip(image.split(projection.widths), projection.widths, strict=True):

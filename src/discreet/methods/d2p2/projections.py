@@ -1,10 +1,10 @@
-"""Random linear maps to fewer dimensions, made from a stream for one step and dropped again.
+"""Random linear projections. Each is drawn for one step and then discarded.
 
-    project  x in R^d -> y in R^p                 before the noise: its sensitivity matters
-    lift     y in R^p -> R^d, E[lift(project(x))] = x    after the noise: free
+    project  R^d -> R^p, before the noise, so it affects the sensitivity
+    lift     R^p -> R^d, after the noise, so it does not; E[lift(project(x))] = x
 
-`Hadamard` has orthonormal rows and costs O(d log d); `DenseProjection` is a Gaussian matrix
-for each part of x and costs O(d p).
+`Hadamard` has orthonormal rows and takes O(d log d). `DenseProjection` is a Gaussian matrix for each part of x and
+takes O(d p).
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import Tensor
 from discreet.core.streams import Stream
 from discreet.stages.bounding import ROUND_DOWN
 
-_RADIX = 32  # a pass multiplies by a 32 x 32 matrix: five bits at the price of one trip through memory
-_BLOCK = 2**15  # entries that are worked on at once: they and their images fit a processor's cache
-_CHUNK = 2**22  # entries of a dense matrix that are in memory at once
+_RADIX = 32  # a pass multiplies by a 32 x 32 matrix: five butterfly stages for one pass over memory
+_BLOCK = 2**15  # entries processed at once: input and output fit in the processor's cache
+_CHUNK = 2**22  # entries of a dense matrix held in memory at once
 
 
 class ProjectionMap(Protocol):
-    """One linear map."""
+    """A random projection and its lift; `widths` are the projected dimensions of the parts."""
 
     widths: tuple[int, ...]
 
     def project(self, value: Tensor) -> Tensor:
-        """The image of `value`, all parts in one vector."""
+        """Project `value`; the images of all parts form one vector."""
 
     def lift(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """Back to the coordinates, without bias."""
+        """Map an image back to full dimension, without bias."""
 
 
 # -- orthonormal --------------------------------------------------------------------------------------------
 
 
 def padded_size(size: int) -> int:
-    """The least n >= size for which `hadamard` knows a matrix: 2^k, 12 * 2^k or 20 * 2^k.
+    """The smallest n >= size of the form 2^k, 12 * 2^k or 20 * 2^k: the orders that `hadamard` supports.
 
     >>> [padded_size(size) for size in (1, 3, 9, 13, 20, 550_000)]
     [1, 4, 12, 16, 20, 655360]
@@ -51,7 +51,7 @@ def padded_size(size: int) -> int:
 
 
 def factors_of(size: int) -> list[int]:
-    """The orders of the Kronecker factors of the Hadamard matrix of a padded size."""
+    """The orders of the Kronecker factors of the Hadamard matrix of order `size`, which must be a padded size."""
     twos = (size & -size).bit_length() - 1
     rest = size >> twos
     orders = [] if rest == 1 else [4 * rest]
@@ -62,7 +62,7 @@ def factors_of(size: int) -> list[int]:
 
 @functools.cache
 def _small(order: int) -> Tensor:
-    """A Hadamard matrix: Sylvester's for powers of two, Paley's for 12 and 20."""
+    """A small Hadamard matrix: Sylvester's construction for powers of two, Paley's for 12 and 20."""
     if order & (order - 1) == 0:
         matrix = torch.ones(1, 1, dtype=torch.float64)
         while len(matrix) < order:
@@ -80,9 +80,10 @@ def _small(order: int) -> Tensor:
 
 
 def hadamard(value: Tensor, *, transposed: bool = False) -> Tensor:
-    """value <- H value (or H^T value), in place, for the Hadamard matrix H of its padded size, entries +-1.
+    """Compute H value (or H^T value) in place, where H is the Hadamard matrix with entries +-1. O(n log n).
 
-    One pass for each Kronecker factor, the first ones in blocks that stay in the processor's cache: O(n log n).
+    The length of `value` must be a padded size. There is one pass per Kronecker factor; the first passes work on
+    blocks that fit in the processor's cache.
 
     >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     tensor([10., -2., -4.,  0.])
@@ -102,7 +103,7 @@ def hadamard(value: Tensor, *, transposed: bool = False) -> Tensor:
 
 
 def _pass(value: Tensor, matrix: Tensor, done: int) -> None:
-    """value <- (I x matrix x I_done) value, in place, with little memory beside it."""
+    """Compute (I x matrix x I_done) value in place, with little extra memory."""
     order = len(matrix)
     if done == 1:
         rows = value.view(-1, order)
@@ -118,10 +119,11 @@ def _pass(value: Tensor, matrix: Tensor, done: int) -> None:
 
 @final
 class Hadamard:
-    """P = (rows of H) D / sqrt(n): random signs D, the Hadamard matrix H of order n >= d, p of its n rows.
+    """P = (p random rows of H) D / sqrt(n), with random signs D and the Hadamard matrix H of order n >= d.
 
-    Guarantee: |P v| <= |v| for every v, rounding included: rows of H / sqrt(n) are orthonormal, products are formed
-    in float64 and shrunk by 2^-20. E[P^T P] = (p/n) I by the signs alone, so that lifting is (n/p) P^T.
+    Guarantee: |P v| <= |v| for every v, including rounding errors: the rows of H / sqrt(n) are orthonormal, and
+    products are computed in float64 and shrunk by 2^-20. The random signs give E[P^T P] = (p/n) I, so the lift is
+    (n/p) P^T.
     """
 
     def __init__(self, size: int, width: int, stream: Stream) -> None:
@@ -133,13 +135,13 @@ class Hadamard:
         self._kept = torch.from_numpy(_subset(self._padded, width, stream))
 
     def project(self, value: Tensor) -> Tensor:
-        """P value, in float64 whatever the dtype of `value`."""
+        """Return P value in float64, whatever the dtype of `value`."""
         full = value.new_zeros(self._padded, dtype=torch.float64)
         torch.mul(value, self._signs.to(value.device), out=full[: self.size])
         return hadamard(full)[self._kept.to(value.device)].mul_(ROUND_DOWN / math.sqrt(self._padded))
 
     def lift(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """(n/p) P^T image."""
+        """Return (n/p) P^T image."""
         full = image.new_zeros(self._padded, dtype=dtype)
         full[self._kept.to(image.device)] = image.to(dtype)
         scale = math.sqrt(self._padded) / (self.widths[0] * ROUND_DOWN)
@@ -149,9 +151,9 @@ class Hadamard:
 
 @final
 class Blocks:
-    """One projection for each part of the vector, side by side.
+    """A separate projection for each part of the vector: a block-diagonal projection.
 
-    Guarantee: if no part is lengthened, the whole is not.
+    Guarantee: the norm of the vector does not increase, because the norm of no part does.
     """
 
     def __init__(self, parts: Iterable[Hadamard]) -> None:
@@ -159,18 +161,18 @@ class Blocks:
         self.widths: tuple[int, ...] = tuple(part.widths[0] for part in self._parts)
 
     def project(self, value: Tensor) -> Tensor:
-        """The images of all parts, one after the other."""
+        """Return the concatenated images of all parts."""
         pieces = value.split([part.size for part in self._parts])
         return torch.cat([part.project(piece) for part, piece in zip(self._parts, pieces, strict=True)])
 
     def lift(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """Every part lifted by its own projection."""
+        """Lift each part by its own projection."""
         pieces = image.split(self.widths)
         return torch.cat([part.lift(piece, dtype) for part, piece in zip(self._parts, pieces, strict=True)])
 
 
 def _subset(of: int, count: int, stream: Stream) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """`count` of the indices 0 .. of-1, sorted: those with the smallest of `of` random numbers."""
+    """Return `count` of the indices 0 .. of-1, sorted: those of the smallest among `of` random numbers."""
     numbers = stream.uniform64(-(-of // 2)).view(np.uint32)[:of]
     largest = np.partition(numbers, count - 1)[count - 1]
     kept = numbers < largest
@@ -184,16 +186,16 @@ def _subset(of: int, count: int, stream: Stream) -> np.ndarray[tuple[int], np.dt
 
 @final
 class DenseProjection:
-    """A_l^T x_l / sqrt(p_l) for each part x_l of the vector, A_l with independent N(0, 1) entries.
+    """A_l^T x_l / sqrt(p_l) for each part x_l of the vector; the entries of A_l are independent N(0, 1).
 
-    The matrices are drawn a few columns at a time, and again for lifting: they are never held.
+    The matrices are drawn a few columns at a time and drawn again for the lift, so they are never stored.
     """
 
     def __init__(self, sizes: Sequence[int], widths: tuple[int, ...], stream: Callable[[], Stream]) -> None:
         self.sizes, self.widths, self._stream = tuple(sizes), widths, stream
 
     def project(self, value: Tensor) -> Tensor:
-        """A^T value / sqrt(p), part by part."""
+        """Return A^T value / sqrt(p), part by part."""
         parts = value.split(self.sizes)
         image = value.new_empty(sum(self.widths))
         for part, where, columns in self._columns(value):
@@ -201,7 +203,7 @@ class DenseProjection:
         return image
 
     def lift(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """A image / sqrt(p), part by part."""
+        """Return A image / sqrt(p), part by part."""
         lifted = image.new_zeros(sum(self.sizes), dtype=dtype)
         parts = lifted.split(self.sizes)
         for part, where, columns in self._columns(lifted):
@@ -209,7 +211,7 @@ class DenseProjection:
         return lifted
 
     def _columns(self, like: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-        """(part, where in the image, some columns of its matrix as rows), the same at every call."""
+        """Yield (part, slice of the image, columns of the part's matrix as rows); every call yields the same values."""
         stream, start = self._stream(), 0
         for part, (size, width) in enumerate(zip(self.sizes, self.widths, strict=True)):
             stop = start + width

@@ -1,4 +1,4 @@
-"""D2P2-SGD, D2P-SGD and DP2-SGD (arXiv 2509.09485, Algorithms 1 to 3): decaying noise, random projection, or both."""
+"""Recipes of D2P2-SGD, D2P-SGD and DP2-SGD (arXiv 2509.09485, Algorithms 1 to 3)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import enum
 from discreet.accounting import AccountedClaim, Accounting
 from discreet.core import check
 from discreet.core.relation import Neighbouring
+from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
 from discreet.methods.d2p2.projected_gaussian import (
     DenseBlocks,
     DenseLayers,
@@ -17,26 +18,20 @@ from discreet.methods.d2p2.projected_gaussian import (
     UnbiasedLift,
 )
 from discreet.stages.bounding import AutoS
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
-from discreet.stages.schedule import (
-    Constant,
-    Exponential,
-    InverseFourthRoot,
-    InverseRoot,
-    Linear,
-    Period,
-    Schedule,
-)
+from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule
 
 
 class Decay(enum.StrEnum):
-    """How the noise falls with k = 1, 2, ...
+    """How the noise decays over periods k = 1, 2, ...
 
-    inverse-fourth-root  as in the paper's Table 3;  inverse-root  as in its Theorem 1
-    exponential          as in Dynamic DPSGD (Du et al. 2021);  linear  a straight line
-    constant             not at all
+    inverse-fourth-root  1 / k^(1/4), as in Table 3 of the paper
+    inverse-root         1 / sqrt(k), as in Theorem 1 of the paper
+    exponential          as in Dynamic DPSGD (Du et al. 2021)
+    linear               a straight line
+    constant             no decay
     """
 
     INVERSE_FOURTH_ROOT = "inverse-fourth-root"
@@ -47,14 +42,16 @@ class Decay(enum.StrEnum):
 
     @property
     def is_timed(self) -> bool:
-        """Whether it ends at a factor of choice, after a number of periods that must be said."""
+        """Whether the decay needs a last factor (decay_to) and a number of periods (decay_over)."""
         return self in (Decay.EXPONENTIAL, Decay.LINEAR)
 
 
 class Projection(enum.StrEnum):
-    """Which projections: ours, at no price, or Gaussian matrices as published, which cost epsilon.
+    """The kind of projection.
 
-    orthonormal-layers projects parameter by parameter, as the paper does.
+    orthonormal         one orthonormal projection of the whole gradient; no extra privacy cost
+    orthonormal-layers  one orthonormal projection per parameter; no extra privacy cost
+    dense               Gaussian matrices, as in the paper; increases epsilon
     """
 
     ORTHONORMAL = "orthonormal"
@@ -63,7 +60,7 @@ class Projection(enum.StrEnum):
 
 
 class Scale(enum.StrEnum):
-    """How the projected gradient is lifted back."""
+    """The scale of the lift: unbiased, or as in the paper's Algorithm 1."""
 
     UNBIASED = "unbiased"
     PAPER = "paper"
@@ -81,11 +78,12 @@ def d2p2_sgd(
     block: int | None = None,
     widths: tuple[int, ...] | None = None,
 ) -> Recipe:
-    """D2P2-SGD: automatic clipping, noise that decays, on a random projection of the gradient.
+    """D2P2-SGD: automatic clipping, with decaying noise on a random projection of the gradient.
 
-    decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and in which period
-    block, widths  for dense projections: coordinates in a block (None: one matrix per layer), and the width of
-                   each part's projection, from `layer_widths` or `block_widths`: the price depends on them
+    decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and the period that has it
+    block   for dense projections: number of coordinates in a block; None for one matrix per parameter
+    widths  for dense projections: the projected dimensions, from `layer_widths` or `block_widths`; the cost depends
+            on them
     """
     return Recipe(
         method="d2p2-sgd",
@@ -103,9 +101,9 @@ def d2p_sgd(
     decay_to: float | None = None,
     decay_over: int | None = None,
 ) -> Recipe:
-    """D2P-SGD: automatic clipping and noise that decays.
+    """D2P-SGD: automatic clipping with decaying noise.
 
-    decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and in which period
+    decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and the period that has it
     """
     return Recipe(
         method="d2p-sgd",
@@ -123,7 +121,7 @@ def dp2_sgd(
     block: int | None = None,
     widths: tuple[int, ...] | None = None,
 ) -> Recipe:
-    """DP2-SGD: automatic clipping and constant noise, on a random projection of the gradient."""
+    """DP2-SGD: automatic clipping, with constant noise on a random projection of the gradient."""
     return Recipe(
         method="dp2-sgd",
         bounder=AutoS(clip=1.0, gamma=gamma),
@@ -133,7 +131,7 @@ def dp2_sgd(
 
 
 def decaying(decay: Decay, per: Period, to: float | None = None, over: int | None = None) -> Schedule:
-    """The schedule of a kind; `to` and `over` belong to those that end at a factor of choice.
+    """Return the schedule of a decay. Exponential and linear decay need `to` and `over`; the others refuse them.
 
     >>> decaying(Decay.LINEAR, Period.EPOCH, 0.5, 3)
     Linear(last=0.5, periods=3, period=<Period.EPOCH: 'epoch'>)
@@ -141,16 +139,16 @@ def decaying(decay: Decay, per: Period, to: float | None = None, over: int | Non
     decay, per = Decay(decay), Period(per)
     check.require(
         decay.is_timed == (to is not None) == (over is not None),
-        "decay_to and decay_over with exponential or linear decay, and only there",
+        "decay_to and decay_over with exponential and linear decay only",
         f"decay={decay}, decay_to={to!r}, decay_over={over!r}",
-        f"e.g. decay_to=0.5, decay_over=the number of {per}s" if decay.is_timed else "drop them",
+        f"set e.g. decay_to=0.5 and decay_over to the number of {per}s" if decay.is_timed else "remove them",
     )
     if decay is Decay.CONSTANT:
         return Constant()
     if to is None or over is None:
         return InverseRoot(per) if decay is Decay.INVERSE_ROOT else InverseFourthRoot(per)
-    check.positive("the last factor on the noise, below 1, e.g. 0.5", decay_to=to)
-    check.require(to < 1, "decay_to < 1", f"decay_to={to!r}", "noise decays to a part of its start")
+    check.positive("choose the last factor on the noise, e.g. 0.5", decay_to=to)
+    check.require(to < 1, "decay_to < 1", f"decay_to={to!r}", "choose a factor below 1, e.g. 0.5")
     if decay is Decay.LINEAR:
         return Linear(last=to, periods=over, period=per)
     return Exponential(rho=1 / to, periods=over, period=per)
@@ -165,7 +163,7 @@ def _projected(
             block is None and widths is None,
             "block and widths with dense projections only",
             f"block={block!r}, widths={widths!r}",
-            "drop them, or choose the dense projection",
+            "remove them, or use projection=dense",
         )
         whole = Projection(projection) is Projection.ORTHONORMAL
         kind = Orthonormal() if whole else OrthonormalLayers()
@@ -174,7 +172,7 @@ def _projected(
         check.refuse(
             "widths for dense projections",
             "none",
-            "the price depends on them: layer_widths([p.numel() for p in model.parameters()], reduction)",
+            "pass widths=layer_widths([p.numel() for p in model.parameters()], reduction)",
         )
     dims = tuple(widths)
     dense = DenseLayers(dims) if block is None else DenseBlocks(block, dims)
@@ -182,12 +180,12 @@ def _projected(
 
 
 def _claim(plan: Plan) -> AccountedClaim | None:
-    """The same run without its projection, which the paper calls post-processing."""
+    """The cost of the same run without projection, because the paper treats the projection as post-processing."""
     if plan.relation is not Neighbouring.ADD_REMOVE:
         return None
     return AccountedClaim(
         events=plan.using(mechanism=GaussianNoise()).events(),
         by=Accounting.PLD,
-        theorem="D2P2-SGD (arXiv 2509.09485), Theorem 1, by an accountant",
+        theorem="D2P2-SGD (arXiv 2509.09485), Theorem 1, evaluated with the PLD accountant",
         assumes="the projection is post-processing, although the noise is added after it",
     )

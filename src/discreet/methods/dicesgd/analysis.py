@@ -1,4 +1,4 @@
-"""The price of a whole run with clipped error feedback (docs/proofs/ClippedFeedback.md), and what its paper claims."""
+"""The analysis of runs with clipped error feedback. Proof: docs/proofs/ClippedFeedback.md."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised
 from discreet.methods.dicesgd.mechanism import ErrorFeedback
+from discreet.stages.analysis import NoGuard, RunGuard
 from discreet.stages.bounding import FlatClip
-from discreet.stages.guard import NoGuard, RunGuard
 from discreet.stages.sampling import Poisson
 from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class FeedbackRun:
-    """One event for the run: the error that is carried along makes no step separable from those before it.
+    """Charges the run with one event, because the accumulated error makes every step depend on earlier records.
 
-    Guarantee: the epsilon of all releases together; the error and the clipped sums must never leave.
+    Guarantee: the epsilon of all releases together, as long as the error and the exact sums are never published.
     """
 
     @property
@@ -42,13 +42,13 @@ class FeedbackRun:
         return False
 
     def check(self, stages: Pipeline) -> None:
-        """Only what the proof covers: Poisson sampling, add/remove, one noise for all steps, every coordinate."""
+        """Refuse what the proof does not cover: it needs Poisson sampling, add/remove, constant noise and no masks."""
         mechanism = stages.mechanism
         check.require(
             isinstance(mechanism, ErrorFeedback),
             "the mechanism ErrorFeedback",
             type(mechanism).__name__,
-            "use analysis=Composition() for mechanisms without memory",
+            "use analysis=Composition()",
         )
         assert isinstance(mechanism, ErrorFeedback)
         fitting = (FeedbackClip, FeedbackNormalised) if mechanism.clip > 0 else (FeedbackClip, FlatClip)
@@ -62,23 +62,23 @@ class FeedbackRun:
                 mechanism.clip == 0 or isinstance(stage, kinds),
                 " or ".join(kind.__name__ for kind in kinds),
                 type(stage).__name__,
-                "no price is proven for error feedback with anything else",
+                "use the stages of methods.dicesgd(...): the proof covers no others",
             )
         check.require(
             mechanism.clip == 0 or stages.relation is Neighbouring.ADD_REMOVE,
             "add/remove",
             str(stages.relation),
-            "the bounds on error feedback are proven for add/remove",
+            "use Neighbouring.ADD_REMOVE: the proof covers no other relation",
         )
 
     def whole_run(self, plan: Plan) -> Event | None:
-        """The run; None where nothing is fed back: its steps are those of DP-SGD."""
+        """The event of the run; None without feedback, where every step is a step of DP-SGD."""
         mechanism, bounder, horizon = plan.mechanism, plan.bounder, plan.horizon
         assert isinstance(mechanism, ErrorFeedback)
         if mechanism.clip == 0:
             return None
         assert isinstance(bounder, FeedbackClip | FeedbackNormalised)
-        # The energy bound needs projections on balls, for the records and for the error.
+        # The energy bound needs both clips, of the records and of the error, to be projections onto balls.
         projected = isinstance(bounder, FeedbackClip) and mechanism.shortening.is_projection
         return events.ClippedFeedback(
             rate=horizon.rate,

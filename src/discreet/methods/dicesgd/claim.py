@@ -1,4 +1,4 @@
-"""What the DiceSGD paper (arXiv 2311.14632) claims for a run."""
+"""The privacy claims of the DiceSGD paper (arXiv 2311.14632) for a run."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from discreet.core import check
 class DiceClaim(Claim):
     """DiceSGD, Theorem 3.8 solved for epsilon: sqrt(32 T (C1^2 + 2 min(C^2, G'^2)) ln(1/delta)) / (N sigma).
 
-    C = batch * C2; G' = G - C1 from the pre-clip, else infinite. Needs batch <= N/5 and C1 <= C2.
+    Here C = batch * C2, and G' = G - C1 with pre-clip G, or infinity without one. It needs batch <= N/5 and C1 <= C2.
     """
 
     run: events.ClippedFeedback
     records: int
     theorem: str = "DiceSGD (arXiv 2311.14632), Theorem 3.8"
-    assumes: str = "the bounds G and sigma exist but may be arbitrarily large; batch/records <= 1/5; C1 <= C2"
+    assumes: str = "bounds G and sigma exist but may be arbitrarily large; batch/records <= 1/5; C1 <= C2"
 
     def __post_init__(self) -> None:
-        check.count("records is the public size of the data", records=self.records)
+        check.count("give the public number of records", records=self.records)
 
     def epsilon(self, delta: float) -> float | None:
-        """The claim for the whole run."""
+        """The claimed epsilon of the whole run; None if the theorem does not apply."""
         check.inside_unit(ABOUT_DELTA, delta=delta)
         run = self.run
         if run.batch / self.records > 1 / 5 or run.clip > run.feedback_clip:
@@ -44,22 +44,23 @@ class DiceClaim(Claim):
 @final
 @dataclass(frozen=True, kw_only=True)
 class AutomaticDiceClaim(Claim):
-    """Algorithm 4's noise solved for epsilon: sqrt(32 T (C1^2 + 2 C2^2) ln(1/delta)) / (N sigma), 96 for C1 = C2.
+    """The noise of Algorithm 4 solved for epsilon: sqrt(32 T (C1^2 + 2 C2^2) ln(1/delta)) / (N sigma).
 
-    Theorem 3.8 has batch * C2 in the place of C2; the paper drops the batch without a word.
+    For C1 = C2 this is the paper's constant 96. Theorem 3.8 has batch * C2 where Algorithm 4 has C2; the paper does not
+    explain why the batch size is dropped.
     """
 
     run: events.ClippedFeedback
     records: int
     theorem: str = "DiceSGD (arXiv 2311.14632), Algorithm 4"
-    assumes: str = "Theorem 3.8 with C2 in the place of batch * C2; batch/records <= 1/5; C1 <= C2"
+    assumes: str = "Theorem 3.8 with C2 instead of batch * C2; batch/records <= 1/5; C1 <= C2"
 
     def __post_init__(self) -> None:
-        check.count("records is the public size of the data", records=self.records)
+        check.count("give the public number of records", records=self.records)
 
     def epsilon(self, delta: float) -> float | None:
-        """The claim for the whole run."""
-        check.inside_unit("delta is the probability that the claim fails", delta=delta)
+        """The claimed epsilon of the whole run; None if the theorem does not apply."""
+        check.inside_unit(ABOUT_DELTA, delta=delta)
         run = self.run
         if run.batch / self.records > 1 / 5 or run.clip > run.feedback_clip:
             return None

@@ -1,4 +1,4 @@
-"""Two-level clipping: a moving average of the released residual, added to the released gradient."""
+"""The combination of two-level clipping: adds a moving average of released residuals to the released gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 from discreet.core import check
 from discreet.methods.dicesgd.bounding import TwoLevel
 from discreet.stages.bounding import Bounder
-from discreet.stages.combination import HELD, whole_gradient
+from discreet.stages.combination import whole_gradient
 from discreet.stages.selection import Selection
 
 if TYPE_CHECKING:
@@ -17,37 +17,42 @@ if TYPE_CHECKING:
 
     from discreet.stages.context import StepContext
 
+HELD = "two-level.held"
+
 
 @final
 @dataclass(frozen=True)
 class SmoothedResidual:
-    """first + kappa * held, where `held` collects the second noisy sum and gives away what is used of it.
+    """Adds `used`, a part of the accumulated residuals `held`, to the first noisy sum.
 
-        held <- held + second;   used = kappa * held, at most batch * limit long;   held <- held - used
+        held <- held + second;   used = clip(kappa * held, batch * limit);   held <- held - used
 
-    Without a limit `used` is the moving average (1 - kappa) used + kappa second; with one it is error feedback:
-    what is too long now is used later. Nothing is lost: all of `used` and `held` add up to all that was released.
+    Without a limit, `used` is the moving average (1 - kappa) used + kappa second. With a limit it is error feedback:
+    the clipped-off part is used in later steps. Nothing is lost: the sum of all `used`, plus `held`, equals the sum of
+    all released residuals.
 
-    kappa  weight of the newest value; 1: no averaging
-    limit  bound on what is used, on the mean; None: none
+    kappa  weight of the newest residual; 1 means no averaging
+    limit  bound on `used` on the scale of the mean gradient; None: no bound
     """
 
     kappa: float
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        check.fraction("kappa is the weight of the newest value; 1 is no averaging", kappa=self.kappa)
+        check.fraction(
+            "choose the weight of the newest value, e.g. 0.1; 1 means no averaging", kappa=self.kappa
+        )
         if self.limit is not None:
-            check.positive("the longest residual to use in one step", limit=self.limit)
+            check.positive("choose the largest norm of the residual in one step, e.g. 1.0", limit=self.limit)
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
         check.require(
             isinstance(bounder, TwoLevel),
-            "the bounder TwoLevel, whose second sum is the residual",
+            "the bounder TwoLevel",
             repr(bounder),
-            "take both from methods.two_level(...)",
+            "use the recipe methods.two_level(...)",
         )
-        whole_gradient(selection, "what is held of a residual belongs to coordinates that a mask may drop")
+        whole_gradient(selection, "accumulated residuals may belong to frozen coordinates")
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         first, second = vectors

@@ -1,4 +1,4 @@
-"""Clipped error feedback (DiceSGD, arXiv 2311.14632): what the clip took away is fed back, clipped itself."""
+"""Clipped error feedback (DiceSGD, arXiv 2311.14632): the clipped-off part is fed back, clipped itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from discreet.accounting.events import NonPrivate, Release
 from discreet.core import check
 from discreet.engine.layout import Layout
 from discreet.stages.bounding import ROUND_DOWN, Query
-from discreet.stages.gaussian import GaussianNoise
+from discreet.stages.gaussian_noise import GaussianNoise
 from discreet.stages.values import BoundedSum, PrivateState
 
 if TYPE_CHECKING:
@@ -23,20 +23,20 @@ _PLAIN = GaussianNoise()
 
 
 class Shortening(Protocol):
-    """How the error is brought to its bound."""
+    """How the error is clipped."""
 
     def factor(self, norm: float, radius: float) -> float:
-        """What multiplies a vector of this norm; factor * norm <= radius."""
+        """The factor for a vector of this norm; factor * norm <= radius."""
 
     @property
     def is_projection(self) -> bool:
-        """Whether it is the projection on the ball: the energy bound needs that."""
+        """Whether it is the projection onto the ball, which the energy bound requires."""
 
 
 @final
 @dataclass(frozen=True)
 class Projecting:
-    """min(1, radius / norm): Algorithm 2."""
+    """Projection onto the ball, min(1, radius / norm), as in Algorithm 2."""
 
     def factor(self, norm: float, radius: float) -> float:
         return 1.0 if norm <= radius else radius / norm
@@ -49,7 +49,7 @@ class Projecting:
 @final
 @dataclass(frozen=True)
 class Normalising:
-    """radius / norm, and 0 for 0: Algorithm 4."""
+    """Normalisation, radius / norm (0 for a norm of 0), as in Algorithm 4."""
 
     def factor(self, norm: float, radius: float) -> float:
         return radius / norm if norm > 0 else 0.0
@@ -62,38 +62,41 @@ class Normalising:
 @final
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """Releases sum clip(g) + clip(E, batch * clip) + noise; E, the error on the scale of the sum, stays hidden.
+    """Releases sum clip(g) + clip(E, batch * clip) + noise. The error E, on the scale of the sum, stays hidden.
 
         E <- E + sum (g - clip(g)) - clip(E, batch * clip),   E = 0 before the first step and after a resume
 
-    clip        C2, the bound on the error of the MEAN; 0 is no feedback: the Gaussian mechanism, bit for bit
+    clip        C2, the bound on the error of the MEAN; 0 means no feedback: exactly the Gaussian mechanism
     shortening  how the error is clipped
 
-    The noise is N(0, (noise * C1)^2) on the sum, so on the mean noise * C1 / batch: `noise` is what it is for DP-SGD.
+    The noise on the sum is N(0, (noise * C1)^2), so `noise` has the same meaning as for DP-SGD.
 
-    Guarantee: the fed vector has norm at most batch * clip whatever the error is, also if it is not finite (it is
-    then forgotten). A single step has no price of its own, because the error remembers records: `event` says
-    non-private, and `FeedbackRun` prices the run as a whole (docs/proofs/ClippedFeedback.md).
-    Of several processes each computes the same error from sums over all of them; what the first gives leaves.
+    Guarantee: the fed-back vector has norm at most batch * clip, whatever the error is. A non-finite error is reset to
+    zero. A single step has no finite cost, because the error depends on earlier records: `event` returns NonPrivate,
+    and `FeedbackRun` charges the run as a whole (docs/proofs/ClippedFeedback.md).
+
+    With several processes, each computes the same error from the global sums, and the result of the first is released.
     """
 
     clip: float
     shortening: Shortening = Projecting()
 
     def __post_init__(self) -> None:
-        check.not_negative("the bound on the error that is fed back; 0 means none", clip=self.clip)
+        check.not_negative(
+            "choose a bound on the fed-back error, e.g. 1.0; 0 means no feedback", clip=self.clip
+        )
 
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
-        """What one release costs on its own, before sampling: without bound, unless nothing is fed back."""
+        """The privacy event of one release, before amplification by sampling; non-private unless `clip` is 0."""
         return _PLAIN.event(queries, noise) if self.clip == 0 else NonPrivate()
 
     def check(self, layout: Layout) -> None:
-        """Any model: the price does not depend on it."""
+        """Accept every model: the cost does not depend on it."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
-        """The noisy sum; the error is brought up to date."""
+        """Return the noisy sum and update the error."""
         if self.clip > 0:
             self._check(sums, context)
             self._feed_back(sums[0].value, context)
@@ -104,31 +107,31 @@ class ErrorFeedback:
             len(sums) == 1 and context.mask is None,
             "one sum of all coordinates",
             f"{len(sums)} sums" if context.mask is None else "a mask",
-            "error feedback is proven for plain clipping alone: use FeedbackClip and no selection",
+            "use FeedbackClip without a selection: error feedback is proven for it only",
         )
         check.require(
             context.raw is not None and len(context.raw.reveal_to_mechanism()) == 1,
-            "a bounder that keeps what its clip takes away",
-            "none",
+            "a bounder that provides the clipped-off part",
+            "a bounder without hidden sums",
             "use FeedbackClip or FeedbackNormalised",
         )
 
     def _feed_back(self, total: Tensor, context: StepContext) -> None:
-        """total += clip(E), and the next E."""
+        """Add clip(E) to `total`, and compute the next E."""
         assert context.raw is not None
         (cut_off,) = context.raw.reveal_to_mechanism()
-        kept = context.secrets.get(ERROR)
-        error = cut_off.double().new_zeros(cut_off.shape) if kept is None else kept.reveal_to_mechanism()
+        stored = context.secrets.get(ERROR)
+        error = cut_off.double().new_zeros(cut_off.shape) if stored is None else stored.reveal_to_mechanism()
         fed = self.shortened(error, context.batch)
         total.add_(fed)
         context.secrets[ERROR] = PrivateState(error.sub_(fed).add_(cut_off))
         cut_off.zero_()
 
     def shortened(self, error: Tensor, batch: float) -> Tensor:
-        """clip(error, batch * clip); an error that is not finite is set to 0 and gives 0."""
+        """Return clip(error, batch * clip). A non-finite error is set to 0 in place."""
         norm = float(error.norm())
         if not norm < float("inf"):
             error.zero_()
             norm = 0.0
-        # One radius for all errors, a little smaller: a projection to the last digit, and float32 stays inside.
+        # The radius is rounded down once for all errors, so this is a projection and float32 stays within the bound.
         return error * self.shortening.factor(norm, batch * self.clip * ROUND_DOWN)

@@ -1,4 +1,4 @@
-"""DiceSGD (arXiv 2311.14632, Algorithms 2 to 4), and two-level clipping: less clipping bias at the price of DP-SGD."""
+"""Recipes of DiceSGD (arXiv 2311.14632, Algorithms 2 to 4) and of two-level clipping, which reduce clipping bias."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from discreet.stages.recipe import Recipe
 
 
 def dicesgd(clip: float = 1.0, feedback_clip: float = 1.0, preclip: float | None = None) -> Recipe:
-    """DiceSGD: what clipping takes away is kept in secret and fed back, clipped itself.
+    """DiceSGD: DP-SGD with clipped error feedback, which reduces the bias of clipping.
 
-    feedback_clip  C2, on the mean; the paper wants C2 >= C1. 0: DP-SGD, exactly
-    preclip        G: every gradient is cut to it first, which makes the certificate far cheaper
+    clip           C1, the clipping norm of the records
+    feedback_clip  C2, the bound on the fed-back error of the mean; the paper needs C2 >= C1. 0 is exactly DP-SGD
+    preclip        G, a larger clipping norm that is applied first; it lowers the certified epsilon considerably
 
-    Algorithm 3 is this release fed to Adam.
+    Algorithm 3 of the paper is this recipe with Adam.
     """
     bounder = FeedbackClip(clip, preclip) if feedback_clip != 0 else FlatClip(clip)
     return Recipe(
@@ -35,7 +36,7 @@ def dicesgd(clip: float = 1.0, feedback_clip: float = 1.0, preclip: float | None
 
 def dicesgd_automatic(feedback_clip: float = 1.0) -> Recipe:
     """DiceSGD with normalised gradients and a normalised error (Algorithm 4)."""
-    check.positive("the norm of the error that is fed back, e.g. 1.0", feedback_clip=feedback_clip)
+    check.positive("choose the norm of the fed-back error, e.g. 1.0", feedback_clip=feedback_clip)
     return Recipe(
         method="dicesgd-automatic",
         bounder=FeedbackNormalised(1.0),
@@ -48,11 +49,12 @@ def dicesgd_automatic(feedback_clip: float = 1.0) -> Recipe:
 def two_level(
     clip: float = 1.0, residual: float = 9.0, kappa: float = 0.1, share: float | None = None
 ) -> Recipe:
-    """Two-level clipping: the clipped sum, and a moving average of the released rest, from one sample.
+    """Two-level clipping: adds a moving average of the released residuals to the clipped gradient.
 
-    residual  bound on what the first clip takes away: no bias where gradients stay within clip + residual
-    kappa     weight of the newest residual in its moving average; 1: no averaging
-    share     of the noise on the clipped sum (1/share^2 is its part of the price); None: least noise per step
+    clip      clipping norm of the gradients
+    residual  clipping norm of the residuals; gradients with norm up to clip + residual are not biased
+    kappa     weight of the newest residual in the moving average; 1 means no averaging
+    share     factor on the noise multiplier of the clipped sum; None: the least noise per step
     """
     bounder = TwoLevel.smoothed(clip, residual, kappa) if share is None else TwoLevel(clip, residual, share)
     return Recipe(method="two-level", bounder=bounder, combination=SmoothedResidual(kappa))

@@ -1,4 +1,4 @@
-"""Bounders that only the DP-SGD family uses: per-layer clipping and adaptive quantile clipping."""
+"""Per-layer clipping and adaptive quantile clipping."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import FlatClip, OneGroup, Query, Still, Weighing, finite, to_ball
+from discreet.stages.bounding import (
+    FlatClip,
+    NonAdaptive,
+    OneGroup,
+    Query,
+    WeightsOnly,
+    clip_factor,
+    zero_non_finite,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,13 +26,13 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class PerLayer(Still):
-    """Each parameter clipped on its own to C / sqrt(number of parameters): the whole stays within C."""
+class PerLayer(NonAdaptive):
+    """Clips the gradient of each of k parameter tensors to C / sqrt(k), so the whole gradient has norm at most C."""
 
     clip: float
 
     def __post_init__(self) -> None:
-        check.positive("the clip bounds each record's whole gradient, e.g. 1.0", clip=self.clip)
+        check.positive("choose a clipping norm for the whole gradient, e.g. 1.0", clip=self.clip)
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(self.clip * scale),)
@@ -33,16 +41,23 @@ class PerLayer(Still):
         return [[index] for index in range(len(layout.names))]
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return finite(to_ball(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN)
+        return zero_non_finite(
+            clip_factor(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN
+        )
 
 
 @final
 @dataclass(frozen=True)
-class AdaptiveQuantile(Weighing, OneGroup):
-    """Flat clip whose bound follows a quantile of the norms, from a noisy count that is charged.
+class AdaptiveQuantile(WeightsOnly, OneGroup):
+    """Flat clipping whose clipping norm tracks a quantile of the gradient norms (Andrew et al. 2021).
 
-    Every record adds +1/2 if its norm is at most the bound, else -1/2 (so that the count has sensitivity 1/2);
-    the released count moves the bound: C <- C * exp(-rate * (share of small norms - quantile)).
+    Each record adds +1/2 to a count if its norm is at most C, and -1/2 otherwise, so the count has sensitivity 1/2.
+    The noisy count is charged. It updates C <- C * exp(-rate * (fraction of norms below C - quantile)).
+
+    clip         initial clipping norm
+    quantile     target fraction of unclipped records
+    rate         learning rate of the clipping norm
+    count_noise  standard deviation of the noise on the count
     """
 
     clip: float = 1.0
@@ -52,11 +67,13 @@ class AdaptiveQuantile(Weighing, OneGroup):
 
     def __post_init__(self) -> None:
         check.positive(
-            "clip is where the bound starts, rate how fast it moves", clip=self.clip, rate=self.rate
+            "choose an initial clipping norm and a rate, e.g. 1.0 and 0.2", clip=self.clip, rate=self.rate
         )
-        check.inside_unit("the quantile of norms that stays unclipped, e.g. 0.5", quantile=self.quantile)
+        check.inside_unit(
+            "choose the fraction of records to leave unclipped, e.g. 0.5", quantile=self.quantile
+        )
         check.positive(
-            "standard deviation of the noise on the count, about batch / 20", count_noise=self.count_noise
+            "choose the standard deviation of the count, about batch / 20", count_noise=self.count_noise
         )
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
@@ -69,11 +86,11 @@ class AdaptiveQuantile(Weighing, OneGroup):
         return FlatClip(self.clip).weights(norms_GN, scale)
 
     def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
-        small = norms_GN <= self.clip * scale  # false for norms that are not finite
+        small = norms_GN <= self.clip * scale  # False for non-finite norms
         return small.to(norms_GN.dtype) - 0.5
 
     def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
-        # The divisor is the public batch: the true size of the sample is private.
+        # Divide by the public batch size; the size of the drawn batch is private.
         small = min(max(released[0] / batch + 0.5, 0.0), 1.0)
         step = math.exp(-self.rate * (small - self.quantile))
         return min(max(scale * step, 1e-6), 1e6)

@@ -1,1 +1,1 @@
-"""DPSGD-DC (arXiv 2502.17772): a bounded domain, and certificates for the last iterate alone."""
+"""DPSGD-DC (arXiv 2502.17772): training in a bounded domain, and certificates for the final parameters only."""

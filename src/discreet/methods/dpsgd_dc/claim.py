@@ -1,4 +1,4 @@
-"""What the DPSGD-DC paper (arXiv 2502.17772) claims for a run."""
+"""The privacy claim of the DPSGD-DC paper (arXiv 2502.17772) for a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from discreet.core import check
 @final
 @dataclass(frozen=True, kw_only=True)
 class LastIterateClaim(Claim):
-    """DPSGD-GC (no domain) and DPSGD-DC (a domain): Theorems 3.3 and 3.4 in RDP, converted by Lemma 2.4.
+    """DPSGD-GC (no domain) and DPSGD-DC (bounded domain): Theorems 3.3 and 3.4 in RDP, converted by Lemma 2.4.
 
     Theorem 3.3: r(a) = 2 a C^2 T / (n b sigma^2).  Theorem 3.4 (Eq. 54): also
     r(a) = a (sqrt(2 C^2 / (n b sigma^2)) + sqrt((1 + eta L)^2 D^2 / (2 eta^2 sigma^2)))^2.
-    Where b <= n/5 and Lemma A.13 applies, 2 C^2 / (n b) becomes 8 C^2 / n^2.
+    If b <= n/5 and Lemma A.13 applies, 8 C^2 / n^2 replaces 2 C^2 / (n b).
     """
 
     records: int
@@ -29,26 +29,33 @@ class LastIterateClaim(Claim):
     smoothness: float | None = None
     diameter: float | None = None
     theorem: str = "DPSGD-DC (arXiv 2502.17772), Theorems 3.3 and 3.4"
-    assumes: str = "an L-smooth loss; only the last iterate is seen; the paper's Lemma 3.2 in both directions"
+    assumes: str = "an L-smooth loss; only the final parameters are seen; Lemma 3.2 holds in both directions"
 
     def __post_init__(self) -> None:
-        check.count("public sizes are whole numbers", records=self.records, steps=self.steps)
-        check.positive("bounds and batch sizes are positive", batch=self.batch, clip=self.clip)
-        check.not_negative("0 means no noise", noise_std_on_mean=self.noise_std_on_mean)
+        check.count("give public whole numbers", records=self.records, steps=self.steps)
+        check.positive("give the batch size and the clipping norm", batch=self.batch, clip=self.clip)
+        check.not_negative(
+            "give the standard deviation of the noise", noise_std_on_mean=self.noise_std_on_mean
+        )
         domain = (self.learning_rate, self.smoothness, self.diameter)
         known = [value is not None for value in domain]
-        remedy = "a domain needs its diameter, the learning rate and the smoothness of the loss"
-        check.require(all(known) or not any(known), "all of them or none", f"{domain}", remedy)
+        remedy = "for a domain, give its diameter, the learning rate and the smoothness of the loss"
+        check.require(
+            all(known) or not any(known),
+            "learning_rate, smoothness and diameter together, or none of them",
+            f"{domain}",
+            remedy,
+        )
         if all(known):
             check.positive(remedy, learning_rate=self.learning_rate, diameter=self.diameter)
             check.not_negative(remedy, smoothness=self.smoothness)
 
     def epsilon(self, delta: float) -> float | None:
-        """min over orders a of r(a) + ln(1/delta)/(a - 1)."""
+        """The claimed epsilon: the minimum over orders a of r(a) + ln(1/delta)/(a - 1)."""
         check.inside_unit(ABOUT_DELTA, delta=delta)
         if self.noise_std_on_mean == 0:
             return math.inf
-        # r(a) = a * slope has its least at a = 1 + sqrt(ln(1/delta) / slope).
+        # For r(a) = a * slope the minimum is at a = 1 + sqrt(ln(1/delta) / slope).
         log = math.log(1 / delta)
         slope = self.rdp(1.0)
         plain = slope + 2 * math.sqrt(slope * log)
@@ -57,7 +64,7 @@ class LastIterateClaim(Claim):
         return min(plain, *strong)
 
     def rdp(self, order: float) -> float:
-        """r(a) by Theorem 3.3, and by Theorem 3.4 where a domain is given.
+        """r(a) by Theorem 3.3; with a domain, the minimum of Theorems 3.3 and 3.4.
 
         >>> figure = dict(records=8, batch=2, clip=2.0, noise_std_on_mean=4.0, learning_rate=0.2)
         >>> round(LastIterateClaim(steps=50, smoothness=1.0, diameter=1.0, **figure).rdp(1.1), 6)
@@ -70,14 +77,14 @@ class LastIterateClaim(Claim):
         return order * min(composed, bounded)
 
     def _absorbed(self) -> float | None:
-        """(1 + eta L)^2 D^2 / (2 eta^2 sigma^2): what hiding the start of the run costs, per order."""
+        """(1 + eta L)^2 D^2 / (2 eta^2 sigma^2): the cost per order of forgetting earlier steps."""
         if self.learning_rate is None or self.smoothness is None or self.diameter is None:
             return None
         growth = (1 + self.learning_rate * self.smoothness) * self.diameter
         return growth**2 / (2 * self.learning_rate**2 * self.noise_std_on_mean**2)
 
     def _strengthened(self, order: float) -> float:
-        """r(a) with 8 C^2 / (beta n^2 sigma^2) a step, over the beta that Lemma A.13 allows, if any."""
+        """The smallest r(a) with 8 C^2 / (beta n^2 sigma^2) per step, over all beta that Lemma A.13 allows."""
         if 5 * self.batch > self.records:
             return math.inf
         step = 8 * self.clip**2 / (self.records**2 * self.noise_std_on_mean**2)

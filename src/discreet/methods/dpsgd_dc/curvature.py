@@ -1,8 +1,8 @@
-"""How strongly an update can push two parameter vectors apart: smoothness L and the Lipschitz factor c.
+"""The smoothness L of the losses, and the Lipschitz constant c of an update that follows from it:
 
     c >= |psi(x) - psi(y)| / |x - y|,   psi(x) = x - eta (sum of clipped gradients / batch + decay x)
 
-for every batch that can occur. L is certified where the model and its loss are known, and the user's word elsewhere.
+for every possible batch. L is certified if the model and its loss are known; otherwise the user states it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from discreet.core import check
 
 
 class Curvature(Protocol):
-    """What is known of the losses."""
+    """What is known about the curvature of the losses."""
 
     @property
     def smoothness(self) -> float:
@@ -24,14 +24,14 @@ class Curvature(Protocol):
 
     @property
     def condition(self) -> str | None:
-        """What the user assumes, as a clause that begins with "if"; None where the library sees to it."""
+        """The user's assumption, as a clause that begins with "if"; None if the library enforces L."""
 
     def expansion(self, *, learning_rate: float, ratio: float, decay: float) -> float:
-        """c, where a batch holds at most `ratio` times the public divisor."""
+        """The constant c; a batch has at most `ratio` times as many records as the public batch size."""
 
 
 class Link(enum.StrEnum):
-    """The loss of a linear model, as a function of its scores."""
+    """The loss of a linear model as a function of its scores (logits)."""
 
     LOGISTIC = "logistic"
     """One score s, label 0 or 1: log(1 + e^s) - y s."""
@@ -42,7 +42,7 @@ class Link(enum.StrEnum):
 
     @property
     def curvature(self) -> float:
-        """The largest second derivative in the scores.
+        """The largest second derivative with respect to the scores.
 
         >>> [link.curvature for link in Link]
         [0.25, 1.0, 0.5]
@@ -51,20 +51,20 @@ class Link(enum.StrEnum):
 
     @property
     def one_score(self) -> bool:
-        """Whether a clipped gradient stays a multiple of the features."""
+        """Whether the model has one score, so that every gradient is a multiple of the features."""
         return self is not Link.SOFTMAX
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LinearModel:
-    """A linear model whose features the library clips to a public norm, with a known loss: nothing is assumed.
+    """A linear model with a known loss, whose features are clipped to a public norm. It needs no assumption.
 
-    Guarantee: L = curvature of the link * (features^2 + 1), the 1 for the bias. One score: c = 1 as long as
-    eta L ratio <= 2. Several scores: 2 / sqrt(4 - eta L ratio), or 1 + eta L ratio where that is smaller.
+    Guarantee: L = curvature of the link * (features^2 + 1), where the 1 is for the bias. With one score, c = 1 if
+    eta L ratio <= 2. With several scores, c is the smaller of 2 / sqrt(4 - eta L ratio) and 1 + eta L ratio.
 
-    features  the bound of `ClippedFeatures`, in front of the linear layer
-    bias      whether the linear layer has one
+    features  the bound of the `ClippedFeatures` layer before the linear layer
+    bias      whether the linear layer has a bias
 
     >>> LinearModel(link=Link.LOGISTIC, features=1.0).smoothness
     0.5
@@ -75,7 +75,7 @@ class LinearModel:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        check.positive("features are clipped to a public norm, e.g. 1.0", features=self.features)
+        check.positive("choose a public bound on the norm of the features, e.g. 1.0", features=self.features)
         object.__setattr__(self, "link", Link(self.link))
 
     @property
@@ -96,16 +96,17 @@ class LinearModel:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Assumed:
-    """Losses that are L-smooth by the user's word: the certificate holds only if that is true.
+    """The user states that every loss is L-smooth. The certificate holds only if that is true.
 
-    c = 1 + eta L ratio. `convex`: by the user's word also convex, c = 2 / sqrt(4 - eta L ratio) where it is smaller.
+    smoothness  L; then c = 1 + eta L ratio
+    convex      the user also states that every loss is convex; c = 2 / sqrt(4 - eta L ratio) if that is smaller
     """
 
     smoothness: float
     convex: bool = False
 
     def __post_init__(self) -> None:
-        check.positive("a bound on the curvature of every loss", smoothness=self.smoothness)
+        check.positive("give a bound on the curvature of every loss", smoothness=self.smoothness)
 
     @property
     def condition(self) -> str | None:
@@ -121,7 +122,7 @@ class Assumed:
 
 
 def _convex(learning_rate: float, smoothness: float, ratio: float, decay: float) -> float:
-    """The smaller of the two rules; the one for convex losses has no decay and takes small steps only."""
+    """The smaller of both constants; the one for convex losses needs zero decay and small steps."""
     smooth = lipschitz_smooth(learning_rate=learning_rate, smoothness=smoothness, ratio=ratio, decay=decay)
     if decay > 0 or learning_rate * smoothness * ratio > 2:
         return smooth

@@ -1,4 +1,4 @@
-"""Features of a public norm: what makes the curvature of a linear model a public number."""
+"""Features clipped to a public norm, which bounds the curvature of a linear model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _INSIDE = 1 - 2**-20  # float32 may round a norm upwards
 
 
 class ClippedFeatures(nn.Module):
-    """Each record's features as one row, scaled down to norm `bound` where they are longer.
+    """Flattens each record's features and clips them to norm `bound`.
 
-    Guarantee: every row of the output has norm at most `bound`; a row that is not finite becomes zero. It belongs to
-    the model: a released model expects clipped features too.
+    Guarantee: every row of the output has norm at most `bound`. A row with non-finite entries becomes zero.
+
+    The layer is part of the model, so it also clips the features at inference.
 
     >>> import torch
     >>> ClippedFeatures(1.0)(torch.tensor([[3.0, 4.0], [0.3, 0.4]])).round(decimals=3)
@@ -23,17 +24,17 @@ class ClippedFeatures(nn.Module):
 
     def __init__(self, bound: float) -> None:
         super().__init__()
-        check.positive("the norm that features are clipped to, e.g. 1.0", bound=bound)
+        check.positive("choose a public bound on the norm of the features, e.g. 1.0", bound=bound)
         self._bound = float(bound)
 
     @property
     def bound(self) -> float:
-        """The public norm."""
+        """The public bound on the norm of the features."""
         return self._bound
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(1)
-        # Scaled first: squares of large entries would overflow.
+        # Scale first, because squares of large entries would overflow.
         largest = rows.abs().amax(1, keepdim=True).clamp(min=1.0)
         norms = (rows / largest).double().norm(dim=1, keepdim=True) * largest
         factor = (self._bound * _INSIDE / norms).clamp(max=1.0).to(rows.dtype)

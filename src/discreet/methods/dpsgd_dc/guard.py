@@ -18,14 +18,14 @@ from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch
 
-_WHOLE = (torch.float32, torch.float64)
-_CLOSE = 1e-3  # float32 losses and gradients agree to about 1e-6
-_SEE = "or price the plan for visible iterates: with_visible_iterates(plan)"
+_FULL_PRECISION = (torch.float32, torch.float64)
+_TOLERANCE = 1e-3  # float32 losses and gradients agree to about 1e-6
+_OR_COMPOSE = "or certify the plan by composition: with_visible_iterates(plan)"
 
 
 @final
 class LastIterateGuard:
-    """The rules of `LastIterate`: plain SGD at the stated rate, one process, no average, and the declared loss."""
+    """Checks for `LastIterate`: plain SGD with the stated learning rate, one process, no average, the stated loss."""
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert isinstance(plan.analysis, LastIterate)
@@ -37,64 +37,64 @@ class LastIterateGuard:
         self.release()
         for name, parameter in model.named_parameters():
             _require(
-                parameter.dtype in _WHOLE or not parameter.requires_grad,
-                "parameters of float32 or float64",
+                parameter.dtype in _FULL_PRECISION or not parameter.requires_grad,
+                "trainable parameters in float32 or float64",
                 f"{name} of {parameter.dtype}",
-                "in half precision rounding can take the noise of an iterate away: use model.float()",
+                "use model.float(): rounding in half precision can remove the noise",
             )
         curvature = plan.analysis.curvature
         if isinstance(curvature, LinearModel):
             self._link, self._bound = curvature.link, curvature.features
-            self._handle = linear_layer(model, curvature).register_forward_hook(_Looking(self))
+            self._handle = linear_layer(model, curvature).register_forward_hook(_ForwardHook(self))
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
-        """No average, no schedule of the learning rate, one process; copies of records only without a link."""
-        _require(average is None, "no average of iterates", f"average={average}", "drop the average")
+        """Refuse an average, learning-rate schedulers, several processes, and several views with a linear model."""
+        _require(average is None, "no average of parameters", f"average={average}", "remove the average")
         _require(
             not schedulers,
             f"the learning rate {self._analysis.learning_rate:g} at every step",
             "a learning-rate scheduler",
-            "drop the scheduler",
+            "remove the scheduler",
         )
         _require(world.size == 1, "one process", f"{world.size} processes", "train in one process")
         _require(
             views == 1 or self._handle is None,
             "one view of each record",
             f"views={views}",
-            "state the smoothness instead (Assumed)",
+            "use views=1, or state the smoothness instead (Assumed)",
         )
 
     def data(self, size: int) -> None:
-        """Full batches under add/remove: the divisor is the public bound on the number of records."""
+        """Refuse a dataset larger than `records`, which full-batch plans under add/remove divide by."""
         if isinstance(self._plan.sampling, FullBatch) and self._plan.relation is Neighbouring.ADD_REMOVE:
             check.require(
                 size <= self._plan.horizon.size.records,
                 "no more records than the plan's public upper bound",
-                "more",
-                "plan with a larger `records`",
+                "a larger dataset",
+                "build the plan with a larger `records`",
             )
 
     def losses(self, losses: Tensor) -> None:
-        """Before anything of the batch is added, so that a setting can still be put right; and the loss itself.
+        """Check the optimizer and the loss before the batch is added, so that a wrong setting can still be corrected.
 
-        Guarantee: with the declared loss nothing here depends on a record.
+        Guarantee: with the stated loss, the result of the check does not depend on any record.
         """
         scores, features, calls = self._scores, self._features, self._calls
         self._scores, self._features, self._calls = None, None, 0
         self.release()
         _require(
-            losses.dtype in _WHOLE and not torch.is_autocast_enabled(losses.device.type),
-            "losses of float32 or float64 without autocast",
+            losses.dtype in _FULL_PRECISION and not torch.is_autocast_enabled(losses.device.type),
+            "losses in float32 or float64, without autocast",
             str(losses.dtype),
-            "autocast makes the gradient jump: train in float32",
+            "train in float32: autocast makes the gradient discontinuous",
         )
         if self._handle is None:
             return
         _require(
             calls == 1 and features is not None and _are_features(features, self._bound),
-            "one call of the linear layer for each batch, on the clipped features themselves",
+            "one call of the linear layer for each batch, on the clipped features",
             f"{calls} calls" if calls != 1 else "other features",
-            "call the model once and leave its features as they are",
+            "call the model once and do not modify its features",
         )
         gradient = None
         if scores is not None and losses.requires_grad:
@@ -103,39 +103,39 @@ class LastIterateGuard:
             scores is not None
             and gradient is not None
             and is_loss(self._link, scores.detach(), gradient, losses.detach()),
-            f"the {self._link.value} loss of the linear layer's scores, for each record",
+            f"the {self._link.value} loss of each record, computed from the linear layer's scores",
             "another loss",
-            "use it without weights or smoothing and with reduction='none', or state the smoothness (Assumed)",
+            "use the plain loss with reduction='none', without weights or smoothing, or state the smoothness (Assumed)",
         )
 
     def release(self) -> None:
-        """Plain SGD with the stated learning rate and weight decay, in every group, now."""
+        """Check that the optimizer is plain SGD with the stated learning rate and weight decay in every group."""
         optimizer, stated = self._optimizer, self._analysis
         _require(
             type(optimizer) is torch.optim.SGD,
             "torch.optim.SGD",
             type(optimizer).__name__,
-            "state of another optimizer remembers earlier iterates: use plain SGD",
+            "use plain SGD: other optimizers keep state of earlier parameters",
         )
         for group in optimizer.param_groups:
             _require(
                 group["momentum"] == 0,
                 "SGD without momentum",
                 f"momentum={group['momentum']}",
-                "momentum remembers earlier gradients: set momentum=0",
+                "set momentum=0: momentum keeps earlier gradients",
             )
             _require(not group["maximize"], "SGD that minimises", "maximize=True", "set maximize=False")
             _require(
                 float(group["lr"]) == stated.learning_rate,
                 f"the learning rate {stated.learning_rate!r} that the certificate states",
                 f"lr={float(group['lr'])!r}",
-                "set it back, and keep it for the whole run",
+                "reset the learning rate and keep it for the whole run",
             )
             _require(
                 group["weight_decay"] == stated.decay,
                 f"the weight decay {stated.decay!r} that the certificate states",
                 f"weight_decay={group['weight_decay']!r}",
-                "state it as LastIterate(decay=...)",
+                "set the same weight decay in the optimizer and in LastIterate(decay=...)",
             )
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class LastIterateGuard:
             self._handle.remove()
 
     def score(self, features: Tensor, scores: Tensor) -> None:
-        """What the linear layer took and gave; kept, not touched, as the engine follows every call on it."""
+        """Store input and output of the linear layer, without a torch call: the engine traces every call."""
         if not torch.is_grad_enabled():
             return
         self._features, self._scores = features, scores
@@ -151,28 +151,28 @@ class LastIterateGuard:
 
 
 @final
-class _Looking:
-    """The forward hook; a copy or a file of the model gets an inert one."""
+class _ForwardHook:
+    """The hook on the linear layer. Copying or pickling the model copies a hook that does nothing."""
 
-    def __init__(self, watch: LastIterateGuard | None) -> None:
-        self._watch = watch
+    def __init__(self, guard: LastIterateGuard | None) -> None:
+        self._guard = guard
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        if self._watch is not None:
-            self._watch.score(inputs[0], output)
+        if self._guard is not None:
+            self._guard.score(inputs[0], output)
 
-    def __deepcopy__(self, memo: Any) -> _Looking:
-        return _Looking(None)
+    def __deepcopy__(self, memo: Any) -> _ForwardHook:
+        return _ForwardHook(None)
 
     def __reduce__(self) -> Any:
-        return _Looking, (None,)
+        return _ForwardHook, (None,)
 
 
 def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
-    """The one layer that is trained, behind clipped features; any other model is refused."""
-    expected = "nn.Sequential with ClippedFeatures right before one nn.Linear, which alone is trained"
-    remedy = "put it so, or state the smoothness of the losses instead (Assumed)"
-    # Not `children`, which names a module once that the model calls twice.
+    """Return the linear layer, which must directly follow ClippedFeatures and hold all trainable parameters."""
+    expected = "an nn.Sequential with ClippedFeatures directly before an nn.Linear, the only trainable layer"
+    remedy = "change the model, or state the smoothness of the losses instead (Assumed)"
+    # Not `children()`, which lists a module once even if the model calls it twice.
     parts = list(model._modules.values()) if type(model) is nn.Sequential else []
     places = [place for place, part in enumerate(parts[:-1]) if type(part) is ClippedFeatures]
     _require(len(places) == 1, expected, type(model).__name__, remedy)
@@ -180,45 +180,43 @@ def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
     assert isinstance(clipped, ClippedFeatures)
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     if type(linear) is not nn.Linear or trained != {id(p) for p in linear.parameters()}:
-        check.refuse(expected, f"{type(linear).__name__}, or more that is trained", remedy)
+        check.refuse(expected, f"{type(linear).__name__}, or other trainable parameters", remedy)
     elsewhere = [part for part in model.modules() if part is not linear]
     tied = any(id(p) in trained for part in elsewhere for p in part._parameters.values())
-    _require(
-        parts.count(linear) == 1 and not tied, expected, "a layer or a weight that is used twice", remedy
-    )
+    _require(parts.count(linear) == 1 and not tied, expected, "a layer or weight that is used twice", remedy)
     plain = linear._parameters.get("weight") is not None
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (linear, clipped))
-    _require(plain and not hooked, expected, "hooks or a reparametrised weight on it", remedy)
+    _require(plain and not hooked, expected, "a layer with hooks or a reparametrised weight", remedy)
     _require(
         clipped.bound <= curvature.features,
         f"features clipped to at most {curvature.features:g}",
         f"ClippedFeatures({clipped.bound:g})",
-        "state the bound that the model has",
+        "use the same bound in the plan and in ClippedFeatures",
     )
     _require(
         linear.bias is None or curvature.bias,
         "a linear layer without a bias",
-        "one with a bias",
-        "state LinearModel(bias=True): a bias is a feature of 1",
+        "a linear layer with a bias",
+        "use LinearModel(bias=True)",
     )
     _require(
         linear.out_features == 1 or not curvature.link.one_score,
         f"one score for the {curvature.link.value} loss",
         f"{linear.out_features} scores",
-        "use Linear(..., 1), or the softmax link",
+        "use nn.Linear(..., 1), or the softmax link",
     )
     return linear
 
 
 def _are_features(features: Tensor, bound: float) -> bool:
-    """Whether nothing trained went in, and no row is longer than the bound; what is no number is passed over."""
-    if features.requires_grad or features.dtype not in _WHOLE:
+    """Whether no gradient flows into the features and no row exceeds the bound. NaN rows are ignored."""
+    if features.requires_grad or features.dtype not in _FULL_PRECISION:
         return False
     return not bool((features.flatten(1).double().norm(dim=1) > bound * (1 + 1e-4)).any())
 
 
 def fitting(model: nn.Module, plan: Plan) -> nn.Module:
-    """The model, with clipped features where the plan's certificate is for those."""
+    """Return the model, with clipped features if the plan's certificate requires them."""
     analysis = plan.analysis
     if isinstance(analysis, LastIterate) and isinstance(analysis.curvature, LinearModel):
         return with_clipped_features(model, analysis.curvature.features)
@@ -226,15 +224,15 @@ def fitting(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def with_clipped_features(model: nn.Module, bound: float) -> nn.Module:
-    """A linear model that begins by flattening, with its features clipped too; other models are refused.
+    """Replace the nn.Flatten at the start of a linear model by ClippedFeatures; other models are refused.
 
-    Its parameters keep their names.
+    The names of the parameters do not change.
     """
     _require(
         type(model) is nn.Sequential and len(model) > 1 and type(model[0]) is nn.Flatten,
-        "a linear model (logistic or softmax) for this plan",
+        "a linear model (logistic or softmax)",
         type(model).__name__,
-        "choose one, or give --link none and --smoothness, your word on every loss",
+        "choose one, or use --link none and state --smoothness, a bound for every loss",
     )
     assert isinstance(model, nn.Sequential)
     return nn.Sequential(ClippedFeatures(bound), *list(model.children())[1:])
@@ -242,9 +240,9 @@ def with_clipped_features(model: nn.Module, bound: float) -> nn.Module:
 
 @torch.no_grad()
 def is_loss(link: Link, scores: Tensor, gradient: Tensor, losses: Tensor) -> bool:
-    """Whether losses and their derivatives in the scores are those of the link, whatever the labels.
+    """Whether the losses and their derivatives with respect to the scores are those of the link, for any labels.
 
-    A record whose scores or gradient are not finite is passed over: it has no weight.
+    A record with non-finite scores or gradient is ignored, because it gets weight 0.
     """
     rows = losses.shape[0]
     if scores.shape != gradient.shape or scores.numel() == 0 or scores.shape[0] != rows:
@@ -254,17 +252,17 @@ def is_loss(link: Link, scores: Tensor, gradient: Tensor, losses: Tensor) -> boo
         expected, fits = g[:, 0].square() / 2, torch.ones(rows, dtype=torch.bool, device=s.device)
     elif link is Link.LOGISTIC:
         label = s[:, 0].sigmoid() - g[:, 0]
-        fits = (label - label.clamp(0, 1).round()).abs() <= _CLOSE
+        fits = (label - label.clamp(0, 1).round()).abs() <= _TOLERANCE
         expected = F.softplus(s[:, 0]) - label.clamp(0, 1).round() * s[:, 0]
     else:
         labels = s.softmax(1) - g
         one_hot = F.one_hot(labels.argmax(1), s.shape[1]).double()
-        fits = (labels - one_hot).abs().amax(1) <= _CLOSE
+        fits = (labels - one_hot).abs().amax(1) <= _TOLERANCE
         expected = s.logsumexp(1) - (s * one_hot).sum(1)
-    close = (found - expected).abs() <= _CLOSE * (1 + s.abs().amax(1) + expected.abs())
+    close = (found - expected).abs() <= _TOLERANCE * (1 + s.abs().amax(1) + expected.abs())
     counts = s.isfinite().all(1) & g.isfinite().all(1)
     return bool((fits & close | ~counts).all())
 
 
 def _require(holds: bool, expected: str, got: str, remedy: str) -> None:
-    check.require(holds, f"{expected} (LastIterate)", got, f"{remedy}, {_SEE}")
+    check.require(holds, f"{expected} (LastIterate)", got, f"{remedy}, {_OR_COMPOSE}")

@@ -1,4 +1,4 @@
-"""DPSGD-DC and DPSGD-GC: clipped gradients with and without a bounded domain (arXiv 2502.17772)."""
+"""Recipes of DPSGD-DC and DPSGD-GC (arXiv 2502.17772): DP-SGD with and without a bounded domain."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from discreet.core import check
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.dpsgd_dc.curvature import Assumed, Curvature, LinearModel, Link
+from discreet.methods.dpsgd_dc.domain import Ball, Centre
 from discreet.stages.bounding import FlatClip
-from discreet.stages.domain import Ball, Centre
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch
 
 
-# Choices are read by name too, because the settings of a run come back from a file as text.
+# Options are converted from strings, because settings that are read from a file are text.
 def dpsgd_dc(
     clip: float = 1.0,
     radius: float = 10.0,
@@ -27,19 +27,22 @@ def dpsgd_dc(
     learning_rate: float | None = None,
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """DP-SGD in a ball; where the losses are known, only the last iterate leaves and epsilon stops growing.
+    """DP-SGD in a ball. With `link` or `smoothness`, epsilon covers the final parameters only and stops growing.
 
-    link        certified for the last iterate alone: the loss of a linear model on features clipped to `features`
-    smoothness  the same for any model, if the user's word is true that every loss is L-smooth
-    neither     certified by composition, like DP-SGD: iterates may be seen
+    radius         radius of the ball; the diameter of the domain is 2 * radius
+    centre         centre of the ball
+    link           the loss of a linear model, whose features are clipped to norm `features`
+    smoothness     for any other model: the user's statement that every loss is L-smooth with this L
+    learning_rate  learning rate of every step; required with `link` or `smoothness`
+    weight_decay   weight decay of the optimizer
 
-    The diameter of the domain is 2 radius. `link` and `smoothness` need the learning rate, and full batches pay best.
+    Without `link` and `smoothness` the run is certified by composition, like DP-SGD, and all parameters may be seen.
     """
     check.require(
         link is None or smoothness is None,
-        "either link (a linear model) or smoothness (the user's word)",
+        "either link (for a linear model) or smoothness (for any model)",
         f"link={link!s} and smoothness={smoothness!r}",
-        "give one of the two",
+        "give only one of them",
     )
     domain = Ball(radius=radius, centre=Centre(centre))
     curvature: Curvature | None = None
@@ -53,7 +56,7 @@ def dpsgd_dc(
         check.refuse(
             "a learning rate with link or smoothness",
             "none",
-            "the bound depends on it: state the one that the optimizer keeps",
+            "pass the learning rate of the optimizer, which must stay constant",
         )
     return Recipe(
         method="dpsgd-dc",
@@ -66,14 +69,14 @@ def dpsgd_dc(
 
 
 def dpsgd_gc(clip: float = 1.0) -> Recipe:
-    """DPSGD-DC without a domain: DP-SGD, certified by composition, beside the claim of Theorem 3.3."""
+    """DPSGD-GC: DP-SGD, certified by composition, with the claim of Theorem 3.3 for comparison."""
     return Recipe(method="dpsgd-gc", bounder=FlatClip(clip), claims=_claim)
 
 
 def _claim(plan: Plan) -> Claim | None:
-    """Theorem 3.3, and 3.4 where a smoothness is known; None where no batch size is.
+    """Theorem 3.3, and Theorem 3.4 if the smoothness is known; None without a batch size.
 
-    The paper says D both for the diameter and for the radius of its ball; its proof needs the diameter.
+    The paper writes D for both the diameter and the radius of its ball. Its proof needs the diameter.
     """
     horizon, analysis = plan.horizon, plan.analysis
     if horizon.records is None or horizon.batch is None or not isinstance(plan.bounder, FlatClip):

@@ -1,4 +1,4 @@
-"""From noisy directions and magnitudes back to one gradient: post-processing, free of charge."""
+"""Combine noisy directions and magnitudes into one gradient. This is post-processing and costs no privacy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def mean_share(number: float, batch: float) -> float:
-    """A noisy sum of magnitudes, each in [0, 1], over the public batch: their mean, held to [0, 1].
+    """The mean magnitude: a noisy sum divided by the public batch size, clamped to [0, 1].
 
     >>> mean_share(30.0, 40.0), mean_share(-1.0, 40.0)
     (0.75, 0.0)
@@ -33,17 +33,17 @@ def mean_share(number: float, batch: float) -> float:
 @final
 @dataclass(frozen=True)
 class FromPolar:
-    """(mean magnitude) * (sum of directions), for the bounder `Polar`.
+    """Mean magnitude times sum of directions, for the bounder `Polar`.
 
-    It is the sum of gradients if magnitudes and directions are independent.
+    This equals the sum of clipped gradients if magnitudes and directions are uncorrelated.
     """
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
         check.require(
             isinstance(bounder, Polar),
-            "the bounder Polar, whose sums are directions and magnitudes",
+            "the bounder Polar",
             repr(bounder),
-            "take both from methods.polar(...)",
+            "use the recipe methods.polar(...)",
         )
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
@@ -51,18 +51,21 @@ class FromPolar:
 
 
 class Tails(enum.StrEnum):
-    """How long the rest of the vector is taken to be where a mean angle is turned into a coordinate."""
+    """The assumed norm of coordinates k..d of a direction, used to turn mean angle k into coordinate k."""
 
     EVEN = "even"
-    """sqrt((d - k + 1) / d): that of a direction that favours no coordinate."""
+    """sqrt((d - k + 1) / d): the norm for a direction with equal weight on all coordinates."""
     PRODUCT = "product"
-    """The product of the sines before it (the paper's Equation 27), as if the mean angles were one record's."""
+    """The product of the preceding sines (Equation 27 of the paper), which is exact for a single record."""
 
 
 @final
 @dataclass(frozen=True)
 class FromAngles:
-    """Mean angles and mean magnitude to a gradient, for the bounder `window`; remembers the angles as its reference."""
+    """Turns mean angles and mean magnitude into a gradient, for the bounder `window`.
+
+    It stores the released angles as the reference of the next step.
+    """
 
     window: AngleWindow
     tails: Tails = Tails.EVEN
@@ -70,23 +73,23 @@ class FromAngles:
     def check(self, bounder: Bounder, selection: Selection) -> None:
         check.require(
             bounder == self.window,
-            f"the bounder {self.window!r}, whose angles are read here",
+            f"the bounder {self.window!r}",
             repr(bounder),
-            "take both from methods.geodp_sound(...)",
+            "use the recipe methods.geodp_sound(...)",
         )
-        whole_gradient(selection, "an angle depends on all coordinates after it; polar takes masks")
+        whole_gradient(selection, "angles need all coordinates; methods.polar(...) supports masks")
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         noisy, size = vectors[0], context.layout.size
-        known = context.memory.get(ANGLES)
-        angles = middle(size, noisy) if known is None else known.clone()
+        reference = context.memory.get(ANGLES)
+        angles = middle(size, noisy) if reference is None else reference.clone()
         angles += noisy[:-1].double() * (self.window.radius(size) / (self.window.clip * context.batch))
         context.memory[ANGLES] = canonical_(angles)
         length = self.window.clip * mean_share(numbers[0], context.batch) * context.batch
         return noisy.copy_(self.direction(angles).mul_(length))
 
     def direction(self, angles: Tensor) -> Tensor:
-        """The mean direction, [d]; with even tails it is shorter than 1 where records disagree."""
+        """The mean direction, [d]. With even tails its norm is below 1 if the records disagree."""
         if self.tails is Tails.PRODUCT:
             return from_spherical(angles.new_ones(()), angles)
         size = len(angles) + 1

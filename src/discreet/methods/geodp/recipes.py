@@ -1,11 +1,11 @@
-"""GeoDP (arXiv 2504.05618) as published, which has no guarantee, and two geometric methods that have one."""
+"""Recipes of GeoDP (arXiv 2504.05618) as published, without a guarantee, and of two certified variants."""
 
 from __future__ import annotations
 
 import math
 
 from discreet.core import check
-from discreet.methods.clipping import Clipping, bounder
+from discreet.methods.clipping_choice import Clipping, bounder
 from discreet.methods.geodp.bounding import DEFAULT_SPLIT, AngleWindow, Polar, Window
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
 from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails
@@ -15,7 +15,7 @@ from discreet.stages.analysis import Unproven
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 
-REASON = "one record can turn the angle of an average of gradients that is near zero"
+REASON = "one record can turn the direction of a mean gradient that is near zero"
 
 
 def geodp(
@@ -28,9 +28,9 @@ def geodp(
 ) -> Recipe:
     """GeoDP as published: noise on the norm and the angles of the mean gradient. No proven guarantee.
 
-    beta       bounding factor: the noise on angles is that of a range of beta pi
-    clipping   flat, auto-s (with gamma) or psac (with r), all to the bound `clip`
-    loss_clip  with selective update (`sur`), a record's bound in its test; None: without
+    beta       bounding factor: the noise on angles is scaled to the range beta pi
+    clipping   flat, auto-s (uses gamma) or psac (uses r), with clipping norm `clip`
+    loss_clip  adds the test of selective update (`sur`) with this bound on each record; None: no test
     """
     return Recipe(
         method="geodp",
@@ -49,21 +49,21 @@ def geodp_sound(
     split: float = DEFAULT_SPLIT,
     tails: Tails = Tails.EVEN,
 ) -> Recipe:
-    """Sums of angles, each record's within a public window around the last release, and of magnitudes.
+    """GeoDP with a guarantee: sums angles, each within a public window around the last release, and magnitudes.
 
     beta    size of the window: its radius is beta pi/2 sqrt(d + 2); None: radius 1/2
-    window  ball, or box: every angle clamped by itself, in ranges as the paper has them
-    split   the direction's share of the information 1/z^2
-    tails   how mean angles become a gradient: even, or product (the paper's)
+    window  shape of the window: ball, or box (each angle clamped separately, as in the paper)
+    split   fraction of 1/z^2 for the direction, where z is the noise multiplier
+    tails   how mean angles become a gradient: even, or product (as in the paper)
     """
     angles = AngleWindow(clip=clip, split=split, beta=beta, window=Window(window))
     return Recipe(method="geodp-sound", bounder=angles, combination=FromAngles(angles, Tails(tails)))
 
 
 def polar(clip: float = 1.0, split: float = DEFAULT_SPLIT) -> Recipe:
-    """Sums of directions and of clipped magnitudes: the step is their mean magnitude times the mean direction.
+    """Polar DP-SGD: sums directions and clipped magnitudes; the gradient is mean magnitude times mean direction.
 
-    split  the direction's share of the information 1/z^2 (`best_split`)
+    split  fraction of 1/z^2 for the direction, where z is the noise multiplier; see `best_split`
     """
     return Recipe(method="polar", bounder=Polar(clip=clip, split=split), combination=FromPolar())
 
@@ -71,19 +71,21 @@ def polar(clip: float = 1.0, split: float = DEFAULT_SPLIT) -> Recipe:
 def best_split(
     *, size: int, batch: float, noise: float, magnitude: float = 1.0, agreement: float = 1.0
 ) -> float:
-    """The split with the least expected error of polar's gradient; x below is (1 - split) / split.
+    """The split with the smallest expected error of polar's gradient.
 
+    With x = (1 - split) / split:
     x^2 = (agreement^2 + size noise^2 / batch^2) / (size (magnitude^2 + noise^2 / batch^2))
 
-    size       coordinates of the gradient
-    magnitude  mean of min(n, C) / C;  agreement  length of the mean direction; 1 is the largest of either
+    size       number of coordinates of the gradient
+    magnitude  mean of min(n, C) / C, at most 1
+    agreement  norm of the mean direction, at most 1
 
     >>> round(best_split(size=10_000, batch=4096, noise=1.0), 4)
     0.9901
     """
-    check.count("the number of trainable parameters", size=size)
+    check.count("give the number of trainable parameters", size=size)
     check.positive(
-        "public numbers of the run, or guesses",
+        "give public numbers or guesses, not statistics of private data",
         batch=batch,
         noise=noise,
         magnitude=magnitude,
@@ -95,6 +97,6 @@ def best_split(
 
 
 def _claim(plan: Plan) -> GeoDpOneStepClaim:
-    """One step, whatever drew its batch; the paper has no rule for more."""
+    """The claim for one step, whatever the sampling; the paper has no rule for several steps."""
     assert isinstance(plan.mechanism, GeometricNoise)
     return GeoDpOneStepClaim(noise=plan.noise, beta=plan.mechanism.beta, steps=plan.horizon.steps)

@@ -1,12 +1,13 @@
-"""Hyperspherical coordinates of vectors, both ways in O(d).
+"""Conversion of vectors to hyperspherical coordinates and back, in O(d).
 
-    r = |g|,  t_k = |(g_k, ..., g_d)|                      lengths of tails
+    r = |g|,  t_k = |(g_k, ..., g_d)|                      norms of tails
     theta_k = atan2(t_{k+1}, g_k) in [0, pi],  k <= d - 2,  theta_{d-1} = atan2(g_d, g_{d-1}) in (-pi, pi]
     g_k = r sin(theta_1) ... sin(theta_{k-1}) cos(theta_k),  g_d = r sin(theta_1) ... sin(theta_{d-1})
 
-All in float64, the last axis holding the coordinates. Tails are suffix sums of squares, after a division by the largest
-entry; products of sines are sums of logarithms: neither overflows, and what underflows is below 1e-150 of the norm.
-Where a tail is zero its angle is 0 (pi behind a negative coordinate), so that the zero vector has r = 0 and angles 0.
+Everything is float64, and the last axis holds the coordinates. Tails are suffix sums of squares after division by the
+largest entry. Products of sines are computed as sums of logarithms. Neither overflows, and values that underflow are
+below 1e-150 of the norm. Where a tail is zero, its angle is 0 (or pi after a negative coordinate), so the zero vector
+has r = 0 and angles 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from discreet.core import check
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REMEDY = "directions need at least two coordinates"
+_REMEDY = "use a model with at least two trainable parameters"
 
 
 def to_spherical(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,8 +36,8 @@ def to_spherical(vectors: Tensor) -> tuple[Tensor, Tensor]:
     exact = vectors.double()
     largest = exact.abs().amax(-1, keepdim=True)
     scaled = exact / largest.masked_fill(largest == 0, 1)
-    scaled += 0.0  # -0 is 0: it has an angle of its own
-    # Summed from the end: all terms are positive, so that every tail is right to the last digits.
+    scaled += 0.0  # turn -0 into 0: atan2 distinguishes them
+    # Sum from the end: all terms are non-negative, so every tail is accurate to rounding.
     tails = scaled.square().flip(-1).cumsum(-1).flip(-1).sqrt_()
     norms = tails[..., 0] * largest[..., 0]
     ends = tails[..., 1:]
@@ -45,7 +46,7 @@ def to_spherical(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_spherical(norms: Tensor, angles: Tensor) -> Tensor:
-    """Vectors [..., d] from norms [...] and angles [..., d - 1]; any real numbers will do.
+    """Vectors [..., d] from norms [...] and angles [..., d - 1]. Norms may be negative, angles outside their range.
 
     >>> import torch
     >>> from_spherical(torch.tensor(2.0), torch.tensor([math.pi / 3])).round(decimals=6)
@@ -64,7 +65,7 @@ def from_spherical(norms: Tensor, angles: Tensor) -> Tensor:
 
 
 def middle(size: int, like: Tensor) -> Tensor:
-    """The middle of every angle's range: pi/2 for all, 0 for the last. A public direction to begin with.
+    """The middle of every angle's range: pi/2, and 0 for the last. It serves as the initial public direction.
 
     >>> import torch
     >>> middle(4, torch.zeros(())).tolist() == [math.pi / 2, math.pi / 2, 0.0]
@@ -72,13 +73,13 @@ def middle(size: int, like: Tensor) -> Tensor:
     """
     check.require(size >= 2, "vectors of at least 2 coordinates", f"{size}", _REMEDY)
     angles = like.new_full((size - 1,), math.pi / 2).double()
-    angles.fill_(math.pi / 2)  # not the rounded value of a narrower type
+    angles.fill_(math.pi / 2)  # exact, if `like` has a narrower dtype
     angles[-1] = 0
     return angles
 
 
 def canonical_(angles: Tensor) -> Tensor:
-    """Back to the ranges, in place: the last angle is wrapped, the others are clamped to [0, pi].
+    """Bring angles back to their ranges, in place: wrap the last one and clamp the others to [0, pi].
 
     >>> import torch
     >>> canonical_(torch.tensor([-0.1, 4.0, 4.0], dtype=torch.float64)).round(decimals=4).tolist()
@@ -90,5 +91,5 @@ def canonical_(angles: Tensor) -> Tensor:
 
 
 def wrapped(angles: Tensor) -> Tensor:
-    """The same angles in [-pi, pi)."""
+    """Wrap angles to [-pi, pi)."""
     return (angles + math.pi).remainder(2 * math.pi) - math.pi

@@ -1,1 +1,1 @@
-"""Random freeze and ranked freeze (arXiv 2112.00845): sparse gradients under masks that grow."""
+"""Random freeze and ranked freeze (arXiv 2112.00845): sparse gradients, with more coordinates frozen over time."""

@@ -1,7 +1,7 @@
 """What is frozen together: single elements, rows, columns, or whole tensors.
 
-A kind counts its units over the whole model, and makes the pieces of a mask from one truth value per unit. Every
-unit is equally likely to be active, so every coordinate is.
+A granularity divides every parameter into units, and makes a mask from one boolean per unit. All units are equally
+likely to be active, and therefore all coordinates are.
 """
 
 from __future__ import annotations
@@ -19,108 +19,66 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-@final
-@dataclass(frozen=True)
-class Elements:
+class Granularity(enum.StrEnum):
+    """The unit that a mask freezes or leaves active as a whole."""
+
+    ELEMENTS = "elements"
     """Single coordinates."""
-
-    def units(self, shape: Shape) -> int:
-        """How many units a parameter of this shape has."""
-        return Layout(("",), (shape,)).size
-
-    def piece(self, active: Tensor, shape: Shape) -> Piece:
-        """The piece of a parameter whose units are active where `active` is true."""
-        return active.view(shape)
-
-
-@final
-@dataclass(frozen=True)
-class Rows:
-    """Rows of matrices, filters of convolutions, elements of vectors: what makes one output."""
-
-    def units(self, shape: Shape) -> int:
-        return shape[0] if shape else 1
-
-    def piece(self, active: Tensor, shape: Shape) -> Piece:
-        return Lines(active, None) if len(shape) > 1 else active.view(shape)
-
-
-@final
-@dataclass(frozen=True)
-class Columns:
-    """Columns of matrices, input channels of convolutions, elements of vectors: what one input feeds."""
-
-    def units(self, shape: Shape) -> int:
-        return shape[1] if len(shape) > 1 else Rows().units(shape)
-
-    def piece(self, active: Tensor, shape: Shape) -> Piece:
-        return Lines(None, active) if len(shape) > 1 else active.view(shape)
-
-
-@final
-@dataclass(frozen=True)
-class Tensors:
+    ROWS = "rows"
+    """Rows of a matrix, filters of a convolution, elements of a vector: the weights of one output."""
+    COLUMNS = "columns"
+    """Columns of a matrix, input channels of a convolution, elements of a vector: the weights of one input."""
+    TENSORS = "tensors"
     """Whole parameters."""
 
     def units(self, shape: Shape) -> int:
-        return 1
+        """The number of units in a parameter of this shape."""
+        match self:
+            case Granularity.ELEMENTS:
+                return Layout(("",), (shape,)).size
+            case Granularity.ROWS:
+                return shape[0] if shape else 1
+            case Granularity.COLUMNS:
+                return shape[1] if len(shape) > 1 else Granularity.ROWS.units(shape)
+            case Granularity.TENSORS:
+                return 1
 
     def piece(self, active: Tensor, shape: Shape) -> Piece:
-        return bool(active)
+        """The mask of one parameter; `active` holds one boolean per unit."""
+        if self is Granularity.TENSORS:
+            return bool(active)
+        if self is Granularity.ELEMENTS or len(shape) < 2:
+            return active.view(shape)
+        return Lines(active, None) if self is Granularity.ROWS else Lines(None, active)
 
+    def total_units(self, layout: Layout) -> int:
+        """The number of units in a model.
 
-Kind = Elements | Rows | Columns | Tensors
-_KINDS: tuple[Kind, ...] = (Elements(), Rows(), Columns(), Tensors())
+        >>> Granularity.ROWS.total_units(Layout(("w", "b"), ((2, 3), (2,))))
+        4
+        """
+        return sum(self.units(shape) for shape in layout.shapes)
 
-
-class Granularity(enum.StrEnum):
-    """The kinds by name, for recipes, command lines and files."""
-
-    ELEMENTS = "elements"
-    ROWS = "rows"
-    COLUMNS = "columns"
-    TENSORS = "tensors"
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of this name."""
-        return next(kind for kind in _KINDS if Granularity.of(kind) is self)
-
-    @staticmethod
-    def of(kind: Kind) -> Granularity:
-        """The name of a kind."""
-        return Granularity(type(kind).__name__.lower())
-
-
-def units_of(kind: Kind, layout: Layout) -> int:
-    """All units of a model.
-
-    >>> units_of(Rows(), Layout(("w", "b"), ((2, 3), (2,))))
-    4
-    """
-    return sum(kind.units(shape) for shape in layout.shapes)
-
-
-def pieces_of(kind: Kind, active: Tensor, layout: Layout) -> Iterator[Piece]:
-    """One truth value per unit, in the order of the layout, as pieces of a mask."""
-    parts = active.split([kind.units(shape) for shape in layout.shapes])
-    return (kind.piece(part, shape) for part, shape in zip(parts, layout.shapes, strict=True))
+    def pieces(self, active: Tensor, layout: Layout) -> Iterator[Piece]:
+        """The mask of each parameter; `active` holds one boolean per unit, in the order of the layout."""
+        parts = active.split([self.units(shape) for shape in layout.shapes])
+        return (self.piece(part, shape) for part, shape in zip(parts, layout.shapes, strict=True))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class MaskKey:
-    """Everything that a random mask is: `active` units of a kind, chosen by a public stream.
+    """What regenerates a random mask: a public stream, a granularity, and the number of active units.
 
-    It is what a sparse release carries instead of indices.
+    A sparse release carries it in place of indices.
     """
 
     stream: bytes
-    kind: Kind
+    granularity: Granularity
     active: int
 
     def mask(self, layout: Layout) -> Mask:
-        """The mask, regenerated."""
+        """Regenerate the mask."""
         from discreet.methods.random_freeze.masks import regenerate
 
         return regenerate(self, layout)

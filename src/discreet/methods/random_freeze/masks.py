@@ -1,4 +1,4 @@
-"""Masks drawn from a public stream, or ranked from what was released."""
+"""Masks that are drawn from a public stream, or ranked by released gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from discreet.core.streams import Stream
+from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.random_freeze.granularity import MaskKey, pieces_of, units_of
-from discreet.stages.active import Active, from_indices
+from discreet.methods.random_freeze.granularity import MaskKey
 from discreet.stages.context import StepContext
 from discreet.stages.values import Released
 
@@ -20,7 +20,7 @@ EPOCH, ACTIVE, TOTAL, VARIANCE = "ranked.epoch", "ranked.active", "ranked.total"
 
 
 def subset(stream: Stream, count: int, of: int) -> Tensor:
-    """`count` of `of` units, every subset equally likely: the units with the smallest words; a tie redraws."""
+    """Choose `count` of `of` units uniformly: those with the smallest random 64-bit words. Ties are drawn again."""
     if count >= of:
         return torch.ones(of, dtype=torch.bool)
     while True:
@@ -31,20 +31,20 @@ def subset(stream: Stream, count: int, of: int) -> Tensor:
 
 
 def regenerate(key: MaskKey, layout: Layout, device: torch.device | str = "cpu") -> Mask:
-    """The mask of a key."""
+    """Regenerate the mask of a key."""
     stream = Stream(key.stream, name="mask", replayable=True)
-    active = subset(stream, key.active, units_of(key.kind, layout)).to(device)
-    return Mask(tuple(pieces_of(key.kind, active, layout)), key)
+    active = subset(stream, key.active, key.granularity.total_units(layout)).to(device)
+    return Mask(tuple(key.granularity.pieces(active, layout)), key)
 
 
-# The mask in use: it is regenerated when the epoch turns, not at every step of it.
-in_use = functools.lru_cache(maxsize=1)(regenerate)
+# Caches the current mask, so that it is generated once per epoch and not at every step.
+cached_mask = functools.lru_cache(maxsize=1)(regenerate)
 
 
 def rank(context: StepContext, count: int) -> Mask:
-    """The mask of this epoch: the `count` coordinates with the largest released sums of the one before.
+    """The mask of this epoch: the `count` coordinates with the largest released sums in the previous epoch.
 
-    Only `context.memory` and the public stream enter.
+    It depends on `context.memory` and the public stream only.
     """
     memory = context.memory
     if ACTIVE not in memory or int(memory[EPOCH]) != context.epoch:
@@ -56,18 +56,18 @@ def rank(context: StepContext, count: int) -> Mask:
     return _ranked(memory[ACTIVE].to(context.device), context.layout)
 
 
-# One mask object for an epoch: the indices are the same tensor at every step of it.
+# Caches the mask object of the current epoch, which is keyed by its tensor of indices.
 _ranked = functools.lru_cache(maxsize=1)(from_indices)
 
 
 def _scores(context: StepContext) -> Tensor:
-    """What was released, and on coordinates that were frozen the noise that releases would have carried.
+    """The released sums; on frozen coordinates, noise with the variance that releases would have had.
 
-    The noise of all steps of an epoch is drawn as one normal of their total variance.
+    The noise of all steps of an epoch is drawn as one normal variable with their total variance.
     """
     memory, size = context.memory, context.layout.size
     public = context.streams.mask.at(context.epoch)
-    if TOTAL not in memory:  # a resumed run that has lost all releases of an epoch
+    if TOTAL not in memory:  # a resumed run without releases of the previous epoch
         return public.normal(size, device=context.device)
     scores = memory[TOTAL].clone()
     if ACTIVE in memory:
@@ -79,7 +79,7 @@ def _scores(context: StepContext) -> Tensor:
 
 
 def remember(released: Released, std: float, context: StepContext) -> None:
-    """Add a release to the sums that the next ranking reads; `std` is the noise on each of its coordinates."""
+    """Add a release to the sums of the next ranking; `std` is the standard deviation of the noise per coordinate."""
     memory, values = context.memory, released.active
     if TOTAL not in memory:
         memory[TOTAL] = values.new_zeros(released.layout.size)

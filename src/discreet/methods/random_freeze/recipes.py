@@ -1,4 +1,4 @@
-"""Random freeze and ranked freeze: sparse updates at the price of DP-SGD (arXiv 2112.00845)."""
+"""Recipes of random freeze and ranked freeze (arXiv 2112.00845): sparse updates at the privacy cost of DP-SGD."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from discreet.stages.sampling import Poisson
 from discreet.stages.selection import Frozen, Order, Selection
 
 
-# Choices are read by name too, because the settings of a run come back from a file as text.
+# Options are converted from strings, because settings that are read from a file are text.
 def random_freeze(
     clip: float = 1.0,
     final_rate: float = 0.9,
@@ -23,16 +23,22 @@ def random_freeze(
     order: Order = Order.FREEZE_THEN_CLIP,
     frozen: Frozen = Frozen.STILL,
 ) -> Recipe:
-    """DP-SGD on a random part of the model, which shrinks over the epochs to 1 - final_rate."""
+    """DP-SGD on a random subset of coordinates, which shrinks over `cooling_epochs` epochs to 1 - final_rate of them.
+
+    unit     what is frozen together: elements, rows, columns or tensors
+    refresh  when a new mask is drawn: every epoch or every step
+    order    whether gradients are clipped before or after freezing
+    frozen   what the optimizer does with frozen coordinates
+    """
     selection = RandomFreeze(
         final_rate=final_rate,
         cooling_epochs=cooling_epochs,
-        kind=Granularity(unit).kind,
+        granularity=Granularity(unit),
         refresh=Refresh(refresh),
         order=Order(order),
         frozen=Frozen(frozen),
     )
-    return _plan("random-freeze", clip, selection)
+    return _recipe("random-freeze", clip, selection)
 
 
 def ranked_freeze(
@@ -42,22 +48,22 @@ def ranked_freeze(
     order: Order = Order.FREEZE_THEN_CLIP,
     frozen: Frozen = Frozen.STILL,
 ) -> Recipe:
-    """DP-SGD on the coordinates whose released gradients were largest in the epoch before."""
+    """DP-SGD on the coordinates with the largest released gradients in the previous epoch."""
     selection = RankedFreeze(
         final_rate=final_rate, cooling_epochs=cooling_epochs, order=Order(order), frozen=Frozen(frozen)
     )
-    return _plan("ranked-freeze", clip, selection)
+    return _recipe("ranked-freeze", clip, selection)
 
 
-def _plan(method: str, clip: float, selection: Selection) -> Recipe:
+def _recipe(method: str, clip: float, selection: Selection) -> Recipe:
     return Recipe(method=method, bounder=FlatClip(clip), selection=selection, claims=_claim)
 
 
 def _claim(plan: Plan) -> AccountedClaim:
-    """The paper accounts every run as DP-SGD with Poisson sampling, by Rényi divergences."""
+    """The paper accounts for every run as DP-SGD with Poisson sampling, with the RDP accountant."""
     return AccountedClaim(
         events=plan.using(sampling=Poisson(), relation=Neighbouring.ADD_REMOVE).events(),
         by=Accounting.RDP,
-        theorem="Random freeze (arXiv 2112.00845), Section 4: the Rényi accountant of DP-SGD",
-        assumes="batches drawn by Poisson sampling, whatever drew them",
+        theorem="Random freeze (arXiv 2112.00845), Section 4: the RDP accountant of DP-SGD",
+        assumes="batches are drawn by Poisson sampling",
     )

@@ -1,4 +1,4 @@
-"""Random freeze and ranked freeze: which coordinates are active in a step (arXiv 2112.00845, Algorithms 1 and 2)."""
+"""The selections of random freeze and ranked freeze (arXiv 2112.00845, Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.methods.random_freeze.granularity import Elements, Kind, MaskKey, units_of
+from discreet.methods.random_freeze.granularity import Granularity, MaskKey
 from discreet.stages.selection import Frozen, Order, density_of
 
 if TYPE_CHECKING:
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from discreet.stages.values import Released
 
 
-_ELEMENTS = Elements()
-
-
 class Refresh(enum.StrEnum):
-    """How long a mask serves; never shorter than a logical batch."""
+    """How often a new mask is drawn. Every logical batch uses one mask."""
 
     EPOCH = "epoch"
     STEP = "step"
@@ -29,7 +26,11 @@ class Refresh(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class _Cooling:
-    """r(e) = r* min(e / (e* - 1), 1): the freeze rate of epoch e; e* = 1 means r* at once."""
+    """The freeze rate of epoch e: r(e) = r* min(e / (e* - 1), 1). With e* = 1 it is r* from the start.
+
+    final_rate      r*: the fraction of coordinates that is frozen at the end
+    cooling_epochs  e*: the number of epochs until the final rate
+    """
 
     final_rate: float
     cooling_epochs: int = 1
@@ -37,14 +38,14 @@ class _Cooling:
     frozen: Frozen = Frozen.STILL
 
     def __post_init__(self) -> None:
-        check.not_negative("the share of coordinates that is frozen in the end", final_rate=self.final_rate)
+        check.not_negative("choose the fraction of frozen coordinates, e.g. 0.9", final_rate=self.final_rate)
         check.require(
             self.final_rate < 1,
             "final_rate < 1",
             f"final_rate={self.final_rate!r}",
             "leave some coordinates active, e.g. 0.9",
         )
-        check.count("epochs until the final rate is reached", cooling_epochs=self.cooling_epochs)
+        check.count("give the number of epochs until the final rate", cooling_epochs=self.cooling_epochs)
 
     @property
     def takes_all(self) -> bool:
@@ -61,41 +62,42 @@ class _Cooling:
         return self.final_rate * min(epoch / (self.cooling_epochs - 1), 1)
 
     def active(self, units: int, epoch: int) -> int:
-        """How many of so many units are active in an epoch: (1 - r) of them, rounded, at least one."""
+        """The number of active units in an epoch: round((1 - r) * units), at least 1."""
         return max(1, round((1 - self.rate(epoch)) * units))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RandomFreeze(_Cooling):
-    """Freezes a random part of the model, a growing one (Algorithm 1 of arXiv 2112.00845).
+    """Freezes a random subset of the coordinates, which grows over the epochs (Algorithm 1 of arXiv 2112.00845).
 
-    The mask of an epoch (or step) is regenerated from the public stream `mask`: it is never stored or sent. Of
-    single elements exactly round((1 - r) d) are active over the whole model; of another kind, that share of its
-    units, so (1 - r) d coordinates on average.
+    The mask of an epoch (or step) is generated from the public stream `mask` and is never stored or sent. With
+    granularity ELEMENTS exactly round((1 - r) d) of the d coordinates are active. With any other granularity a
+    fraction 1 - r of the units is active, so (1 - r) d coordinates on average.
 
     Guarantee: masks are independent of the data.
     """
 
-    kind: Kind = _ELEMENTS
+    granularity: Granularity = Granularity.ELEMENTS
     refresh: Refresh = Refresh.EPOCH
 
     def mask(self, context: StepContext) -> Mask | None:
-        units = units_of(self.kind, context.layout)
+        units = self.granularity.total_units(context.layout)
         active = self.active(units, context.epoch)
         if active == units:
             return None
-        from discreet.methods.random_freeze.masks import in_use
+        from discreet.methods.random_freeze.masks import cached_mask
 
         index = context.epoch if self.refresh is Refresh.EPOCH else context.step
-        key = MaskKey(stream=context.streams.mask.at(index).public_key, kind=self.kind, active=active)
-        return in_use(key, context.layout, context.device)
+        stream = context.streams.mask.at(index).public_key
+        key = MaskKey(stream=stream, granularity=self.granularity, active=active)
+        return cached_mask(key, context.layout, context.device)
 
     def observe(self, released: Released, std: float, context: StepContext) -> None:
-        """Nothing to learn: masks do not depend on anything."""
+        """Do nothing: masks do not depend on releases."""
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
-        """Active coordinates of the run over those of a dense run.
+        """Active coordinates, summed over the run, relative to a dense run.
 
         >>> from discreet.stages.sampling import Horizon
         >>> run = Horizon.of(records=50_000, batch=1000, epochs=40)
@@ -108,13 +110,12 @@ class RandomFreeze(_Cooling):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RankedFreeze(_Cooling):
-    """Freezes the coordinates with the smallest released gradients of the epoch before (Algorithm 2).
+    """Freezes the coordinates with the smallest released gradients in the previous epoch (Algorithm 2).
 
-    A coordinate that was frozen is ranked by noise of the size that its releases would have carried; one that
-    was active by its releases themselves, with the noise they have already. The first epoch freezes nothing.
+    Active coordinates are ranked by their released (noisy) gradients. Frozen coordinates are ranked by fresh noise
+    with the variance that their releases would have had. The first epoch freezes nothing.
 
-    Guarantee: masks are a function of earlier releases and of a public stream, so they cost nothing. A second
-    draw of noise on active coordinates would be a second release.
+    Guarantee: masks depend on earlier releases and a public stream only, so they cost no privacy.
     """
 
     def mask(self, context: StepContext) -> Mask | None:

@@ -1,6 +1,6 @@
-"""A release as bytes: the values on active coordinates, and the key of the mask in place of indices.
+"""Serialise a release: the values on active coordinates, and the key of the mask instead of indices.
 
-one line of JSON (size, count, type, mask) | a bitmap, where the mask has no key | the values, little-endian
+Format: one line of JSON (format, layout, count, dtype, mask) | a bitmap if the mask has no key | little-endian values
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 from discreet.core import check
 from discreet.core.plain import digest
+from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.granularity import Granularity, MaskKey
-from discreet.stages.active import Active, from_indices
 from discreet.stages.values import Released
 
 FORMAT: Final = "discreet release 1"
@@ -23,9 +23,9 @@ _TYPES: Final = {"float32": (torch.float32, "<f4"), "float64": (torch.float64, "
 
 
 def to_bytes(released: Released) -> bytes:
-    """Everything that a receiver who knows the layout needs.
+    """Serialise a release for a receiver that knows the layout.
 
-    Guarantee: post-processing of a release; the key of a mask is public and independent of every other key.
+    Guarantee: post-processing of a release. The key of a mask is public and independent of every other key.
     """
     mask, values = released.mask, released.active.detach().cpu()
     named = None if mask is None else _name(mask)
@@ -43,14 +43,14 @@ def to_bytes(released: Released) -> bytes:
 
 
 def from_bytes(data: bytes, layout: Layout) -> Released:
-    """The release, its mask regenerated or read."""
+    """Read a release; its mask is regenerated from the key or read from the bitmap."""
     head, _, body = data.partition(b"\n")
     header = _read_header(head)
     check.require(
         header["layout"] == _layout_digest(layout),
-        "a release for these parameters",
-        "one for others",
-        "build the model of the run",
+        "a release for this layout",
+        "a release for other parameters",
+        "pass the layout of the model that was trained",
     )
     dtype, code = _TYPES[header["dtype"]]
     bits = -(-layout.size // 8) if header["mask"] == "bitmap" else 0
@@ -60,17 +60,17 @@ def from_bytes(data: bytes, layout: Layout) -> Released:
         count == header["count"] and len(body) == bits + count * np.dtype(code).itemsize,
         f"{header['count']} values for {count} active coordinates",
         f"{len(body) - bits} bytes",
-        "send the whole release",
+        "send the complete release",
     )
     values = torch.from_numpy(np.frombuffer(body, code, offset=bits).copy())
     return Released(values.to(dtype), layout, mask)
 
 
 def _name(mask: Mask) -> dict[str, Any] | str:
-    if mask.key is None:
+    if not isinstance(mask.key, MaskKey):
         return "bitmap"
     key = mask.key
-    return {"stream": key.stream.hex(), "kind": Granularity.of(key.kind).value, "active": key.active}
+    return {"stream": key.stream.hex(), "kind": key.granularity.value, "active": key.active}
 
 
 def _bitmap(mask: Mask, released: Released) -> bytes:
@@ -86,7 +86,9 @@ def _read_mask(name: Any, bitmap: bytes, layout: Layout) -> Mask | None:
         active = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=layout.size)
         return from_indices(torch.from_numpy(np.flatnonzero(active)), layout)
     key = MaskKey(
-        stream=bytes.fromhex(name["stream"]), kind=Granularity(name["kind"]).kind, active=int(name["active"])
+        stream=bytes.fromhex(name["stream"]),
+        granularity=Granularity(name["kind"]),
+        active=int(name["active"]),
     )
     return key.mask(layout)
 
@@ -97,7 +99,7 @@ def _read_header(line: bytes) -> dict[str, Any]:
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("dtype") not in _TYPES:
-        check.refuse(f"a {FORMAT}", "other bytes", "read what `to_bytes` wrote")
+        check.refuse(f"a {FORMAT}", "other bytes", "pass the output of `to_bytes`")
     return header
 
 

@@ -1,1 +1,1 @@
-"""Selective update and release (Fu et al. 2023): an update is kept only if a noisy test accepts it."""
+"""Selective update and release (Fu et al. 2023): keep an update only if a noisy test accepts it."""

@@ -1,8 +1,8 @@
-"""Selective update and release (Fu et al. 2023), with every test on private data charged."""
+"""Recipe of selective update and release (Fu et al. 2023). Every test on private data is charged."""
 
 from __future__ import annotations
 
-from discreet.methods.clipping import Clipping, bounder
+from discreet.methods.clipping_choice import Clipping, bounder
 from discreet.stages.acceptance import LossTest
 from discreet.stages.recipe import Recipe
 
@@ -16,12 +16,12 @@ def sur(
     gamma: float = 0.01,
     r: float = 0.1,
 ) -> Recipe:
-    """DP-SGD that keeps an update only if the loss of a fresh sample falls, by a noisy test.
+    """DP-SGD that keeps an update only if a noisy test finds a lower loss on a fresh batch.
 
-    loss_clip   bounds each record's change of loss; small makes the test a vote of records
-    test_share  the test's noise multiplier over the gradient's
-    threshold   the mean change of loss below which an update is kept
-    clipping    flat, auto-s (with gamma) or psac (with r), all to the bound `clip`
+    loss_clip   bound on each record's change of loss; a small bound turns the test into a vote of the records
+    test_share  noise multiplier of the test, relative to that of the gradient
+    threshold   mean change of loss below which an update is kept
+    clipping    flat, auto-s (uses gamma) or psac (uses r), with clipping norm `clip`
     """
     return Recipe(
         method="sur",

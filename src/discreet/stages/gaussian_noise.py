@@ -1,0 +1,64 @@
+"""The Gaussian mechanism on the bounded sums of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from discreet.accounting.events import CountQuery, Gaussian, Queries
+from discreet.core import check
+from discreet.engine.layout import Layout
+from discreet.stages.bounding import Query
+from discreet.stages.values import BoundedSum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.stages.context import StepContext
+
+
+@final
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Adds N(0, (noise * share * sensitivity)^2) to every active coordinate of every sum.
+
+    Guarantee: all sums of one batch together cost one Gaussian release with noise multiplier (sum_i z_i^-2)^(-1/2),
+    where z_i is the standard deviation of sum i divided by its sensitivity (docs/proofs/Queries.md).
+    A noise multiplier of 0 releases the exact sums and is charged as non-private.
+    """
+
+    def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
+        """The privacy event of one release, before amplification by sampling."""
+        events = tuple(query.event(noise) for query in queries)
+        return events[0] if len(events) == 1 else Queries(events)
+
+    def check(self, layout: Layout) -> None:
+        """Accept every model: the cost does not depend on it."""
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
+    ) -> list[Tensor]:
+        """Return the noisy sums, under a mask on the active coordinates only. The exact sums are overwritten."""
+        noisy = []
+        for total, query in zip(sums, queries, strict=True):
+            check.require(
+                isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
+                "sums with the sensitivity of their queries",
+                f"{total!r} for {query!r}",
+                "aggregate with the plan's bounder",
+            )
+            noisy.append(_add_noise(total.value, query.std(noise), context))
+        return noisy
+
+
+def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:
+    """Add noise to the active coordinates and return only them, so that no coordinate is released without noise."""
+    if context.mask is None or value.shape != (context.layout.size,):  # a count is never masked
+        return context.streams.noise.add_normal_(value, std)
+    from discreet.engine.active import Active
+
+    index = Active.of(context.mask, context.layout, value.device).whole
+    active = context.streams.noise.add_normal_(value.index_select(0, index), std)
+    value.zero_()  # keep no exact sum in memory
+    return active
