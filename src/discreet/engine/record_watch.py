@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from discreet.core.check import refuse
 from discreet.engine.proof.blame import (
     CHANGED,
-    GRADIENTS,
     READS,
-    UNINITIALISED,
     UNKNOWN,
     blame_for,
     here,
@@ -40,71 +38,18 @@ from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.positions import places_matter
 from discreet.engine.proof.program import KnownPrograms
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
+from discreet.engine.proof.watched_functions import (
+    DATA_GET,
+    DATA_SET,
+    FILLS,
+    HIDDEN,
+    HOOKS,
+    QUIET,
+    TO_MEMORY,
+    saved_tensors_hooks,
+)
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
-
-_GETTERS: Final = (
-    *(
-        "shape",
-        "dtype",
-        "device",
-        "requires_grad",
-        "ndim",
-        "layout",
-        "is_leaf",
-        "is_cuda",
-        "is_sparse",
-        "names",
-    ),
-    *(
-        "is_quantized",
-        "is_nested",
-        "is_meta",
-        "is_mps",
-        "itemsize",
-        "nbytes",
-        "is_mkldnn",
-        "is_cpu",
-        "output_nr",
-    ),
-)
-_METHODS: Final = (
-    *(
-        "dim",
-        "size",
-        "numel",
-        "nelement",
-        "ndimension",
-        "__len__",
-        "stride",
-        "storage_offset",
-        "is_floating_point",
-    ),
-    *("is_complex", "is_contiguous", "element_size", "get_device", "is_signed", "is_inference", "__hash__"),
-)
-QUIET: Final = frozenset(
-    [getattr(Tensor, name).__get__ for name in _GETTERS if hasattr(getattr(Tensor, name, None), "__get__")]
-    + [getattr(Tensor, name) for name in _METHODS]
-    + [torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch._C._set_grad_enabled]
-)
-"""Calls that tell sizes and types, and no values."""
-
-_FORBIDDEN_ON_RECORDS: Final = {
-    Tensor.register_hook: "a hook changes gradients out of sight",
-    Tensor.register_post_accumulate_grad_hook: "a hook changes gradients out of sight",
-    getattr(Tensor, "grad_fn").__get__: "a hook on the graph changes gradients out of sight",  # noqa: B009
-    Tensor.retain_grad: "",
-}
-
-
-_DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
-_DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
-_SPECIAL: Final = frozenset(
-    [
-        *(_DATA_GET, _DATA_SET, Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr),
-        *(Tensor.__dlpack__, Tensor.storage, Tensor.share_memory_),
-    ]
-)
 
 
 def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
@@ -161,25 +106,6 @@ def public(value: Any) -> Any:
         if isinstance(mode, RecordWatch):
             mode.declare(value)
     return value
-
-
-_HIDDEN: Final[dict[Any, Any]] = {
-    **dict.fromkeys(
-        (torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty),
-        UNINITIALISED,
-    ),
-    Tensor.new_empty_strided: UNINITIALISED,
-    torch.from_file: UNKNOWN,
-    getattr(Tensor, "grad").__get__: GRADIENTS,  # noqa: B009
-}
-"""Functions whose results hold what their arguments do not show."""
-_FILLS: Final = frozenset(
-    [
-        *(Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_, Tensor.fill_, Tensor.zero_),
-        *(Tensor.bernoulli_, Tensor.log_normal_, Tensor.cauchy_, Tensor.geometric_, Tensor.copy_),
-    ]
-)
-_saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class RecordWatch(TorchFunctionMode):
@@ -294,7 +220,7 @@ class RecordWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         reading = Reading(self._records, values=func in NUMBERS)
         description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
-        if func in _FILLS and reading.origins and is_uninitialised(reading.origins[0]):
+        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
             reading.origins[0] = Origin(PUBLIC, 1)  # overwritten, every entry
         blamed, on_records = None, False
         for origin in reading.origins:
@@ -303,9 +229,9 @@ class RecordWatch(TorchFunctionMode):
                 blamed = origin
             elif lineage is not PUBLIC:
                 on_records = True
-        if on_records and func in _FORBIDDEN_ON_RECORDS:
+        if on_records and func in HOOKS:
             self._refuse_hook(func)
-        if on_records and _saved_tensors_hooks(False) is not None:
+        if on_records and saved_tensors_hooks(False) is not None:
             refuse(
                 "saved tensors that come back as they were",
                 f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
@@ -316,7 +242,7 @@ class RecordWatch(TorchFunctionMode):
         result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
         if self.table.clock != started:
             return result  # taken apart into calls that were watched
-        if func in _SPECIAL:
+        if func in TO_MEMORY:
             self._special(func, args, reading)
         made = [result] if type(result) is Tensor else tensors_of_result(result)
         now = versions_of(reading.tensors)
@@ -346,9 +272,9 @@ class RecordWatch(TorchFunctionMode):
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""
-        if func == _DATA_SET:
+        if func == DATA_SET:
             self.table.replace_memory(args[0], self.table.find(args[1]))
-        elif func == _DATA_GET:
+        elif func == DATA_GET:
             self.table.share_memory(args[0])
         elif reading.tensors:
             self.table.export(reading.tensors[0])
@@ -363,8 +289,8 @@ class RecordWatch(TorchFunctionMode):
         made: list[Tensor],
         on_records: bool,
     ) -> tuple[Any, Any]:
-        if func in _HIDDEN:
-            return [MIXED] * len(made), here(_HIDDEN[func])
+        if func in HIDDEN:
+            return [MIXED] * len(made), here(HIDDEN[func])
         if not on_records:
             if reading.opaque is not None:
                 verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")
@@ -390,7 +316,7 @@ class RecordWatch(TorchFunctionMode):
                 self._read = self.table.tick(), where
 
     def _refuse_hook(self, func: Any) -> None:
-        why = _FORBIDDEN_ON_RECORDS[func]
+        why = HOOKS[func]
         if why:
             refuse(
                 f"a step whose gradients autograd computes: {why}",

@@ -1,0 +1,92 @@
+"""Torch functions that the watch treats in a way of their own."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from discreet.engine.proof.blame import GRADIENTS, UNINITIALISED, UNKNOWN
+
+_GETTERS: Final = (
+    *(
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "ndim",
+        "layout",
+        "is_leaf",
+        "is_cuda",
+        "is_sparse",
+        "names",
+    ),
+    *(
+        "is_quantized",
+        "is_nested",
+        "is_meta",
+        "is_mps",
+        "itemsize",
+        "nbytes",
+        "is_mkldnn",
+        "is_cpu",
+        "output_nr",
+    ),
+)
+_METHODS: Final = (
+    *(
+        "dim",
+        "size",
+        "numel",
+        "nelement",
+        "ndimension",
+        "__len__",
+        "stride",
+        "storage_offset",
+        "is_floating_point",
+    ),
+    *("is_complex", "is_contiguous", "element_size", "get_device", "is_signed", "is_inference", "__hash__"),
+)
+QUIET: Final = frozenset(
+    [getattr(Tensor, name).__get__ for name in _GETTERS if hasattr(getattr(Tensor, name, None), "__get__")]
+    + [getattr(Tensor, name) for name in _METHODS]
+    + [torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch._C._set_grad_enabled]
+)
+"""Calls that tell sizes and types, and no values."""
+
+HOOKS: Final = {
+    Tensor.register_hook: "a hook changes gradients out of sight",
+    Tensor.register_post_accumulate_grad_hook: "a hook changes gradients out of sight",
+    getattr(Tensor, "grad_fn").__get__: "a hook on the graph changes gradients out of sight",  # noqa: B009
+    Tensor.retain_grad: "",
+}
+
+
+DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
+DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
+TO_MEMORY: Final = frozenset(
+    [
+        *(DATA_GET, DATA_SET, Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr),
+        *(Tensor.__dlpack__, Tensor.storage, Tensor.share_memory_),
+    ]
+)
+
+
+HIDDEN: Final[dict[Any, Any]] = {
+    **dict.fromkeys(
+        (torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty),
+        UNINITIALISED,
+    ),
+    Tensor.new_empty_strided: UNINITIALISED,
+    torch.from_file: UNKNOWN,
+    getattr(Tensor, "grad").__get__: GRADIENTS,  # noqa: B009
+}
+"""Functions whose results hold what their arguments do not show."""
+FILLS: Final = frozenset(
+    [
+        *(Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_, Tensor.fill_, Tensor.zero_),
+        *(Tensor.bernoulli_, Tensor.log_normal_, Tensor.cauchy_, Tensor.geometric_, Tensor.copy_),
+    ]
+)
+saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
