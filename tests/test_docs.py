@@ -53,7 +53,7 @@ CONSTANTS = {
         r"rounded down by (?:a factor of 1 - )?2\^-(\d+)",
         -math.log2(1 - bounding.ROUND_DOWN),
     ),
-    "records at once": (inspect.getdoc(Private), r"no more than\s+(\d+)", memory.ENOUGH),
+    "records at once": (inspect.getdoc(Private), r"at most\s+(\d+)", memory.ENOUGH),
 }
 
 

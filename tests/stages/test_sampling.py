@@ -168,7 +168,7 @@ def test_more_records_than_the_public_bound_are_refused_without_saying_how_many(
 
 
 def test_a_users_own_loader_is_not_sampled_from() -> None:
-    with pytest.raises(Refused, match="sampling=OwnLoader"):
+    with pytest.raises(Refused, match=r"sampling=discreet\.OwnLoader"):
         list(OwnLoader().batches(10, HORIZON, Streams.seeded(0).sampling, 0))
 
 

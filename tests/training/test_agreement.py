@@ -153,9 +153,8 @@ def survive(rank: int, size: int, place: str) -> None:
             run.step(loop.losses(run.model, x, y))
     except ProcessLost as lost:
         told = str(lost)
-        with pytest.raises(
-            Refused, match="in the middle of a logical batch"
-        ):  # half of a step is followed by nothing
+        # No call follows an incomplete step.
+        with pytest.raises(Refused, match="in the middle of a logical batch"):
             next(iter(run))
     Path(place, f"{rank}.json").write_text(json.dumps([told, run.progress.step]))
     os._exit(0)

@@ -93,7 +93,7 @@ class Horizon:
             check.refuse(
                 "a public number of records and a batch size",
                 "only a rate",
-                "use Horizon.of(records=, batch=)",
+                "use discreet.Horizon.of(records=, batch=)",
             )
         return Size(self.records, self.batch)
 
@@ -289,6 +289,6 @@ class OwnLoader(_PerStep):
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         check.refuse(
             "a plan that samples from a dataset",
-            "a plan with sampling=OwnLoader()",
+            "a plan with sampling=discreet.OwnLoader()",
             "iterate private.over(loader) and call private.step",
         )

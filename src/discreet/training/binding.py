@@ -107,7 +107,7 @@ def check_processes(plan: Plan, world: World) -> None:
         world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch)),
         "sampling that each process can do on its own records",
         f"{type(plan.sampling).__name__} in {world.size} processes",
-        "use sampling=Poisson(): a fixed or capped batch size concerns the records of all processes",
+        "use sampling=discreet.Poisson(): a fixed or capped batch size concerns the records of all processes",
     )
 
 

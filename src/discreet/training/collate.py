@@ -1,7 +1,7 @@
-"""A user's `collate_fn`, called for one record at a time.
+"""Call a user's `collate_fn` for one record at a time.
 
-Guarantee: what a batch holds of one record was made from that record alone, because nothing else was there when it was
-made. So padding to the longest record of a batch, standardising or mixing in `collate_fn` cannot happen.
+Guarantee: the rows of a record in a batch depend on that record only, because `collate_fn` never sees several records
+together. It therefore cannot pad to the longest record of a batch, standardise over a batch, or mix records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PAD = "pad every record to one public length in collate_fn (or in the dataset),
 
 @final
 class CollateEach:
-    """Puts batches together from records that were collated alone; where rows go is learned from two equal records."""
+    """Collates each record separately and joins the results. A batch of two equal records shows how to join them."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate_fn = collate_fn
@@ -34,7 +34,7 @@ class CollateEach:
 
 
 def _joined(alone: Sequence[Any], two: Any) -> Any:
-    """One batch from batches of one record; `two` is a batch of two, which shows what grows with the records."""
+    """Join batches of one record. `two` is a batch of two records and shows which axes grow with the batch."""
     first = alone[0]
     if isinstance(first, Tensor):
         return _joined_tensors(alone, two)
@@ -43,7 +43,7 @@ def _joined(alone: Sequence[Any], two: Any) -> Any:
         return arrays.numpy()
     if isinstance(first, Mapping):
         if any(set(one) != set(first) for one in alone):
-            refuse("the same fields in every record", "others in some", "give every record all fields")
+            refuse("the same keys in every record", "different keys", "return all keys for every record")
         parts = {key: _joined([one[key] for one in alone], two[key]) for key in first}
         if type(first) is dict:
             return parts
@@ -55,7 +55,7 @@ def _joined(alone: Sequence[Any], two: Any) -> Any:
         if len(two) == 2 * len(first):  # one entry per record
             return type(first)(entry for one in alone for entry in one)
         if any(len(one) != len(first) for one in alone) or len(two) != len(first):
-            _refuse("lists whose length does not follow the number of records")
+            _refuse("a list whose length is neither constant nor the number of records")
         joined = [_joined([one[i] for one in alone], two[i]) for i in range(len(first))]
         named = isinstance(first, tuple) and type(first) is not tuple
         return type(first)(*joined) if named else type(first)(joined)
@@ -79,13 +79,13 @@ def _refuse(came: str) -> NoReturn:
     refuse(
         "a collate_fn that makes each record's rows from that record alone",
         came,
-        "return tensors whose first axis is the record; make constants inside forward()",
+        "return tensors with the records along the first axis; create constants inside forward()",
     )
 
 
 @final
 class OneByOne(Dataset[Any]):
-    """A dataset whose records are fetched one by one: a batched fetch could mix them."""
+    """A dataset that fetches records one by one, because a batched fetch could mix them."""
 
     def __init__(self, data: Any) -> None:
         self._data = data

@@ -68,7 +68,7 @@ class FeedbackRun:
             mechanism.clip == 0 or stages.relation is Neighbouring.ADD_REMOVE,
             "add/remove",
             str(stages.relation),
-            "use Neighbouring.ADD_REMOVE: the proof covers no other relation",
+            "use discreet.Neighbouring.ADD_REMOVE: the proof covers no other relation",
         )
 
     def whole_run(self, plan: Plan) -> Event | None:

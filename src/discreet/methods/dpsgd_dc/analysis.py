@@ -109,7 +109,7 @@ class LastIterate:
             isinstance(stages.sampling, (FullBatch, FixedSize, TruncatedPoisson)),
             "batches with a public maximum size (FullBatch, FixedSize or TruncatedPoisson)",
             type(stages.sampling).__name__,
-            "use sampling=TruncatedPoisson(cap=...)",
+            "use sampling=discreet.TruncatedPoisson(cap=...)",
         )
 
     def whole_run(self, plan: Plan) -> Event | None:
