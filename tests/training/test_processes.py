@@ -40,8 +40,8 @@ def run_of(plan: Plan, dataset: Any, net: Any = None, **options: Any) -> tuple[P
     run = loop.private(net, plan, dataset=dataset, micro_batch=8, **options)
     drawn = []
     for x, y, number in run:
-        drawn.append(number.tolist())
         run.step(loop.losses(run.model, x, y))
+        drawn.append(number.tolist())  # after the step: what is read before it could decide the losses
     return run, drawn
 
 
