@@ -62,7 +62,7 @@ class Size:
         return self.epochs * math.ceil(self.train / self.batch)
 
     def rate_at(self, step: int) -> float:
-        """The factor on the learning rate: linear warm-up over a tenth of the steps, then linear decay, as in the paper."""
+        """Factor on the learning rate: linear warm-up over a tenth of the steps, then linear decay (the paper)."""
         warm = max(self.steps // 10, 1)
         return min((step + 1) / warm, (self.steps - step) / max(self.steps - warm, 1), 1.0)
 

@@ -41,7 +41,7 @@ def _recipe(decay: float = _DECAY) -> Recipe:
 
 
 def full_batch(bench: Bench) -> Outcome:
-    """Accuracy and epsilon against the number of steps, by last iterate and by composition, with DP-SGD for comparison."""
+    """Accuracy and epsilon against steps, by last iterate and by composition; DP-SGD for comparison."""
     lengths = _QUICK if bench.quick else _LENGTHS
     hidden = {steps: _plan(steps) for steps in lengths}
     seen = {steps: _plan(steps, visible=True) for steps in lengths if steps <= 3000}

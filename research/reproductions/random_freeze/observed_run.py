@@ -35,7 +35,7 @@ def complete(recipe: Recipe, epochs: int) -> Plan:
 
 
 def walk(plan: Plan, seed: int, visit: Callable[[Private, int], None]) -> None:
-    """Train, and call `visit` with the run and its number of steps: at the start, one step into each epoch, at the end."""
+    """Train, and call `visit` with the run and its steps: at the start, one step into each epoch, at the end."""
     task = tasks.load("fashion-mnist")
     model = tasks.build("mlp", shape=task.shape, classes=task.classes, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
