@@ -1,1 +1,1 @@
-"""Step times of private training against plain SGD and against peers, measured side by side (`discreet bench`)."""
+"""Step time and memory of private training against plain SGD and other libraries: `make bench`."""

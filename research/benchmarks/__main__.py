@@ -1,4 +1,4 @@
-"""`python -m research.benchmarks`: step times against plain SGD and peers, memory, methods and scaling."""
+"""`python -m research.benchmarks`: step time, memory, methods and scaling, against plain SGD and other libraries."""
 
 from __future__ import annotations
 

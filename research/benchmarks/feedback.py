@@ -1,4 +1,4 @@
-"""What error feedback and two-level clipping add to a step of DP-SGD: whole steps, noise included, interleaved.
+"""The cost of error feedback and two-level clipping over DP-SGD: whole steps with noise, timed in turns.
 
 python -m research.benchmarks.feedback          cnn-550k, batch 128
 """
@@ -29,7 +29,7 @@ RECIPES = {
 
 
 def main(repeats: int = 15) -> dict[str, dict[str, float]]:
-    """Milliseconds per step, and the median of their ratios to DP-SGD's in the same round."""
+    """Milliseconds per step, and the median ratio to DP-SGD in the same round."""
     torch.set_num_threads(1)
     task = MODELS["cnn-550k"].make()
     steps = {name: whole_step(own_copy(task), recipe) for name, recipe in RECIPES.items()}

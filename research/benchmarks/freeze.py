@@ -1,4 +1,4 @@
-"""What a frozen coordinate saves: noise and update at several freeze rates, their memory, and the bytes of a release.
+"""What freezing saves: time and memory of noise and update at several freeze rates, and the size of a release.
 
 python -m research.benchmarks.freeze            10^6 parameters, per-epoch masks
 """
@@ -38,9 +38,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def main(repeats: int = 30) -> dict[str, Any]:
-    """Noise plus update: processor milliseconds, their ratio to a dense step, and the memory they ask for.
+    """Noise and update: CPU milliseconds, their ratio to a dense step, and memory.
 
-    Each step finds its mask in use, as all but the first of an epoch do; what a new mask costs is told apart.
+    Each step reuses its mask, as all steps of an epoch but the first do; the cost of a new mask is reported apart.
     """
     net = nn.Linear(999, 1000)  # a million parameters
     engine, streams = Engine(net), Streams.from_os()
@@ -50,7 +50,7 @@ def main(repeats: int = 30) -> dict[str, Any]:
         for step in steps.values():
             step.run()
         times: dict[float, list[float]] = {rate: [] for rate in RATES}
-        for _ in range(repeats):  # interleaved, so that other work on the machine meets all alike
+        for _ in range(repeats):  # in turns, so that other work on the machine slows all rates equally
             for rate, step in steps.items():
                 times[rate].append(step.timed())
         medians = {rate: statistics.median(own) for rate, own in times.items()}
@@ -86,14 +86,14 @@ class _Step:
         return self._finish(self._sum())
 
     def timed(self) -> float:
-        """Processor milliseconds of one step, without making the sum."""
+        """CPU milliseconds of one step, without computing the sum."""
         total = self._sum()
         start = time.process_time()
         self._finish(total)
         return (time.process_time() - start) * 1000
 
     def memory(self) -> int:
-        """The most bytes of tensors that one step holds at a time, beyond what was there before it."""
+        """Peak bytes of tensors that one step allocates."""
         total = self._sum()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             self._finish(total)
@@ -102,7 +102,7 @@ class _Step:
         return max(itertools.accumulate(sizes), default=0)
 
     def fresh(self) -> float:
-        """Processor milliseconds of making the optimizer's state whole and packing it again, at a new mask."""
+        """CPU milliseconds of unpacking the optimizer's state and packing it again for a new mask."""
         total = self._sum()
         start = time.process_time()
         unpack(self._optimizer)

@@ -1,4 +1,4 @@
-"""What each method costs over DP-SGD, through `Private`: draws, masks, projections, state and update included."""
+"""The cost of each method over DP-SGD through `Private`: sampling, masks, projections, state and update included."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def method_step(task: Task, method: Method) -> Step:
 
 
 def compare_methods(model: str, *, repeats: int, patience: float) -> dict[str, dict[str, Any]]:
-    """For each method: milliseconds and the ratio to DP-SGD, in turns; or why it did not run."""
+    """For each method: milliseconds and the ratio to DP-SGD, or why it did not run."""
     torch.manual_seed(0)
     task = MODELS[model].make()
     steps: dict[str, Step] = {}

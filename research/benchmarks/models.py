@@ -37,7 +37,7 @@ class Task:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A row block of the table; `kind` decides which bar applies."""
+    """A model of the table; `kind` decides which target applies."""
 
     about: str
     kind: str

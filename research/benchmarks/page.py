@@ -2,7 +2,7 @@
 
     python -m research.benchmarks.page
 
-Everything between the markers is replaced; the words around it stay.
+Only the text between the markers is replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _time(row: dict[str, Any]) -> str:
 
 
 def verdicts(answer: dict[str, Any]) -> str:
-    """Each model against its bar, its fastest peer, and plain SGD's memory."""
+    """Each model against its target, its fastest peer, and the memory of plain SGD."""
     lines = [
         "| model | x floor | bar | met | fastest peer | peer / discreet | memory / plain |",
         "|---|---|---|---|---|---|---|",
@@ -49,12 +49,10 @@ def verdicts(answer: dict[str, Any]) -> str:
 
 
 def methods(answer: dict[str, Any]) -> str:
-    """What each method costs over DP-SGD."""
+    """The cost of each method over DP-SGD."""
     found = answer.get("methods", {})
     if not found:
-        return (
-            "Not measured yet: `discreet bench --no-time --no-memory --methods --out results/step-time.json`."
-        )
+        return "Not measured yet: `python -m research.benchmarks --no-time --methods --out results/step-time.json`."
     lines = [f"| method | {' | '.join(found)} |", "|---|" + "---|" * len(found)]
     for name in next(iter(found.values()), {}):
         cells = [_method(rows.get(name, {})) for rows in found.values()]

@@ -1,4 +1,4 @@
-"""Peak memory of one row above what it held before its first step, in a process of its own.
+"""Peak memory of one row above its memory before the first step, measured in its own process.
 
     python -m research.benchmarks.peak MODEL ROW THREADS
 
@@ -51,7 +51,7 @@ def peak_bytes(model: str, row: str) -> int:
 
 
 def _let_go() -> None:
-    """Hand freed memory back, so that the baseline holds nothing that the steps could take for nothing."""
+    """Return freed memory to the system, so that the steps cannot reuse memory counted in the baseline."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -63,7 +63,7 @@ def _peak() -> int:
 
 
 def measure_peak(model: str, row: str, *, threads: int, seconds: float = 300) -> int | str:
-    """Bytes, or why there are none."""
+    """Bytes, or why they could not be measured."""
     command = [sys.executable, "-m", "research.benchmarks.peak", model, row, str(threads)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)

@@ -1,4 +1,4 @@
-"""Peers on the same work, each if it is installed (`pip install discreet[bench]`)."""
+"""Other libraries on the same work, if installed: pip install -c constraints.txt -e '.[bench]'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from research.benchmarks.rows import BY_HAND, CLIP, NOISE, OWN, RATE, AbsentErro
 
 
 def _module(name: str) -> Any:
-    """A peer's module; peers warn of much, and none of it is about their speed."""
+    """A peer's module; its warnings are suppressed, as they do not concern speed."""
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         raise AbsentError("not installed")
     with warnings.catch_warnings():
@@ -26,7 +26,7 @@ def _module(name: str) -> Any:
 
 
 def _fixed(model: nn.Module) -> nn.Module:
-    """Opacus has its own attention and recurrent layers; `fix` puts them in, on a copy."""
+    """A copy with Opacus's own attention and recurrent layers, put in by `fix`."""
     validator = _module("opacus.validators").ModuleValidator
     fixed: nn.Module = model if validator.is_valid(model) else validator.fix(model)
     return fixed

@@ -1,6 +1,6 @@
-"""What is timed on each model: plain SGD, the floor, discreet, and per-sample gradients by bare `torch.func`.
+"""The steps that are timed: plain SGD, the floor, discreet, and per-record gradients by `torch.func`.
 
-Every row takes a whole step of SGD on the same batch, and the private ones with the same clip and noise.
+Every row is a whole SGD step on the same batch; private rows have the same clipping norm and noise.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def plain(task: Task) -> Step:
 
 
 def floor(task: Task) -> Step:
-    """A plain step and one draw of torch's normals on every gradient: what no private step can go below."""
+    """A plain step plus torch's normal noise on every gradient: a lower bound for private steps."""
     optimizer, std = _sgd(task), NOISE * CLIP / task.batch
 
     def step() -> None:
@@ -85,7 +85,7 @@ def floor(task: Task) -> Step:
 
 
 def bound(recipe: Recipe, batch: int) -> Plan:
-    """A plan for more steps than a benchmark takes, on batches that are handed to it."""
+    """A plan with more steps than a benchmark takes, for batches that the caller provides."""
     horizon = Horizon.of(records=100 * batch, batch=batch, steps=100_000)
     return recipe.using(sampling=OwnLoader()).bind(noise=NOISE, horizon=horizon, delta=1e-5)
 
@@ -113,7 +113,7 @@ def private(task: Task) -> Step:
 
 
 def functional(task: Task) -> Step:
-    """vmap of grad over the records, then clip, sum and noise: what one writes by hand."""
+    """vmap of grad over the records, then clip, sum and add noise: the usual code by hand."""
     model, optimizer = task.model, _sgd(task)
     named = dict(model.named_parameters())
 

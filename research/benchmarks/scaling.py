@@ -1,4 +1,4 @@
-"""Step time against the batch, the parameters and the length of a sequence, plain SGD beside."""
+"""Step time of discreet and plain SGD against batch size, number of parameters and sequence length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step-time table: as JSON values, and for people."""
+"""The step-time table, as JSON values and for the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PEERS = frozenset(row.name for row in ROWS if row.is_peer)
 
 
 def versions() -> dict[str, str]:
-    """What was compared."""
+    """Versions of everything compared."""
     found = {"python": platform.python_version()}
     for name in ("discreet", "torch", "opacus", "fastDP", "jax", "jax-privacy"):
         try:
@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Where it ran, and how busy it was."""
+    """The machine and its load."""
     return {
         "processors": os.cpu_count(),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -77,7 +77,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdict(model: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The model against its bar, and against the fastest peer.
+    """The model against its target and the fastest peer.
 
     Convolutions and transformers: 1.3 times plain SGD, 1.15 where a peer is below 1.6. Perceptrons: 1.4 times the
     floor. Memory of perceptrons and transformers: 1.3 times plain SGD's.
@@ -102,7 +102,7 @@ def verdict(model: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 
 def for_people(models: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """One table a model."""
+    """One table for each model."""
     return [_table(name, own) for name, own in models.items()]
 
 

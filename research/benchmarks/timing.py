@@ -1,4 +1,4 @@
-"""Times of several steps, taken in turns, so that a busy machine slows all of them alike."""
+"""Time several steps in turns, so that other work on the machine slows all of them equally."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def interleave(
     steps: Mapping[str, Step], *, repeats: int, patience: float, hurried: Collection[str] = ()
 ) -> dict[str, Timing]:
-    """Every step in turn, again and again, after warm-up.
+    """Time all steps in turns, after warm-up.
 
     A row takes two steps when its turn comes, and the second one counts: the first pays for what the row before it
     left in caches and busy threads. A row of `hurried` that would take longer than `patience` seconds rests after
@@ -97,7 +97,7 @@ def _timing(own: Sequence[float], first: Sequence[float]) -> Timing:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """All rows of one model: their timings, and why some have none."""
+    """Timings of all rows of one model, and why some are absent."""
 
     batch: int
     parameters: int
@@ -107,7 +107,7 @@ class Measured:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Peers warn of much, and some print; standard output is for the answer."""
+    """Suppress warnings and output of peers; standard output is for results."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         yield
@@ -122,7 +122,7 @@ def prepare(row: Row, task: Task) -> Step:
 
 
 def measure(model: str, rows: Sequence[Row], *, repeats: int, patience: float) -> Measured:
-    """One model: every row that can run, in turns."""
+    """Time all rows of one model that can run."""
     torch.manual_seed(0)
     task = MODELS[model].make()
     steps: dict[str, Step] = {}

@@ -1,4 +1,4 @@
-"""Where experiments train: seeded runs that are kept, so that an experiment goes on where it stopped."""
+"""Training for experiments: seeded runs are kept on disk, so that an interrupted experiment resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from discreet.runs.folder import write_json
 from research.reproductions.experiment import Row, mean_and_error
 from research.reproductions.plain_sgd import PlainRun, train_plain
 
-# They change neither what is computed nor what is kept of it.
+# They do not affect the result.
 _NOT_PART_OF_A_RUN = ("out", "data_dir", "download", "device", "checkpoint_every", "micro_batch")
 
 Listener = Callable[[str], None]
@@ -25,10 +25,10 @@ Listener = Callable[[str], None]
 
 @final
 class Bench:
-    """What an experiment may use.
+    """What an experiment trains with.
 
-    quick    minutes instead of hours: fewer epochs, fewer settings
-    seeds    one run of every setting for each; runs are seeded, so public data only
+    quick    fewer epochs and settings: minutes instead of hours
+    seeds    one run of every setting for each seed; seeded runs are for public data only
     folder   where runs are kept
     """
 
@@ -49,16 +49,16 @@ class Bench:
 
     @property
     def data_dir(self) -> str | None:
-        """Where datasets lie, for experiments that load one themselves."""
+        """The folder of datasets, for experiments that load one themselves."""
         return self._data_dir
 
     def note(self, message: str) -> None:
-        """Tell whoever watches."""
+        """Report progress."""
         if self._listener is not None:
             self._listener(message)
 
     def train(self, config: RunConfig) -> RunResult:
-        """The run of this config: read if it is there, resumed if it was cut short; `out` is chosen here."""
+        """Train, resume an interrupted run, or read a finished one; `out` is chosen here."""
         config = dataclasses.replace(config, data_dir=self._data_dir or config.data_dir)
         place = self.folder / "runs" / key_of(config)
         config = dataclasses.replace(config, out=str(place))
@@ -79,16 +79,16 @@ class Bench:
         return tuple(self.train(dataclasses.replace(config, seed=seed)) for seed in self.seeds)
 
     def train_without_privacy(self, config: RunConfig) -> PlainRun:
-        """The same data, model, batch, epochs and optimizer by ordinary training: no bound, no noise, epsilon infinite.
+        """The same run without privacy: no clipping, no noise, infinite epsilon.
 
-        Method, sampling and budget of the config are not used; batches are shuffled.
+        Method, sampling and budget of the config are ignored; batches are shuffled.
         """
         config = dataclasses.replace(config, data_dir=self._data_dir or config.data_dir)
         kept = self.remember({"plain": key_of(config)}, lambda: train_plain(config).to_json())
         return PlainRun.from_json(kept)
 
     def remember(self, key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """`compute()`, or what it gave before under this key: for work that is not a run. JSON values only."""
+        """`compute()`, or its earlier value for this key: for work that is not a run. JSON values only."""
         place = self.folder / "values" / f"{digest({'key': key, 'version': discreet.__version__})[:20]}.json"
         if place.is_file():
             kept = json.loads(place.read_text(encoding="utf-8"))
@@ -104,12 +104,12 @@ class Bench:
         return dict(kept["value"])
 
     def total_seconds(self, elapsed: float) -> float:
-        """What everything took, kept runs included, in a call that itself took `elapsed`."""
+        """The time of all work, including runs read from disk, for a call that took `elapsed`."""
         return round(self.seconds + max(elapsed - self._inside, 0.0), 1)
 
 
 def key_of(config: RunConfig) -> str:
-    """The name of a run's directory: it changes with every setting that matters, and with the version."""
+    """The name of a run's directory, which depends on the version and on all settings that affect the result."""
     settings = {name: value for name, value in config.to_json().items() if name not in _NOT_PART_OF_A_RUN}
     settings["parameters"] = sorted(settings["parameters"])
     short = digest({"settings": settings, "version": discreet.__version__})[:12]
@@ -135,8 +135,10 @@ def accuracy_row(
 
 
 def measured(result: RunResult, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Steps and one of the metrics of a run: "test_accuracy", "epsilon"; with `public_data` also "train_loss" and
-    "test_loss", without the points where a model had diverged."""
+    """Steps and one metric of a run: "test_accuracy" or "epsilon"; with `public_data` also "train_loss" or "test_loss".
+
+    Steps at which the model had diverged are left out.
+    """
     lines = {values["step"]: values for values in RunFolder(result.directory).read_metrics()}
     steps = sorted(step for step in lines if lines[step].get(name) is not None)
     return tuple(map(float, steps)), tuple(float(lines[step][name]) for step in steps)

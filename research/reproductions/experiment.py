@@ -1,4 +1,4 @@
-"""What an experiment is, and what it gives: the paper's numbers beside ours."""
+"""Experiments and their outcomes: the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Status(enum.StrEnum):
-    """Whether the paper's artefact came out."""
+    """Whether the paper's result was reproduced."""
 
     REPRODUCED = "reproduced"
     PARTLY = "partly"
@@ -23,7 +23,7 @@ class Status(enum.StrEnum):
 
     @classmethod
     def of(cls, held: Iterable[bool], *, quick: bool = False) -> Status:
-        """By what the paper says and whether it held; a quick run shows a part at best.
+        """From whether each of the paper's statements held; a quick run is at most "partly".
 
         >>> Status.of([True, False]), Status.of([True], quick=True)
         (<Status.PARTLY: 'partly'>, <Status.PARTLY: 'partly'>)
@@ -39,9 +39,9 @@ class Status(enum.StrEnum):
 class Row:
     """One line of a table.
 
-    paper             the paper's number, None if it prints none
+    paper             the paper's number, or None
     ours, spread      mean over seeds, and its standard error
-    certified         epsilon that is proven; math.inf: nothing is
+    certified         epsilon that is proven; math.inf if nothing is
     claimed           epsilon by the paper's own rule
     """
 
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's.
+        """Ours minus the paper's.
 
         >>> Row(setting="DPSGD", paper=71.3, ours=78.0).difference
         6.7
@@ -87,7 +87,7 @@ class Curve:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Curves in one frame; `name` is the file's."""
+    """Curves on shared axes; `name` becomes part of the file name."""
 
     name: str
     title: str
@@ -113,7 +113,7 @@ class Outcome:
 
     unit     of the rows' numbers, e.g. "test accuracy, %"
     summary  one or two sentences with the figures that matter
-    guesses  conventions that the paper leaves open, which was taken, and what speaks for it
+    guesses  what the paper does not specify, our choice, and the reason
     """
 
     unit: str
@@ -127,7 +127,7 @@ class Outcome:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One artefact of a paper; minutes are single-thread CPU minutes, expected."""
+    """One table or figure of a paper; minutes are expected minutes on one CPU thread."""
 
     name: str
     paper: str
@@ -139,7 +139,7 @@ class Experiment:
 
 
 def mean_and_error(values: tuple[float, ...]) -> tuple[float, float | None]:
-    """The mean and its standard error, None for one value.
+    """The mean and its standard error, which is None for a single value.
 
     >>> mean_and_error((1.0, 3.0))
     (2.0, 1.0)

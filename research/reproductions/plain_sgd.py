@@ -1,4 +1,4 @@
-"""Ordinary training, to see what privacy costs: no bound on a record, no noise, shuffled batches."""
+"""Training without privacy, as a baseline: no clipping, no noise, shuffled batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Line = tuple[int, float, float, float]
 @final
 @dataclass(frozen=True, kw_only=True)
 class PlainRun:
-    """The outcome of a run without privacy; the training loss is the mean over the steps since the last evaluation."""
+    """The result of a run without privacy; the training loss is the mean since the last evaluation."""
 
     test_accuracy: float
     seconds: float
@@ -45,7 +45,7 @@ class PlainRun:
 
 
 def train_plain(config: RunConfig) -> PlainRun:
-    """Train as the config says, but without privacy; needs a seed, a learning rate and epochs or steps."""
+    """Train the config without privacy; it needs a seed, a learning rate, and epochs or steps."""
     began = time.perf_counter()
     config = complete(config)
     assert config.seed is not None

@@ -22,7 +22,9 @@ from research.benchmarks.methods import compare_methods
 from research.benchmarks.models import MODELS, Model, Task, images, perceptron, transformer
 
 HAS_JAX = importlib.util.find_spec("jax_privacy") is not None
-needs_jax = pytest.mark.skipif(not HAS_JAX, reason="JAX Privacy is missing: pip install discreet[bench]")
+needs_jax = pytest.mark.skipif(
+    not HAS_JAX, reason="needs the bench extra: pip install -c constraints.txt -e '.[bench]'"
+)
 
 
 def small() -> Task:

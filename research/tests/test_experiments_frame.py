@@ -357,7 +357,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_work(
     (tmp_path / "file").write_text("")
     places[flag] = tmp_path / "file" / "below"
     words = [word for pair in places.items() for word in pair]
-    refused(run(TOY.name, "--docs", *words, program=main), "can be written", "below")
+    refused(run(TOY.name, "--docs", *words, program=main), "can be written", str(tmp_path / "file"))
     assert ran == ["ran"]
 
 

@@ -19,7 +19,7 @@ from research.reproductions.experiment import Curve, Outcome, Row, Status
 
 
 def figure_3(bench: Bench) -> Outcome:
-    """The paper's own settings: five methods over the epochs, and the same with a learning rate per method."""
+    """Five methods over the epochs at the paper's settings."""
     setting = dataclasses.replace(PUBLISHED, epochs=2) if bench.quick else PUBLISHED
     rows, losses, accuracies, spent = [], [], [], []
     plain = bench.train_without_privacy(setting.config(seed=bench.seeds[0]))

@@ -31,7 +31,7 @@ _SIGMAS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
 
 
 def figures_4_5_6(bench: Bench) -> Outcome:
-    """One setting at a time away from sigma 3, batch 1024, reduction 0.3; fewer epochs than the paper's 40."""
+    """Change one of sigma 3, batch 1024 and reduction 0.3 at a time; fewer epochs than the paper's 40."""
     setting = dataclasses.replace(PUBLISHED, epochs=1 if bench.quick else 16)
     sigmas = (1.0, 6.0) if bench.quick else (1.0, 3.0, 10.0)
     batches = (512.0, 1024.0) if bench.quick else (256.0, 512.0, 1024.0)

@@ -1,4 +1,4 @@
-"""When random projection helps and when it hurts: theory for one step, and accuracy on digits."""
+"""D2P2-SGD (paper 000), beyond the paper: when random projection helps, in theory for one step and on digits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GRID: Final = tuple(k / 20 for k in range(19))
 
 
 def signal_share(reduction: float, noise_to_signal: float, *, dense: bool, dimensions: int) -> float:
-    """E[<lifted, S>]^2 / (|S|^2 E|lifted|^2): how much of what is released points where the sum S points.
+    """E[<lifted, S>]^2 / (|S|^2 E|lifted|^2): the share of a release that points in the direction of the sum S.
 
         without projection    1 / (1 + r)                       r = d (zC)^2 / |S|^2, noise energy over signal energy
         orthonormal rows      (p/n) / (1 + r)
@@ -72,7 +72,7 @@ def projection(bench: Bench) -> Outcome:
 
 
 def _best(bench: Bench, name: str, model: str, dense: bool, rate: float) -> Row:
-    """The better of two learning rates: a projected release is noisier, and may want a shorter step."""
+    """The better of two learning rates: a projected release is noisier and may need a smaller one."""
     parameters: tuple[tuple[str, Any], ...] = (("reduction", rate),)
     if dense and rate > 0:
         widths = layer_widths(_SIZES, rate)

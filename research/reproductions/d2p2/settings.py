@@ -22,7 +22,7 @@ _OURS: Final = (("reduction", 0.3),)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A method of the figures: the paper's name, our recipe, its arguments as published and at our best."""
+    """A method: the paper's name, our recipe, and its arguments as published and as tuned by us."""
 
     name: str
     method: str
@@ -53,7 +53,7 @@ BASE: Final = RunConfig(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How long, in what batches, how fast."""
+    """Batch size, epochs and optimizer settings."""
 
     batch: int
     epochs: int
@@ -78,11 +78,11 @@ class Setting:
 
 PUBLISHED: Final = Setting(batch=1024, epochs=40, learning_rate=0.01, evaluations=10)
 TUNED: Final = Setting(batch=256, epochs=5, learning_rate=0.3, momentum=0.9, average=0.97, evaluations=5)
-"""Found by a search on Fashion-MNIST itself, which is public: no claim of privacy rests on it."""
+"""Found by a search on Fashion-MNIST, which is public; the search is not part of any epsilon."""
 
 FLAT_CLIP: Final = 0.5
 FLAT: Final = Member(name="DP-SGD, flat clip", method="dp-sgd", ours=(("clip", FLAT_CLIP),))
-"""Beside the family: DP-SGD as it is usually run. Its learning rate is divided by the clip, so that steps are alike."""
+"""DP-SGD with flat clipping, for comparison. Its learning rate is divided by the clipping norm."""
 
 GUESSES: Final = (
     "DPSGD is DP-SGD with the same automatic clipping, the family's special case in Section 3.1; vanilla clipping has "

@@ -1,4 +1,4 @@
-"""DiceSGD (paper 004): its tables and figures, and which clipping a user should take."""
+"""DiceSGD (paper 004): its tables and figures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="dice-text",
         paper=_PAPER,
-        artefact="in the place of Table 3",
+        artefact="in place of Table 3",
         what="a private head on a public sentence encoder, clothing reviews, epsilon 8, C = 1",
         minutes_quick=1,
         minutes_full=6,

@@ -1,4 +1,4 @@
-"""Where clipped training settles: Appendix B.1 of DiceSGD, and a regression with heavy-tailed gradients."""
+"""DiceSGD (paper 004), Appendix B.1: the bias of clipping, also on a regression with heavy-tailed gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Huber:
 
 
 def settled(recipe: Recipe, problem: Huber, *, steps: int = 400, learning_rate: float = 0.1) -> float:
-    """Where the recipe comes to rest on the example, without noise, on full batches, from 0.5."""
+    """The parameter at which the recipe converges on the example, without noise, on full batches, from 0.5."""
     data = problem.data()
     horizon = Horizon.of(records=len(data), batch=len(data), steps=steps)
     net = nn.Linear(1, 1, bias=False)
@@ -182,7 +182,7 @@ def _remembered_point(bench: Bench, name: str, recipe: Recipe) -> float:
 
 
 def _regressions(bench: Bench, *, epsilon: float | None) -> tuple[list[Row], tuple[Curve, ...]]:
-    """Each method with the noise for epsilon, or with none: how far from the optimum it ends, and its way there."""
+    """The final distance to the optimum and its curve for each method, with the noise for epsilon or without noise."""
     rows, curves = [], []
     for name, recipe, to_claim in _METHODS:
         if epsilon is None and to_claim:

@@ -49,7 +49,7 @@ def noise_of_algorithm_4(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The public numbers of a head's training."""
+    """The public settings of a head's training."""
 
     file: Path
     classes: int
@@ -98,7 +98,7 @@ def image_head(bench: Bench, epochs: int) -> Setting:
 def ways(
     bench: Bench, setting: Setting, clip: float, *, papers: tuple[float | None, float | None]
 ) -> list[Row]:
-    """DPSGD-GC, DiceSGD with three sizes of noise, two-level."""
+    """DPSGD-GC, DiceSGD with three noise levels, and two-level clipping."""
     by_theorem = dataclasses.replace(
         setting.run("dicesgd", clip=clip, feedback_clip=clip), calibrate_to_claim=True
     )
@@ -125,7 +125,7 @@ def ways(
 
 
 def _best(bench: Bench, setting: str, config: RunConfig, unit: float, paper: float | None, note: str) -> Row:
-    """The best of the step sizes, which are given as a reach over `unit`."""
+    """The best learning rate of a grid, in multiples of 1/`unit`."""
     rows = []
     for reach in QUICK_REACHES if bench.quick else REACHES:
         tried = dataclasses.replace(config, learning_rate=reach / unit)

@@ -8,7 +8,7 @@ from research.reproductions.experiment import Outcome, Status
 
 
 def table_2(bench: Bench) -> Outcome:
-    """Table 2, CIFAR-10: the ways to spend epsilon 2 at C = 1 and 0.1."""
+    """Table 2, CIFAR-10: all methods at epsilon 2, C = 1 and 0.1."""
     setting = image_head(bench, 3)
     rows = [
         *ways(bench, setting, 1.0, papers=(95.2, 97.4)),

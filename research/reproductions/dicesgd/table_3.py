@@ -1,4 +1,4 @@
-"""DiceSGD on a language model: Table 3 with SmolLM2 and adapters in the place of GPT-2, at the size of one core."""
+"""DiceSGD (paper 004), Table 3: E2E with SmolLM2 and LoRA adapters in place of GPT-2, small enough for one CPU core."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ADAPTERS: Final = Adapters(blocks=2, rank=4, alpha=32)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The public numbers of the study; with the plan and the seed they determine a run.
+    """The public settings; with the plan and the seed they determine a run.
 
     learning_rate  the paper's
     """
@@ -62,7 +62,7 @@ class Size:
         return self.epochs * math.ceil(self.train / self.batch)
 
     def rate_at(self, step: int) -> float:
-        """Of the learning rate: up over a tenth of the steps, then down in a line, as in the paper."""
+        """Factor on the learning rate: linear warm-up over a tenth of the steps, then linear decay (the paper)."""
         warm = max(self.steps // 10, 1)
         return min((step + 1) / warm, (self.steps - step) / max(self.steps - warm, 1), 1.0)
 
@@ -93,7 +93,7 @@ def _guesses(size: Size) -> tuple[str, ...]:
 
 
 def language(bench: Bench) -> Outcome:
-    """Table 3: the ways to spend epsilon 8 at C = 1 on a language model, between no training and no privacy."""
+    """Table 3: all methods at epsilon 8 and C = 1, beside no fine-tuning and no privacy."""
     size = QUICK if bench.quick else FULL
     study = _Study(bench, size)
     base = study.base()
@@ -147,17 +147,17 @@ def _plans(size: Size) -> Iterator[tuple[str, Plan, float | None]]:
 
 @final
 class _Study:
-    """One size of the study: what its runs share, loaded when the first of them is not kept already."""
+    """Model and data that all runs share, loaded when the first of them must be computed."""
 
     def __init__(self, bench: Bench, size: Size) -> None:
         self._bench, self._size = bench, size
 
     def base(self) -> dict[str, Any]:
-        """The public model as it comes."""
+        """The public model without fine-tuning."""
         return self._kept({"plan": "base"}, lambda: self._measured(self._new_tail(seed=0), {}))
 
     def tuned(self, plan: Plan | None, seed: int) -> dict[str, Any]:
-        """A run by the plan, or without privacy."""
+        """A run with the plan, or without privacy."""
         key = {"plan": "none" if plan is None else plan.digest, "seed": seed}
         return self._kept(key, lambda: self._train(plan, seed))
 
@@ -192,7 +192,7 @@ class _Study:
         return self._measured(tail, {"half": half, "spent": spent})
 
     def _follow(self, steps: Iterator[int], tail: Tail, schedule: LambdaLR) -> float:
-        """Take every step; the test loss half-way."""
+        """Run all steps and return the test loss half-way."""
         half = math.nan
         for step in steps:
             schedule.step()
@@ -221,14 +221,14 @@ class _Study:
 
     @functools.cached_property
     def _spoken(self) -> tuple[Heard, list[list[str]]]:
-        """The facts to speak about, and what people wrote about them."""
+        """The prompts for BLEU and their reference texts."""
         found = e2e.texts("test", data_dir=self._bench.data_dir)
         facts = list(e2e.some(found, 10**9))[: self._size.spoken]
         prompts = [self._known.prompt(e2e.request(about)) for about in facts]
         return Heard.of(self._known, prompts), [found[about] for about in facts]
 
     def _new_tail(self, *, seed: int) -> Tail:
-        """What is trained, with fresh adapters; all runs share one model, so runs follow one another."""
+        """The trainable blocks with fresh adapters. All runs share one model, so they must follow one another."""
         self._known.reset(seed=seed)
         return Tail(self._known)
 
@@ -315,7 +315,7 @@ def _row(
     paper: float | None = None,
     certified: float | None = None,
 ) -> Row:
-    """BLEU of one setting's runs; the losses and one text stand in the note."""
+    """BLEU of one setting's runs; the note holds the loss and one text."""
     mean, error = mean_and_error(tuple(run["bleu"] for run in runs))
     loss = math.fsum(run["loss"] for run in runs) / len(runs)
     if certified is None:

@@ -17,7 +17,7 @@ TEXTS: Final = (
 
 
 def text(bench: Bench) -> Outcome:
-    """In the place of Table 3: the same ways on text, at epsilon 8 and C = 1."""
+    """In place of Table 3: all methods on reviews, at epsilon 8 and C = 1."""
     rows = ways(bench, text_head(bench), 1.0, papers=(None, None))
     return Outcome(unit=UNIT, rows=tuple(rows), status=Status.PARTLY, summary=summary(rows), guesses=TEXTS)
 

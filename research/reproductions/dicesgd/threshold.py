@@ -1,4 +1,4 @@
-"""Accuracy against the clipping threshold at equal certified epsilon: which clipping a user should take."""
+"""DiceSGD (paper 004), Section 1: accuracy against the clipping norm at equal certified epsilon."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def felt(clip: float, residual: float) -> float:
 
 
 def _settings(clip: float, quick: bool) -> tuple[tuple[str, RunConfig], ...]:
-    """Every method at one threshold, its learning rate such that all of them get the same noise over many updates."""
+    """All methods at one clipping norm, with learning rates that give the same noise over many updates."""
     residual = RESIDUAL * clip
     two = (("clip", clip), ("residual", residual), ("kappa", KAPPA))
     return (
@@ -58,7 +58,7 @@ def _settings(clip: float, quick: bool) -> tuple[tuple[str, RunConfig], ...]:
 
 
 def threshold(bench: Bench) -> Outcome:
-    """Accuracy against C from 0.01 to 100; automatic clipping has no C and is a level line."""
+    """Accuracy against C from 0.01 to 100; automatic clipping has no C and is a constant line."""
     clips = CLIPS_QUICK if bench.quick else CLIPS
     automatic = bench.train_seeds(_run("auto-s", (), REACH, bench.quick))
     rows = [accuracy_row("automatic (AUTO-S), no threshold", automatic)]
@@ -93,7 +93,7 @@ def threshold(bench: Bench) -> Outcome:
 
 
 def recommend(found: dict[str, list[float]], clips: tuple[float, ...]) -> str:
-    """Best, worst and mean accuracy of every method over C, and what follows for a user.
+    """Best, worst and mean accuracy of every method over C, and the advice for users.
 
     >>> recommend({"DP-SGD": [90.0, 20.0], "automatic": [85.0, 85.0]}, (0.1, 10.0)).split("Advice: ")[1]
     'without tuning take automatic (85.0 on average over C), with a threshold tuned on public data DP-SGD (90.0).'

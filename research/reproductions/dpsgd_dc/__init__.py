@@ -1,4 +1,4 @@
-"""Training in a bounded domain (paper 003): its tables and figures."""
+"""DPSGD-DC (paper 003), training in a bounded domain: its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DPSGD-DC (paper 003), Figures 2 and 3: the claims of theory beside membership inference, at the size of two cores.
+"""DPSGD-DC (paper 003), Figures 2 and 3: theory and membership inference, small enough for two cores.
 
 The paper attacks ResNet-18 on 10,000 images of CIFAR-10; here a two-layer network on 400 handwritten digits is
 attacked, with batches of the same order of rates and diameters a tenth of the paper's.

@@ -1,4 +1,4 @@
-"""Full-batch private logistic regression on Adult: as long as one likes, while the certificate stands still."""
+"""DPSGD-DC (paper 003), beyond the paper: full-batch logistic regression on Adult, whose epsilon stops growing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _recipe(decay: float = _DECAY) -> Recipe:
 
 
 def full_batch(bench: Bench) -> Outcome:
-    """Accuracy and epsilon against the number of steps, by last iterate and by composition; DP-SGD beside them."""
+    """Accuracy and epsilon against steps, by last iterate and by composition; DP-SGD for comparison."""
     lengths = _QUICK if bench.quick else _LENGTHS
     hidden = {steps: _plan(steps) for steps in lengths}
     seen = {steps: _plan(steps, visible=True) for steps in lengths if steps <= 3000}
@@ -140,7 +140,7 @@ def _dp_sgd(bench: Bench) -> Row:
 
 
 def _epsilons(plan: Plan) -> Figure:
-    """At one noise: what runs of every length cost."""
+    """Certified epsilon against the number of steps, at fixed noise."""
     lengths = sorted({round(10 ** (k / 8)) for k in range(8, 41)})
 
     def cost(steps: int, *, visible: bool) -> float:

@@ -1,6 +1,6 @@
-"""Full-batch private logistic regression in closed form: the update of `Private`, thousands of times a minute.
+"""Full-batch private logistic regression in closed form: the updates of `Private`, thousands of them a minute.
 
-research/tests/test_experiments_bounded.py holds it to the library's own step, number by number.
+research/research/tests/test_experiments_bounded.py compares it with the library's own step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Records:
         )
 
     def accuracy(self, weights: Floats) -> float:
-        """The share of records on the right side."""
+        """The share of correctly classified records."""
         return float(((self.rows @ weights > 0) == (self.labels > 0.5)).mean())
 
 

@@ -19,7 +19,7 @@ from discreet.core import check
 @final
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The public numbers that these bounds are about; `clip` stands for their Lipschitz constant M."""
+    """The public numbers of the bounds; `clip` is their Lipschitz constant M."""
 
     records: int
     batch: float

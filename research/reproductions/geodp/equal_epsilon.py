@@ -20,7 +20,7 @@ EQUAL: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def equal_epsilon(bench: Bench) -> Outcome:
-    """DP-SGD, polar, geodp-sound and SUR with noise for the same certificate, all else alike."""
+    """DP-SGD, polar, geodp-sound and SUR with noise calibrated to the same certified epsilon."""
     public: dict[str, Any] = {"data": "digits"} if bench.quick else {"data": "fashion-mnist", "epochs": 5}
     rows = []
     for name, method, parameters in EQUAL:

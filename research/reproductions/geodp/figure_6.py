@@ -1,4 +1,4 @@
-"""GeoDP, Figure 6: how long a perturbation takes, beside the equations as they are written."""
+"""GeoDP (paper 002), Figure 6: the time of a perturbation, in linear time and by the equations as written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _loop(vector: Tensor) -> Tensor:
 
 
 def _seconds(action: Callable[[], Tensor], repeats: int) -> float:
-    """Processor time of this thread, the first call not counted."""
+    """CPU time of this thread, without the first call."""
     action()
     began = time.thread_time()
     for _ in range(repeats):
@@ -56,7 +56,7 @@ def _seconds(action: Callable[[], Tensor], repeats: int) -> float:
 
 
 def figure_6(bench: Bench) -> Outcome:
-    """Processor time to perturb one gradient: DP, GeoDP in linear time, and GeoDP by the equations as written."""
+    """CPU time to perturb one gradient: DP, GeoDP in linear time, and GeoDP by the equations as written."""
     sizes = (1250, 5000, 20_000) if bench.quick else (1250, 5000, 20_000, 80_000, 320_000)
     most = 5000 if bench.quick else 80_000  # beyond, the loop takes minutes
     times: dict[str, dict[int, float]] = {"DP": {}, "GeoDP": {}, LOOP: {}}

@@ -1,4 +1,4 @@
-"""GeoDP, Figures 3 and 4: what the two kinds of noise do to real gradients.
+"""GeoDP (paper 002), Figures 3 and 4: the errors of both kinds of noise on real gradients.
 
 Gradients are those of single records under the CNN of the paper (21,840 parameters) part-way through training on public
 data. An average of B of them, restricted to d random coordinates and clipped, is perturbed both ways.

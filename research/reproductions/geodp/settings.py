@@ -13,7 +13,7 @@ DELTA, CLIP = 1e-5, 0.1
 
 @functools.cache
 def data() -> tuple[str, tuple[str, ...]]:
-    """MNIST, or Fashion-MNIST where it is not there, and what to say of it."""
+    """MNIST, or Fashion-MNIST if MNIST is missing, and a note about it."""
     try:
         tasks.load("mnist")
     except tasks.MissingDataset:
@@ -22,7 +22,7 @@ def data() -> tuple[str, tuple[str, ...]]:
 
 
 def config(method: str, *, parameters: dict[str, Any], seed: int, **settings: Any) -> RunConfig:
-    """A seeded run on public data by SGD without momentum, as the paper has it."""
+    """A seeded run on public data by SGD without momentum, as in the paper."""
     return RunConfig(
         delta=DELTA,
         out="",

@@ -40,7 +40,7 @@ TABLE_2: tuple[Published, ...] = (
 )
 
 MAIN = ("DP, B 16384", "GeoDP, B 16384, beta 0.1")
-"""What is run at both noises; the companions at sigma 1 alone."""
+"""These rows are run at both noise levels, the others at sigma 1 only."""
 
 BOTH_COMPANIONS = ("DP+SUR+PSAC, B 16384", "GeoDP+SUR+PSAC, B 16384, beta 0.1")
 

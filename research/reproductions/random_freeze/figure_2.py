@@ -27,11 +27,11 @@ from research.reproductions.random_freeze.observed_run import (
 )
 
 EDGES: Final = tuple(10 ** (k / 8) for k in range(-24, 17))
-"""Of the histograms of norms."""
+"""Bin edges of the histograms of norms."""
 
 
 def figure_2(bench: Bench) -> Outcome:
-    """Norms of records' gradients with and without freezing, in the first, the middle and the last epoch."""
+    """Norms of per-record gradients with and without freezing, in the first, the middle and the last epoch."""
     epochs, count = (4, 300) if bench.quick else (40, 1000)
     stages = {0: "first epoch", epochs // 2: f"epoch {epochs // 2 + 1}", epochs - 1: f"epoch {epochs}"}
     recipes = {
@@ -70,7 +70,7 @@ def figure_2(bench: Bench) -> Outcome:
 def _norms(
     bench: Bench, name: str, recipe: Recipe, epochs: int, count: int, stages: dict[int, str]
 ) -> dict[str, Any]:
-    """The norms that are clipped, of `count` records at each stage of a run."""
+    """The norms before clipping of `count` records at each stage of a run."""
     seed = bench.seeds[0]
 
     def compute() -> dict[str, Any]:

@@ -41,19 +41,19 @@ EXACT: Final = "freeze-figure-3.exact"
 @final
 @dataclass(frozen=True)
 class LeakyNoise:
-    """Gaussian noise that hands the exact sum on to the ranking: for contrast. No guarantee."""
+    """Gaussian noise that gives the ranking the exact sum, for comparison. No guarantee."""
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
-        """Infinite."""
+        """No guarantee: epsilon is infinite."""
         return NonPrivate()
 
     def check(self, layout: Layout) -> None:
-        """Any model: there is no price."""
+        """Accepts any model."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
-        """The noisy sums; the exact one stays in the secrets of the run."""
+        """The noisy sums; the exact sum is kept in the secrets of the run."""
         context.secrets[EXACT] = PrivateState(sums[0].value.clone())
         return GaussianNoise().release(sums, queries, noise, context)
 
@@ -61,7 +61,7 @@ class LeakyNoise:
 @final
 @dataclass(frozen=True)
 class RankedWithoutNoise:
-    """Ranked freeze by exact sums, and zero on coordinates that were frozen: for contrast. No guarantee."""
+    """Ranked freeze by exact sums, and zero on frozen coordinates, for comparison. No guarantee."""
 
     ranked: RankedFreeze
 

@@ -1,4 +1,4 @@
-"""Random freeze (paper 001): a run that is looked into while it trains. On public data only."""
+"""Random freeze (paper 001): a run on public data that is observed while it trains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def complete(recipe: Recipe, epochs: int) -> Plan:
 
 
 def walk(plan: Plan, seed: int, visit: Callable[[Private, int], None]) -> None:
-    """Train; `visit` sees the run and its steps so far: at the start, one step into each epoch, and at the end."""
+    """Train, and call `visit` with the run and its steps: at the start, one step into each epoch, at the end."""
     task = tasks.load("fashion-mnist")
     model = tasks.build("mlp", shape=task.shape, classes=task.classes, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -65,7 +65,7 @@ def record_gradients(model: nn.Module, count: int) -> Tensor:
 
 
 def active_at(private: Private, step: int) -> Tensor:
-    """One truth value for each coordinate: whether it is active at a step of the epoch under way."""
+    """Whether each coordinate is active at a step of the current epoch."""
     named = [(name, tuple(value.shape)) for name, value in private.model.named_parameters()]
     layout = Layout(tuple(name for name, _ in named), tuple(shape for _, shape in named))
     context = StepContext(
@@ -86,7 +86,7 @@ def active_at(private: Private, step: int) -> Tensor:
 def frame(
     name: str, title: str, x: str, y: str, curves: Sequence[Curve], *, logarithmic: bool = False
 ) -> Figure:
-    """A figure with both axes alike."""
+    """A figure with both axes linear or both logarithmic."""
     return Figure(
         name=name,
         title=title,

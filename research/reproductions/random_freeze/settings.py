@@ -33,7 +33,7 @@ GUESSES: Final = (
 @final
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """A budget of the paper: the epochs of its dense runs, and what it prints."""
+    """A budget of the paper: the epochs of its dense runs, and its printed accuracies."""
 
     epsilon: float
     epochs: int
@@ -78,7 +78,7 @@ class Series:
     words: str
 
     def epochs(self, more: int = 0) -> int:
-        """Epochs that stand for the paper's, or for so many more: a twentieth in a quick run."""
+        """Our number for the paper's epochs plus `more`: a share of them, a twentieth in a quick run."""
         return max(2, round((self.budget.epochs + more) * (0.05 if self.bench.quick else self.share)))
 
     def row(
@@ -171,7 +171,7 @@ def _series(bench: Bench, budget: Budget, model: str, name: str, share: float, e
 
 
 def at_least(one: Row, other: Row) -> bool:
-    """Above the other, or within the standard error of the difference.
+    """Whether one is above the other, or within the standard error of the difference.
 
     >>> at_least(Row(setting="a", ours=84.9, spread=0.1), Row(setting="b", ours=85.0))
     True
