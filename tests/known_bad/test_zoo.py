@@ -184,7 +184,7 @@ def _inverted(norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _no_finite_check(patch: Patch) -> None:
-    patch.setattr(bounding, "finite", lambda weights, norms: weights.unsqueeze(0))
+    patch.setattr(bounding, "zero_non_finite", lambda weights, norms: weights.unsqueeze(0))
 
 
 def _poisoned_sum(patch: Patch) -> None:

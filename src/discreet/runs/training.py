@@ -318,7 +318,7 @@ def _run_facts(config: RunConfig, task: Task) -> dict[str, Any]:
         "config": config.to_json(),
         "command": command_line(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": package_versions("discreet", "torch", "numpy"),
+        "versions": package_versions("discreet", "torch", "numpy", "scipy"),
         "data": {
             "name": task.name,
             "checksum": task.checksum,

@@ -85,5 +85,5 @@ def test_a_norm_that_is_not_finite_counts_as_large() -> None:
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -0.5, math.nan])
 def test_a_quantile_outside_the_unit_interval_is_refused(quantile: float) -> None:
-    with pytest.raises(Refused, match="the quantile of norms that stays unclipped"):
+    with pytest.raises(Refused, match="the fraction of records to leave unclipped"):
         methods.adaptive_quantile(quantile=quantile)

@@ -162,6 +162,9 @@ def test_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
         sum_ = broadcast_
 
+        def gather(self, value: object) -> list[object]:
+            return [value, value]
+
     monkeypatch.setattr(World, "current", staticmethod(Two))
     with pytest.raises(Refused, match=r"one process.*got 2 processes"):
         private()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from discreet.core.check import Refused
+from discreet.core.errors import RunStopped
 from discreet.runs import RunConfig, RunFolder
 from discreet.runs import train as train_run
 
@@ -75,7 +76,7 @@ def test_a_crash_after_the_last_evaluation_shows_no_second_iterate(tmp_path: Pat
             raise BrokenPipeError
 
     asked = config(tmp_path, steps=7, checkpoint_every=4, noise=0.5)
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(RunStopped, match="BrokenPipeError"):
         train_run(asked, on_progress=broken_pipe)
     result = train_run(asked, resume=True)
     shown = {line["test_accuracy"] for line in RunFolder(result.directory).read_metrics()}
