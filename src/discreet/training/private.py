@@ -171,7 +171,7 @@ class Private:
                 continue
             try:
                 yield self._offer(micro.batch, micro.records, micro.is_last)
-            finally:  # also when the loop is left
+            finally:  # also if the user leaves the loop
                 self._engine.watch.close()
             self._loop.go_on(loop)
 
