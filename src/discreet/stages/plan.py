@@ -126,7 +126,7 @@ class Plan(Pipeline):
         return SelectionQuery(sigma=query.std(self.noise * factor), sensitivity=query.sensitivity)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON values, without `accept_large_delta` if it is false: digests of older plans stay."""
+        """The settings as JSON values. `accept_large_delta` is omitted if false, which keeps older digests."""
         fields = super().to_json()
         if not self.accept_large_delta:
             del fields["accept_large_delta"]
