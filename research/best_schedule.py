@@ -146,9 +146,7 @@ def _public(stand_in: str, data_dir: str | None) -> Task:
     from discreet.data import load
 
     task = load(stand_in, data_dir=data_dir)
-    check.require(
-        task.public, "public stand-in data", stand_in, "name a benchmark: digits, mnist, fashion-mnist"
-    )
+    check.require(task.public, "public stand-in data", stand_in, "name a benchmark: digits, mnist, fashion-mnist")
     return task
 
 

@@ -34,11 +34,7 @@ def largest_normal() -> float:
 
 # Where a number is stated, the pattern that finds it there, and the number in the code.
 CONSTANTS = {
-    "tail of the normals": (
-        PITFALLS,
-        r"(?:tail ends near|exceeds) ([\d.]+) standard\s+deviations",
-        largest_normal(),
-    ),
+    "tail of the normals": (PITFALLS, r"(?:tail ends near|exceeds) ([\d.]+) standard\s+deviations", largest_normal()),
     "tail in the docstring": (
         inspect.getdoc(normals.Buffers.box_muller),
         r"sqrt\(-2 ln u\) in \[0, ([\d.]+)\]",
@@ -91,12 +87,7 @@ def test_names_on_pages_can_be_imported(page: Path) -> None:
 
 
 def test_names_in_messages_can_be_imported() -> None:
-    named = {
-        one
-        for path in written.SOURCES
-        for text in written.strings_of(path)
-        for one in written.dotted_names(text)
-    }
+    named = {one for path in written.SOURCES for text in written.strings_of(path) for one in written.dotted_names(text)}
     assert len(named) > 10, "the search finds nothing"
     assert not {one for one in named if not written.exists(one)}
 
@@ -106,10 +97,7 @@ def test_messages_name_public_classes_with_their_path() -> None:
     public = "|".join(one for one in discreet.__all__ if one[0].isupper())
     bare = re.compile(rf"(?<![\w.])(?:{public})(?=[(.]\w*\(?)")
     found = {
-        f"{name(path)}: {text}"
-        for path in written.SOURCES
-        for text in written.messages_of(path)
-        if bare.search(text)
+        f"{name(path)}: {text}" for path in written.SOURCES for text in written.messages_of(path) if bare.search(text)
     }
     assert not found
 
@@ -179,9 +167,7 @@ def test_files_named_on_pages_exist(page: Path) -> None:
 
 
 def test_files_named_in_the_source_exist() -> None:
-    found = {
-        one for path in written.SOURCES for text in written.strings_of(path) for one in written.paths(text)
-    }
+    found = {one for path in written.SOURCES for text in written.strings_of(path) for one in written.paths(text)}
     assert len(found) > 10, "the search finds nothing"
     assert not {path for path in found if not (written.ROOT / path).exists()}
 

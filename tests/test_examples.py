@@ -67,9 +67,7 @@ def test_opacus_side_by_side() -> None:
 
 
 def python_blocks(page: str) -> list[str]:
-    return re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def test_the_code_of_getting_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +110,7 @@ def test_the_code_for_users_of_opacus() -> None:
     _, ours = python_blocks("docs/moving-from-opacus.md")
     data = TensorDataset(torch.randn(300, 1, 28, 28), torch.randint(0, 10, (300,)))
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    names = {
-        "discreet": discreet,
-        "methods": discreet.methods,
-        "torch": torch,
-        "F": nn.functional,
-        "model": model,
-    }
+    names = {"discreet": discreet, "methods": discreet.methods, "torch": torch, "F": nn.functional, "model": model}
     exec(ours.replace("epochs=20", "epochs=1"), names | {"loader": DataLoader(data)})
 
 

@@ -30,9 +30,7 @@ def bench(
     time: Annotated[bool, typer.Option(help="Time every row.", rich_help_panel="What")] = True,
     memory: Annotated[bool, flag("Also measure peak memory, each row in its own process.", "What")] = False,
     methods: Annotated[bool, flag("Also time every method against DP-SGD.", "What")] = False,
-    scaling: Annotated[
-        bool, flag("Also time against batch, parameters and sequence length.", "What")
-    ] = False,
+    scaling: Annotated[bool, flag("Also time against batch, parameters and sequence length.", "What")] = False,
     repeats: Annotated[int, flag("Rounds after warm-up (default: 15).", "How")] = 15,
     threads: Annotated[int | None, flag("Threads of PyTorch (default: PyTorch's choice).", "How")] = None,
     patience: Annotated[float, flag("Most seconds for one peer (default: 60).", "How")] = 60.0,
@@ -107,9 +105,7 @@ def _show(models: dict[str, Any], whole: dict[str, Any] | None) -> None:
     show(*table.for_people(models))
 
 
-def _times(
-    models: dict[str, Any], rows: Sequence[Row], repeats: int, patience: float, *, quiet: bool
-) -> None:
+def _times(models: dict[str, Any], rows: Sequence[Row], repeats: int, patience: float, *, quiet: bool) -> None:
     from research.benchmarks.table import rows_of
     from research.benchmarks.timing import measure
 

@@ -35,8 +35,7 @@ def main(repeats: int = 15) -> dict[str, dict[str, float]]:
     steps = {name: whole_step(own_copy(task), recipe) for name, recipe in RECIPES.items()}
     times = interleave(steps, repeats=repeats, patience=60.0)
     return {
-        name: {"ms": round(1000 * timing.seconds, 1), "ratio": round(timing.ratio, 3)}
-        for name, timing in times.items()
+        name: {"ms": round(1000 * timing.seconds, 1), "ratio": round(timing.ratio, 3)} for name, timing in times.items()
     }
 
 

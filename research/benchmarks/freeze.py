@@ -133,9 +133,7 @@ def _mask_time(engine: Engine, streams: Streams) -> float:
 
 def _state_time(net: nn.Module, engine: Engine, streams: Streams) -> float:
     step = _Step(net, engine, streams, OPTIMIZERS["adam"], 0.9)
-    return statistics.median(step.fresh() for _ in range(10)) - statistics.median(
-        step.timed() for _ in range(10)
-    )
+    return statistics.median(step.fresh() for _ in range(10)) - statistics.median(step.timed() for _ in range(10))
 
 
 if __name__ == "__main__":

@@ -158,9 +158,7 @@ def _block(name: str, block: ResidualBlock, weights: Parameters, x: Any) -> Any:
 
 
 def _resnet(model: ResNet20) -> Forward:
-    blocks = {
-        name: block for name, block in model.blocks.named_children() if isinstance(block, ResidualBlock)
-    }
+    blocks = {name: block for name, block in model.blocks.named_children() if isinstance(block, ResidualBlock)}
 
     def forward(weights: Parameters, x: Any) -> Any:
         x = _convolution("stem", model.stem, weights, x)
@@ -187,11 +185,7 @@ def _encoder(name: str, heads: int, weights: Parameters, x: Any) -> Any:
 
 def _transformer(model: TokenTransformer) -> Forward:
     layers = model.blocks.named_children()
-    heads = {
-        name: layer.self_attn.num_heads
-        for name, layer in layers
-        if isinstance(layer, nn.TransformerEncoderLayer)
-    }
+    heads = {name: layer.self_attn.num_heads for name, layer in layers if isinstance(layer, nn.TransformerEncoderLayer)}
 
     def forward(weights: Parameters, tokens: Any) -> Any:
         x = weights["embed.weight"][tokens] + weights["places.weight"][: tokens.shape[1]]

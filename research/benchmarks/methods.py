@@ -26,9 +26,7 @@ def method_step(task: Task, method: Method) -> Step:
     horizon = Horizon.of(records=records, batch=task.batch, steps=_STEPS)
     plan = method.recipe().bind(noise=NOISE, horizon=horizon, delta=1e-6)
     optimizer = (torch.optim.Adam if method.adam else torch.optim.SGD)(task.model.parameters(), lr=RATE)
-    data = TensorDataset(
-        task.inputs.repeat(_COPIES, *(1,) * (task.inputs.dim() - 1)), task.labels.repeat(_COPIES)
-    )
+    data = TensorDataset(task.inputs.repeat(_COPIES, *(1,) * (task.inputs.dim() - 1)), task.labels.repeat(_COPIES))
     loop = Private(task.model, optimizer, plan, data)
     batches = iter(loop)
 

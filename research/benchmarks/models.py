@@ -56,9 +56,7 @@ class TokenTransformer(nn.Module):
         self.places = nn.Embedding(length, width)
         self.blocks = nn.Sequential(
             *(
-                nn.TransformerEncoderLayer(
-                    width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True
-                )
+                nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
                 for _ in range(layers)
             )
         )
@@ -136,9 +134,7 @@ PERCEPTRON, CONVOLUTION, TRANSFORMER, OTHER = "perceptron", "convolution", "tran
 MODELS: MappingProxyType[str, Model] = MappingProxyType(
     {
         "mlp": Model(
-            about="MLP 784-512-256-10, batch 256",
-            kind=PERCEPTRON,
-            make=lambda: perceptron(256, 784, 512, 256, CLASSES),
+            about="MLP 784-512-256-10, batch 256", kind=PERCEPTRON, make=lambda: perceptron(256, 784, 512, 256, CLASSES)
         ),
         "mlp-2048": Model(
             about="MLP 784-512-256-10, batch 2048",

@@ -113,9 +113,7 @@ class JaxStep:
             scores = self._jax.nn.log_softmax(forward(parameters, inputs))
             return -self._jax.numpy.take_along_axis(scores, labels[:, None], axis=1).mean()
 
-        gradient = library.clipped_grad(
-            loss, l2_clip_norm=CLIP, normalize_by=task.batch, batch_argnums=(1, 2)
-        )
+        gradient = library.clipped_grad(loss, l2_clip_norm=CLIP, normalize_by=task.batch, batch_argnums=(1, 2))
         noise = library.noise_addition.gaussian_privatizer(stddev=NOISE * CLIP / task.batch, prng_key=0)
 
         def step(parameters: Any, state: Any, inputs: Any, labels: Any) -> Any:

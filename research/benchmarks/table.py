@@ -70,9 +70,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     both = dict(old)
     for key, value in new.items():
         before = both.get(key)
-        both[key] = (
-            merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-        )
+        both[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return both
 
 

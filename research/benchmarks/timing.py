@@ -84,13 +84,7 @@ def _timing(own: Sequence[float], first: Sequence[float]) -> Timing:
     low, middle, high = quartiles(own)
     ratio_low, ratio, ratio_high = quartiles([a / b for a, b in zip(own, first, strict=False)])
     return Timing(
-        seconds=middle,
-        low=low,
-        high=high,
-        ratio=ratio,
-        ratio_low=ratio_low,
-        ratio_high=ratio_high,
-        repeats=len(own),
+        seconds=middle, low=low, high=high, ratio=ratio, ratio_low=ratio_low, ratio_high=ratio_high, repeats=len(own)
     )
 
 

@@ -6,15 +6,7 @@ from types import MappingProxyType
 
 from research.reproductions import d2p2, dicesgd, dpsgd_dc, geodp, random_freeze
 from research.reproductions.bench import Bench, accuracy_row, measured
-from research.reproductions.experiment import (
-    Curve,
-    Experiment,
-    Figure,
-    Outcome,
-    Row,
-    Status,
-    mean_and_error,
-)
+from research.reproductions.experiment import Curve, Experiment, Figure, Outcome, Row, Status, mean_and_error
 from research.reproductions.results import Record, perform
 
 __all__ = [

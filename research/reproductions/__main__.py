@@ -25,22 +25,14 @@ _MODULE = "research.reproductions"
 
 
 def reproduce(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Names that --list shows.", show_default=False)
-    ] = None,
-    listing: Annotated[
-        bool, typer.Option("--list", help="List all experiments with time and status.")
-    ] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="Names that --list shows.", show_default=False)] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List all experiments with time and status.")] = False,
     docs: Annotated[bool, typer.Option("--docs", help="Write the page of all results.")] = False,
-    page: Annotated[Path, flag("The page to write (default: docs/reproductions.md).")] = Path(
-        "docs/reproductions.md"
-    ),
+    page: Annotated[Path, flag("The page to write (default: docs/reproductions.md).")] = Path("docs/reproductions.md"),
     quick: Annotated[bool, flag("Fewer epochs and one seed: minutes instead of hours.")] = False,
     seeds: Annotated[str | None, flag("Comma-separated seeds (default: 0,1,2; quick: 0).")] = None,
     out: Annotated[Path, flag("Folder of results (default: results).")] = Path("results"),
-    runs: Annotated[Path, flag("Folder of finished runs (default: runs/reproduce).")] = Path(
-        "runs/reproduce"
-    ),
+    runs: Annotated[Path, flag("Folder of finished runs (default: runs/reproduce).")] = Path("runs/reproduce"),
     data_dir: DataDirFlag = None,
     as_json: JsonFlag = False,
 ) -> int:

@@ -116,9 +116,7 @@ def key_of(config: RunConfig) -> str:
     return f"{Path(config.data).stem}-{config.method}-seed-{config.seed}-{short}"
 
 
-def accuracy_row(
-    setting: str, results: tuple[RunResult, ...], *, paper: float | None = None, note: str = ""
-) -> Row:
+def accuracy_row(setting: str, results: tuple[RunResult, ...], *, paper: float | None = None, note: str = "") -> Row:
     """The test accuracies of one setting's runs, in per cent."""
     mean, error = mean_and_error(tuple(100 * result.test_accuracy for result in results))
     claims = [result.spent.claimed for result in results if result.spent.claimed is not None]

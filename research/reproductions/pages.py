@@ -86,10 +86,7 @@ def _section(experiment: Experiment, record: Record, link: Path) -> str:
         ]
     versions = ", ".join(f"{name} {value}" for name, value in record.versions.items())
     seeds = ", ".join(map(str, record.seeds))
-    lines += [
-        f"`{record.command}`; seeds {seeds}; {record.seconds / 60:.1f} minutes; {record.date}; {versions}.",
-        "",
-    ]
+    lines += [f"`{record.command}`; seeds {seeds}; {record.seconds / 60:.1f} minutes; {record.date}; {versions}.", ""]
     return "\n".join(lines)
 
 

@@ -39,9 +39,7 @@ class PlainRun:
     def from_json(body: dict[str, Any]) -> PlainRun:
         """What `to_json` wrote."""
         curve = tuple((int(s), float(a), float(t), float(r)) for s, a, t, r in body["curve"])
-        return PlainRun(
-            test_accuracy=body["test_accuracy"], seconds=body["seconds"], steps=body["steps"], curve=curve
-        )
+        return PlainRun(test_accuracy=body["test_accuracy"], seconds=body["seconds"], steps=body["steps"], curve=curve)
 
 
 def train_plain(config: RunConfig) -> PlainRun:
@@ -53,10 +51,7 @@ def train_plain(config: RunConfig) -> PlainRun:
     task = tasks.load(config.data, data_dir=config.data_dir, download=config.download)
     streams = Streams.seeded(config.seed)
     model = tasks.build(
-        str(config.model),
-        shape=task.shape,
-        classes=task.classes,
-        seed=int(streams.init.uniform64(1)[0] >> 1),
+        str(config.model), shape=task.shape, classes=task.classes, seed=int(streams.init.uniform64(1)[0] >> 1)
     )
     optimizer = make_optimizer(config, model)
     x, y = task.train.tensors

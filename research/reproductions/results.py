@@ -127,8 +127,7 @@ def _row(body: Mapping[str, Any]) -> Row:
 
 def _figure(body: Mapping[str, Any]) -> Figure:
     curves = tuple(
-        Curve(name=c["name"], x=tuple(map(float, c["x"])), y=tuple(map(float, c["y"])))
-        for c in body["curves"]
+        Curve(name=c["name"], x=tuple(map(float, c["x"])), y=tuple(map(float, c["y"]))) for c in body["curves"]
     )
     names = ("name", "title", "x_label", "y_label", "log_x", "log_y")
     return Figure(**{name: body[name] for name in names}, curves=curves)

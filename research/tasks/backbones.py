@@ -39,9 +39,7 @@ _HOW = (
 )
 
 
-def cifar10_features(
-    *, data_dir: str | Path | None = None, note: Callable[[str], None] | None = None
-) -> Path:
+def cifar10_features(*, data_dir: str | Path | None = None, note: Callable[[str], None] | None = None) -> Path:
     """The file of features below `data_dir`, `DISCREET_DATA` or the download cache; the first call makes it.
 
     This takes minutes.
@@ -55,9 +53,7 @@ def cifar10_features(
     arrays = [np.frombuffer(parts[name], np.uint8) for name in formats.CIFAR_PARTS]
     held: dict[str, Any] = {}
     for split, x, y in (("train", arrays[0], arrays[1]), ("test", arrays[2], arrays[3])):
-        held[f"x_{split}"] = (
-            features(backbone, x.reshape(-1, 32, 32, 3), note=note).numpy().astype(np.float16)
-        )
+        held[f"x_{split}"] = features(backbone, x.reshape(-1, 32, 32, 3), note=note).numpy().astype(np.float16)
         held[f"y_{split}"] = y.astype(np.int64)
     return write_npz(places[0], held)
 

@@ -74,9 +74,7 @@ SOURCE: Final = Source(
     },
     readers=(_csv_files, _zip_file, _npz_file),
     folders=("e2e", "."),
-    urls={
-        "e2e-dataset.zip": "https://github.com/tuetschek/e2e-dataset/releases/download/v1.0.0/e2e-dataset.zip"
-    },
+    urls={"e2e-dataset.zip": "https://github.com/tuetschek/e2e-dataset/releases/download/v1.0.0/e2e-dataset.zip"},
     files="trainset.csv, devset.csv and testset_w_refs.csv, or e2e-dataset.zip, or e2e.npz",
     ways=("the release v1.0.0 of github.com/tuetschek/e2e-dataset, unpacked into a folder e2e",),
 )
@@ -186,12 +184,7 @@ def hidden_values(
 
 
 def encoded(
-    known: SmolLM2,
-    chosen: Texts,
-    *,
-    room: int,
-    longest: int = LONGEST,
-    note: Callable[[str], None] | None = None,
+    known: SmolLM2, chosen: Texts, *, room: int, longest: int = LONGEST, note: Callable[[str], None] | None = None
 ) -> Hidden:
     """Every text after its facts. Texts about the same facts pass together, which changes only the time."""
     hidden, following, facts, pasts, prompts = [], [], [], [], []

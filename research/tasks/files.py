@@ -21,9 +21,7 @@ def published(inside: str, sha256: str, how: str) -> Path:
     """
     found = [root / "site" / inside for root in roots(None) if (root / "site" / inside).is_file()]
     if not found:
-        refuse(
-            f"the file site/{inside} in the data folder (DISCREET_DATA)", "none", f"{how}, in the data folder"
-        )
+        refuse(f"the file site/{inside} in the data folder (DISCREET_DATA)", "none", f"{how}, in the data folder")
     verify(found[0], sha256)
     return found[0]
 

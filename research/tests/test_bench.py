@@ -35,8 +35,7 @@ def small() -> Task:
 @pytest.fixture
 def small_model(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
-        "research.benchmarks.models.MODELS",
-        one := {"mlp": Model(about="small", kind="perceptron", make=small)},
+        "research.benchmarks.models.MODELS", one := {"mlp": Model(about="small", kind="perceptron", make=small)}
     )
     monkeypatch.setattr(timing, "MODELS", one)
     monkeypatch.setattr("research.benchmarks.methods.MODELS", one)
@@ -145,8 +144,7 @@ def test_the_jax_row_adds_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         step()
         weights.append({name: np.array(value) for name, value in step.parameters.items()})
     first, second = (
-        np.concatenate([np.ravel(new[name] - old[name]) for name in sorted(new)])
-        for old, new in pairwise(weights)
+        np.concatenate([np.ravel(new[name] - old[name]) for name in sorted(new)]) for old, new in pairwise(weights)
     )
     assert first.size == 4810
     for moved in (first, second):
@@ -155,11 +153,7 @@ def test_the_jax_row_adds_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_written_for_jax_says_so() -> None:
-    for model in (
-        torch.nn.GELU(),
-        torch.nn.Sequential(torch.nn.GELU()),
-        torch.nn.Sequential(torch.nn.MaxPool2d(3)),
-    ):
+    for model in (torch.nn.GELU(), torch.nn.Sequential(torch.nn.GELU()), torch.nn.Sequential(torch.nn.MaxPool2d(3))):
         with pytest.raises(rows.AbsentError, match="not written for JAX"):
             jax_models.forward_of(model)
 
@@ -248,15 +242,7 @@ def test_the_command_writes_and_merges(
     monkeypatch.setattr(sys, "argv", ["/some/where/__main__.py", "--first"])
     out = tmp_path / "step-time.json"
     out.write_text(json.dumps({"models": {"mlp": {"rows": {"plain": {"peak_mb": 3.0}}}}}))
-    words = [
-        "--models",
-        "mlp",
-        "--rows",
-        "plain,floor,discreet",
-        "--repeats",
-        "2",
-        "--json",
-    ]
+    words = ["--models", "mlp", "--rows", "plain,floor,discreet", "--repeats", "2", "--json"]
     assert main([*words, "--out", str(out)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer == json.loads(out.read_text())
@@ -315,15 +301,7 @@ def test_the_page_is_filled_from_the_results(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(page, "ROOT", tmp_path)
     page.main()
     text = (tmp_path / "docs" / "speed.md").read_text()
-    for part in (
-        "before",
-        "12.3 ms, 1.25x (1.20-1.30)",
-        "not installed",
-        "yes",
-        "2.5",
-        "1.04 (1.00-1.10)",
-        "after",
-    ):
+    for part in ("before", "12.3 ms, 1.25x (1.20-1.30)", "not installed", "yes", "2.5", "1.04 (1.00-1.10)", "after"):
         assert part in text
     assert "old" not in text
     page.main()

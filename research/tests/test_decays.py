@@ -84,9 +84,7 @@ SOME = (
 
 
 def test_the_best_is_chosen_where_it_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(
-        monkeypatch, {"constant": (0.8, 0.01), "linear to 0.5": (0.9, 0.01), "inverse-root": (0.7, 0.01)}
-    )
+    scripted(monkeypatch, {"constant": (0.8, 0.01), "linear to 0.5": (0.9, 0.01), "inverse-root": (0.7, 0.01)})
     choice = choose_schedule(epsilon=2.0, delta=1e-5, epochs=6, candidates=SOME)
     assert choice.schedule == Linear(last=0.5, periods=6)
     assert len(choice.trials) == 3
@@ -95,9 +93,7 @@ def test_the_best_is_chosen_where_it_stands_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_mildest_is_chosen_where_luck_may_have_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(
-        monkeypatch, {"constant": (0.89, 0.01), "linear to 0.5": (0.895, 0.02), "inverse-root": (0.7, 0.01)}
-    )
+    scripted(monkeypatch, {"constant": (0.89, 0.01), "linear to 0.5": (0.895, 0.02), "inverse-root": (0.7, 0.01)})
     assert choose_schedule(epsilon=2.0, delta=1e-5, epochs=6, candidates=SOME).schedule == Constant()
 
 
@@ -131,11 +127,7 @@ def test_a_file_is_no_stand_in(tmp_path: object) -> None:
 
 @pytest.mark.parametrize(
     ("given", "part"),
-    [
-        ({"epochs": 1}, "epochs"),
-        ({"epochs": 4, "candidates": ()}, "candidates"),
-        ({"epochs": 4, "seeds": ()}, "seeds"),
-    ],
+    [({"epochs": 1}, "epochs"), ({"epochs": 4, "candidates": ()}, "candidates"), ({"epochs": 4, "seeds": ()}, "seeds")],
 )
 def test_what_cannot_be_chosen_is_refused(given: dict[str, object], part: str) -> None:
     with pytest.raises(Refused, match=part):

@@ -69,13 +69,7 @@ def check_rows(found: Outcome) -> None:
 def test_the_study_on_a_tiny_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row has its epsilons; the record names no place; what is kept is not trained again."""
     experiment = Experiment(
-        name="dice-e2e",
-        paper="004",
-        artefact="Table 3",
-        what="",
-        minutes_quick=1,
-        minutes_full=1,
-        run=language,
+        name="dice-e2e", paper="004", artefact="Table 3", what="", minutes_quick=1, minutes_full=1, run=language
     )
     record = perform(experiment, bench(tiny), command="python -m research.reproductions dice-e2e --quick")
     check_rows(record.outcome)
@@ -133,9 +127,7 @@ def test_a_worked_example() -> None:
 
 def test_a_word_counts_as_often_as_in_one_reference() -> None:
     """ "the" seven times against two and one: two count (Papineni et al.); no pair is right, so BLEU is 0."""
-    assert (
-        bleu(["the the the the the the the"], [["the cat is on the mat", "there is a cat on the mat"]]) == 0
-    )
+    assert bleu(["the the the the the the the"], [["the cat is on the mat", "there is a cat on the mat"]]) == 0
 
 
 def test_counts_are_of_the_corpus_not_of_the_mean_text() -> None:
@@ -146,18 +138,14 @@ def test_counts_are_of_the_corpus_not_of_the_mean_text() -> None:
 
 
 def test_any_reference_will_do_and_the_closest_sets_the_length() -> None:
-    assert bleu(
-        ["one two three four"], [["one two three four five six", "One two three four"]]
-    ) == pytest.approx(100)
+    assert bleu(["one two three four"], [["one two three four five six", "One two three four"]]) == pytest.approx(100)
     longer = bleu(["one two three four"], [["one two three four five six"]])
     assert longer == pytest.approx(100 * math.exp(1 - 6 / 4))
 
 
 def test_case_and_punctuation_follow_mteval_13a() -> None:
     """Marks are words of their own, apart from hyphens in words and points in numbers."""
-    assert bleu(["It's family-friendly, £10.50."], [["it's FAMILY-friendly , £10.50 ."]]) == pytest.approx(
-        100
-    )
+    assert bleu(["It's family-friendly, £10.50."], [["it's FAMILY-friendly , £10.50 ."]]) == pytest.approx(100)
     assert bleu(["One two three four five"], [["one two three four 5"]]) < 100
 
 

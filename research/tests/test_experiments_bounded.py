@@ -31,13 +31,7 @@ RECORDS = 50
 
 
 def plan(**changes: float) -> Plan:
-    settings = {
-        "clip": 0.5,
-        "radius": 0.4,
-        "features": 1.5,
-        "learning_rate": 1.2,
-        "weight_decay": 0.05,
-    } | changes
+    settings = {"clip": 0.5, "radius": 0.4, "features": 1.5, "learning_rate": 1.2, "weight_decay": 0.05} | changes
     recipe = methods.dpsgd_dc(link=Link.LOGISTIC, centre=Centre.ORIGIN, **settings)
     return recipe.bind(noise=0.7, horizon=Horizon.of(records=RECORDS, batch=RECORDS, steps=15), delta=1e-5)
 
@@ -97,9 +91,7 @@ def test_theory_halves() -> None:
 
 
 @pytest.mark.parametrize("name", ["dc-figure-2", "dc-figure-3"])
-def test_figures_with_membership_inference(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_with_membership_inference(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The join of theory and attack, with an attack that finds what it is told; once found, it is kept."""
     asked: list[tuple[str, int]] = []
 

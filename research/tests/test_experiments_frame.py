@@ -64,12 +64,7 @@ def outcome(status: Status = Status.PARTLY) -> Outcome:
     curve = Curve(name="A", x=(0.0, 1.0), y=(2.0, 1.0))
     figure = Figure(name="loss", title="Loss", x_label="epoch", y_label="loss", curves=(curve,), log_y=True)
     return Outcome(
-        unit="test accuracy, %",
-        rows=rows,
-        figures=(figure,),
-        status=status,
-        summary="A loses.",
-        guesses=("delta",),
+        unit="test accuracy, %", rows=rows, figures=(figure,), status=status, summary="A loses.", guesses=("delta",)
     )
 
 
@@ -183,9 +178,7 @@ def test_means() -> None:
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = perform(
-        TOY,
-        bench(tmp_path, quick=False, seeds=(0, 1)),
-        command="python -m research.reproductions toy-table-1",
+        TOY, bench(tmp_path, quick=False, seeds=(0, 1)), command="python -m research.reproductions toy-table-1"
     )
     assert results.read("toy-table-1", tmp_path) is None
     place = results.write(record, tmp_path)
@@ -214,9 +207,7 @@ def test_a_torn_record_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_both_numbers_and_the_difference(tmp_path: Path) -> None:
-    record = perform(
-        TOY, bench(tmp_path, quick=False), command="python -m research.reproductions toy-table-1"
-    )
+    record = perform(TOY, bench(tmp_path, quick=False), command="python -m research.reproductions toy-table-1")
     results.write(record, tmp_path / "results")
     other = dataclasses.replace(TOY, name="toy-table-2")
     text = pages.render((TOY, other), results=tmp_path / "results", docs=tmp_path / "docs")
@@ -266,13 +257,7 @@ def test_every_experiment_says_what_it_is() -> None:
 
 
 def test_no_two_experiments_share_a_name() -> None:
-    papers = (
-        experiments.d2p2,
-        experiments.random_freeze,
-        experiments.geodp,
-        experiments.dpsgd_dc,
-        experiments.dicesgd,
-    )
+    papers = (experiments.d2p2, experiments.random_freeze, experiments.geodp, experiments.dpsgd_dc, experiments.dicesgd)
     assert sum(len(paper.EXPERIMENTS) for paper in papers) == len(EXPERIMENTS)
 
 
@@ -280,9 +265,7 @@ def test_the_readme_names_every_experiment_and_its_file() -> None:
     """A row of the table is `paper/file.py`, what it reproduces, and the experiments."""
     readme = (ROOT / "research" / "README.md").read_text(encoding="utf-8")
     folder = ROOT / "research" / "reproductions"
-    listed = {
-        line.split("`")[1]: line for line in readme.splitlines() if line.startswith("| `") and ".py`" in line
-    }
+    listed = {line.split("`")[1]: line for line in readme.splitlines() if line.startswith("| `") and ".py`" in line}
     assert [name for name in listed if not (folder / name).is_file()] == []
     files = {
         str(file.relative_to(folder))
@@ -312,9 +295,7 @@ def test_the_command_writes_record_figures_and_page(tmp_path: Path, monkeypatch:
         assert (folder / "figures" / f"toy-table-1-loss.quick.{suffix}").stat().st_size > 1000
     assert "(results/reproductions/figures/toy-table-1-loss.quick.svg)" in page.read_text()
     listed = run("--list", "--json", "--out", out, program=main).json["experiments"]
-    assert [(row["name"], row["status"], row["minutes_full"]) for row in listed] == [
-        (TOY.name, "partly (quick)", 2)
-    ]
+    assert [(row["name"], row["status"], row["minutes_full"]) for row in listed] == [(TOY.name, "partly (quick)", 2)]
     shown = run("--list", "--out", out, program=main)
     assert shown.code == 0
     assert TOY.name in shown.out

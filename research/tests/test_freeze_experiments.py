@@ -53,9 +53,7 @@ def test_errors_are_those_of_simulated_batches() -> None:
 def test_ranking_without_noise_sees_exact_sums_and_is_not_private() -> None:
     """With noise that drowns everything, the mask is still that of the noiseless run; the certificate is infinite."""
     ranked = RankedFreeze(final_rate=0.5)
-    recipe = dataclasses.replace(
-        methods.dp_sgd(clip=0.5), selection=RankedWithoutNoise(ranked), mechanism=LeakyNoise()
-    )
+    recipe = dataclasses.replace(methods.dp_sgd(clip=0.5), selection=RankedWithoutNoise(ranked), mechanism=LeakyNoise())
     assert loop.plan(recipe).certificate().epsilon == math.inf
     kept = []
     for noise in (0.0, 1e6):

@@ -35,14 +35,7 @@ def test_figure_five() -> None:
     trivial = OLDER_BOUNDS["trivial"].rdp(FIGURE_5, 1.1, 300)
     assert trivial == pytest.approx(2 * 1.1 * 1.2**2 / (0.2 * 4) ** 2)
     claim = LastIterateClaim(
-        records=16,
-        batch=2,
-        clip=2.0,
-        noise_std_on_mean=4.0,
-        steps=300,
-        learning_rate=0.2,
-        smoothness=1.0,
-        diameter=1.0,
+        records=16, batch=2, clip=2.0, noise_std_on_mean=4.0, steps=300, learning_rate=0.2, smoothness=1.0, diameter=1.0
     ).rdp(1.1)
     assert claim < trivial
 
@@ -59,9 +52,7 @@ def test_the_figure_is_outside_of_the_range_of_two_of_its_curves() -> None:
 
 
 GRID = [
-    (order, rate, noise)
-    for rate, noise in ((0.01, 5.0), (0.1, 8.0), (0.2, 4.5))
-    for order in (1.5, 2.0, 8.0, 20.0)
+    (order, rate, noise) for rate, noise in ((0.01, 5.0), (0.1, 8.0), (0.2, 4.5)) for order in (1.5, 2.0, 8.0, 20.0)
 ]
 
 

@@ -88,8 +88,6 @@ def test_the_real_encoder_knows_paraphrases() -> None:
         encode = MiniLM.load()
     except Refused as missing:
         pytest.skip(str(missing))
-    one, like, other = encode(
-        ["The dress fits well.", "This dress has a good fit.", "Trains run on Sundays."]
-    )
+    one, like, other = encode(["The dress fits well.", "This dress has a good fit.", "Trains run on Sundays."])
     assert one @ like > 0.6
     assert one @ other < 0.2

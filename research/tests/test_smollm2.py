@@ -173,8 +173,7 @@ def test_reset_restores_the_public_model_and_follows_the_seed(known: SmolLM2) ->
     known.reset(seed=1)
     assert torch.equal(tail(hidden, past, prompt), before)
     assert not all(
-        torch.equal(a, b)
-        for a, b in zip(first, [p for p in tail.parameters() if p.requires_grad], strict=True)
+        torch.equal(a, b) for a, b in zip(first, [p for p in tail.parameters() if p.requires_grad], strict=True)
     )
     known.reset(seed=0)
     for a, b in zip(first, [p for p in tail.parameters() if p.requires_grad], strict=True):

@@ -41,9 +41,7 @@ def both_directions(one: Density, other: Density, epsilon: float, std: float) ->
     return max(hockey_stick(one, other, epsilon, std), hockey_stick(other, one, epsilon, std))
 
 
-def product_hockey_stick(
-    one: Sequence[Density], other: Sequence[Density], epsilon: float, std: float
-) -> float:
+def product_hockey_stick(one: Sequence[Density], other: Sequence[Density], epsilon: float, std: float) -> float:
     """The divergence of two independent releases, on a square grid; the larger direction."""
     x = np.linspace(-4 - 9 * std, 4 + 9 * std, 1501)
     cell = (x[1] - x[0]) ** 2

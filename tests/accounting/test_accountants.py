@@ -123,9 +123,7 @@ parts = st.lists(st.tuples(some_events, st.integers(1, 20)), min_size=1, max_siz
 
 @settings(max_examples=15)
 @given(items=parts, order=st.randoms(use_true_random=False), cut=st.integers(0, 5))
-def test_composition_is_free_of_order_and_of_cuts(
-    items: list[tuple[Event, int]], order: object, cut: int
-) -> None:
+def test_composition_is_free_of_order_and_of_cuts(items: list[tuple[Event, int]], order: object, cut: int) -> None:
     charge = Charge(tuple(items))
     shuffled = list(items)
     order.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -177,14 +175,7 @@ def test_nothing_costs_nothing() -> None:
 @pytest.mark.parametrize("delta", [1e-300, 1e-50, 1e-15, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize(
     ("rate", "noise", "count"),
-    [
-        (1e-9, 1.0, 10),
-        (0.01, 1e-6, 1000),
-        (0.01, 1e6, 1000),
-        (0.999999, 1.0, 10),
-        (0.5, 0.02, 1),
-        (0.3, 5.0, 10**7),
-    ],
+    [(1e-9, 1.0, 10), (0.01, 1e-6, 1000), (0.01, 1e6, 1000), (0.999999, 1.0, 10), (0.5, 0.02, 1), (0.3, 5.0, 10**7)],
 )
 def test_extremes_give_numbers(rate: float, noise: float, count: int, delta: float) -> None:
     found = epsilon(poisson(rate, noise, count), delta)
@@ -197,11 +188,7 @@ def test_exact_gaussians_stay_numbers(mu: float) -> None:
     for delta in (1e-300, 1e-5, 0.9):
         found = epsilon(Charge.of(Gaussian(1 / mu)), delta)
         assert 0 <= found < math.inf
-        assert (
-            0
-            <= delta_at(Charge.of(Gaussian(1 / mu)), epsilon=found, relation=ADD_REMOVE)
-            <= delta * (1 + 1e-6)
-        )
+        assert 0 <= delta_at(Charge.of(Gaussian(1 / mu)), epsilon=found, relation=ADD_REMOVE) <= delta * (1 + 1e-6)
 
 
 # What is not proven is refused ----------------------------------------------------------------------------
@@ -310,9 +297,7 @@ def test_long_runs_and_long_schedules_cost_little_more_than_short_ones() -> None
 
     def entries(count: int, repeat: int) -> None:
         rate = 0.017 + repeat * 1e-4
-        epsilon(
-            Charge(tuple((PoissonSampled(rate, Gaussian(3.1 / k**0.25)), 1) for k in range(1, count + 1)))
-        )
+        epsilon(Charge(tuple((PoissonSampled(rate, Gaussian(3.1 / k**0.25)), 1) for k in range(1, count + 1))))
 
     epsilon(poisson(0.3, 2.0))  # imports
     assert times_as_long(lambda repeat: steps(10**6, repeat), lambda repeat: steps(10**3, repeat)) < 50

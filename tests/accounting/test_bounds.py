@@ -127,8 +127,7 @@ def test_fixed_size_divergence_is_the_alternating_sum_in_long_arithmetic(
 
         def moment(power: int) -> mpmath.mpf:
             signed = (
-                (-1) ** j * mpmath.binomial(power, j) * mpmath.exp(j * (j - 1) * square / 2)
-                for j in range(power + 1)
+                (-1) ** j * mpmath.binomial(power, j) * mpmath.exp(j * (j - 1) * square / 2) for j in range(power + 1)
             )
             return mpmath.fsum(signed)
 
@@ -185,9 +184,7 @@ def test_discretised_divergence_is_never_below_the_density() -> None:
     for grid in (1e-3, 0.05, 0.5):
         step = pld.sampled_gaussian(rate, noise, grid, -50.0)
         for at in (0.0, 0.123, 1.0, 2.3):
-            ahead, back = (
-                compose.ComposedLoss([(side, 1)]) for side in (step.with_without, step.without_with)
-            )
+            ahead, back = (compose.ComposedLoss([(side, 1)]) for side in (step.with_without, step.without_with))
             assert ahead.delta(at) >= oracle.hockey_stick(one, other, at, noise) * (1 - 1e-6)
             assert back.delta(at) >= oracle.hockey_stick(other, one, at, noise) * (1 - 1e-6) - 1e-12
 
@@ -228,9 +225,7 @@ def test_without_a_tilt_tiny_deltas_would_be_wrong() -> None:
 def test_epsilon_and_delta_are_inverse() -> None:
     charge = poisson(0.02, 1.0, 500)
     for delta in (1e-3, 1e-6, 1e-10):
-        assert delta_at(charge, epsilon=epsilon(charge, delta), relation=ADD_REMOVE) == pytest.approx(
-            delta, rel=0.05
-        )
+        assert delta_at(charge, epsilon=epsilon(charge, delta), relation=ADD_REMOVE) == pytest.approx(delta, rel=0.05)
 
 
 def test_the_profile_falls() -> None:
@@ -241,9 +236,7 @@ def test_the_profile_falls() -> None:
 
 
 def test_the_profile_at_zero_is_the_total_variation() -> None:
-    assert delta_at(Charge.of(Gaussian(1.0)), epsilon=0.0, relation=ADD_REMOVE) == pytest.approx(
-        0.382925, abs=1e-6
-    )
+    assert delta_at(Charge.of(Gaussian(1.0)), epsilon=0.0, relation=ADD_REMOVE) == pytest.approx(0.382925, abs=1e-6)
     found = delta_at(poisson(0.1, 1.0), epsilon=0.0, relation=ADD_REMOVE)
     assert found == pytest.approx(0.0382925, rel=1e-3)
 
@@ -267,14 +260,7 @@ def test_a_loader_that_walks_over_the_records_moves_every_batch_by_two_clips() -
 
 def test_the_last_iterate_is_for_single_gaussian_steps() -> None:
     step = events.WithoutReplacement(100, 10, events.Queries((events.Gaussian(1.0), events.CountQuery(5.0))))
-    numbers = {
-        "steps": 5,
-        "clip": 1.0,
-        "batch": 10.0,
-        "learning_rate": 0.1,
-        "diameter": 1.0,
-        "expansion": 1.0,
-    }
+    numbers = {"steps": 5, "clip": 1.0, "batch": 10.0, "learning_rate": 0.1, "diameter": 1.0, "expansion": 1.0}
     with pytest.raises(Refused, match="LastIterateRun"):
         events.LastIterateRun(step=step, **numbers)  # type: ignore[arg-type]
 

@@ -34,9 +34,7 @@ def spent(charge: Charge, delta: float, relation: Neighbouring = ADD_REMOVE) -> 
     steps=st.integers(min_value=1, max_value=3000),
     log_delta=st.floats(min_value=-9.0, max_value=-4.0),
 )
-def test_noise_uses_the_budget_and_never_more(
-    epsilon: float, rate: float, steps: int, log_delta: float
-) -> None:
+def test_noise_uses_the_budget_and_never_more(epsilon: float, rate: float, steps: int, log_delta: float) -> None:
     delta = 10**log_delta
 
     def charge(noise: float) -> Charge:
@@ -51,9 +49,7 @@ def test_noise_uses_the_budget_and_never_more(
 
 
 def test_noise_for_an_exact_gaussian_is_known() -> None:
-    noise = calibrate_noise(
-        lambda z: Charge.of(Gaussian(z)), epsilon=4.37718, delta=1e-5, relation=ADD_REMOVE
-    )
+    noise = calibrate_noise(lambda z: Charge.of(Gaussian(z)), epsilon=4.37718, delta=1e-5, relation=ADD_REMOVE)
     assert noise == pytest.approx(1.0, rel=0.004)
     doubled = calibrate_noise(
         lambda z: Charge.of(Gaussian(z)), epsilon=4.37718, delta=1e-5, relation=Neighbouring.REPLACE_ONE
@@ -111,8 +107,7 @@ def test_batch_stays_within_the_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta"),
-    [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 0.1)],
+    ("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 0.1)]
 )
 def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(Refused, match="Remedy"):

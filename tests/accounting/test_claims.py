@@ -62,9 +62,7 @@ def test_claims_ride_along_with_charges() -> None:
 
 def test_a_claim_is_never_used_for_the_certificate() -> None:
     step = PoissonSampled(0.017, Gaussian(1.1))
-    cheap = AccountedClaim(
-        events=((Gaussian(1000.0), 1),), by=Accounting.PLD, theorem="none", assumes="everything"
-    )
+    cheap = AccountedClaim(events=((Gaussian(1000.0), 1),), by=Accounting.PLD, theorem="none", assumes="everything")
     plain, dressed = Charge.of(step, 100), Charge.of(step, 100, claimed=cheap)
     relation = Neighbouring.ADD_REMOVE
     assert certify(plain, delta=1e-5, relation=relation) == certify(dressed, delta=1e-5, relation=relation)
@@ -76,11 +74,7 @@ def test_a_claim_is_never_used_for_the_certificate() -> None:
 def test_geodp_claims_one_step() -> None:
     claim = GeoDpOneStepClaim(noise=1.0, beta=1.0)
     assert claim.epsilon(1e-5) == pytest.approx(4.84481, abs=1e-5)
-    assert claim.to_json(1e-5) == {
-        "epsilon": claim.epsilon(1e-5),
-        "delta": 1e-5,
-        "theorem": claim.theorem,
-    }
+    assert claim.to_json(1e-5) == {"epsilon": claim.epsilon(1e-5), "delta": 1e-5, "theorem": claim.theorem}
 
 
 def test_geodp_adds_the_uncovered_directions_to_delta() -> None:
@@ -95,9 +89,7 @@ def test_geodp_says_nothing_about_several_steps() -> None:
     assert several.epsilon(1e-5) is None
     assert several.to_json(1e-5) is None
     assert several.one_step(1e-5) == pytest.approx(4.84481, abs=1e-5)
-    assert several.joined(GeoDpOneStepClaim(noise=1.0, beta=1.0)) == GeoDpOneStepClaim(
-        noise=1.0, beta=1.0, steps=11
-    )
+    assert several.joined(GeoDpOneStepClaim(noise=1.0, beta=1.0)) == GeoDpOneStepClaim(noise=1.0, beta=1.0, steps=11)
     assert several.joined(GeoDpOneStepClaim(noise=2.0, beta=1.0)) is None
 
 

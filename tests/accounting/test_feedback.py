@@ -261,14 +261,7 @@ def test_extremes_stay_finite_or_say_infinite() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"rate": 0.0},
-        {"steps": 0},
-        {"noise_std": 0.0},
-        {"clip": -1.0},
-        {"feedback_clip": -1.0},
-        {"preclip": 0.0},
-    ],
+    [{"rate": 0.0}, {"steps": 0}, {"noise_std": 0.0}, {"clip": -1.0}, {"feedback_clip": -1.0}, {"preclip": 0.0}],
 )
 def test_bad_settings_are_refused(changed: dict[str, float]) -> None:
     with pytest.raises(Refused, match="Remedy"):

@@ -139,9 +139,7 @@ def test_the_papers_slope_is_exceeded_by_an_exact_run() -> None:
     k = np.arange(steps + 1)
     weights = stats.binom.pmf(k, steps, q)
     x = np.linspace(-12, 60, 20_001)  # the sum of four unit noises, in its standard deviations
-    ratio = special.logsumexp(
-        np.log(weights)[:, None] + k[:, None] / 2 * x - (k[:, None] / 2) ** 2 / 2, axis=0
-    )
+    ratio = special.logsumexp(np.log(weights)[:, None] + k[:, None] / 2 * x - (k[:, None] / 2) ** 2 / 2, axis=0)
     base = -(x**2) / 2 - math.log(math.sqrt(2 * math.pi)) + math.log(x[1] - x[0])
     forward = special.logsumexp(base + order * ratio) / (order - 1)
     back = special.logsumexp(base + (1 - order) * ratio) / (order - 1)
@@ -169,18 +167,12 @@ def test_convex_rule_is_an_upper_bound_and_is_attained() -> None:
             d = int(rng.integers(2, 5))
             basis = np.linalg.qr(rng.normal(size=(d, d)))[0]
             hessian = basis @ np.diag(rng.choice([0.0, 1.0, rng.random()], size=d)) @ basis.T
-            jacobian = clipped_jacobian(
-                hessian, rng.normal(size=d), 1.0 if rng.random() < 0.7 else rng.random()
-            )
+            jacobian = clipped_jacobian(hessian, rng.normal(size=d), 1.0 if rng.random() < 0.7 else rng.random())
             most = max(most, float(np.linalg.norm(np.eye(d) - size * jacobian, 2)))
         assert most <= limit * (1 + 1e-9)
         # One direction of curvature, turned against the gradient: the supremum over the angle is the rule.
         attained = max(
-            float(
-                np.linalg.norm(
-                    np.eye(2) - size * clipped_jacobian(np.outer(v, v), np.array([1.0, 0.0]), 1.0), 2
-                )
-            )
+            float(np.linalg.norm(np.eye(2) - size * clipped_jacobian(np.outer(v, v), np.array([1.0, 0.0]), 1.0), 2))
             for v in (np.array([math.cos(t), math.sin(t)]) for t in np.linspace(0, math.pi, 1001))
         )
         assert attained == pytest.approx(limit, rel=1e-5)
@@ -209,12 +201,8 @@ def test_glm_rule_numbers() -> None:
     assert last.lipschitz_glm(learning_rate=0.5, smoothness=0.5) == 1
     assert last.lipschitz_glm(learning_rate=0.5, smoothness=0.5, decay=0.1) == pytest.approx(0.95)
     assert last.lipschitz_glm(learning_rate=4.0, smoothness=1.0) == 3  # beyond 2/L it expands
-    assert (
-        last.lipschitz_glm(learning_rate=1.0, smoothness=1.0, ratio=3.0) == 2
-    )  # a batch three times too large
-    assert last.lipschitz_smooth(learning_rate=0.5, smoothness=1.0, ratio=2.0, decay=0.2) == pytest.approx(
-        1.9
-    )
+    assert last.lipschitz_glm(learning_rate=1.0, smoothness=1.0, ratio=3.0) == 2  # a batch three times too large
+    assert last.lipschitz_smooth(learning_rate=0.5, smoothness=1.0, ratio=2.0, decay=0.2) == pytest.approx(1.9)
 
 
 def test_multinomial_regression_is_not_covered_by_the_glm_rule() -> None:
@@ -268,10 +256,7 @@ def test_fixed_size_divergence_covers_a_worst_looking_pair() -> None:
             up = (1 - q) + q * math.exp((2 * x - 1) / (2 * sigma**2))
             down = (1 - q) + q * math.exp((-2 * x - 1) / (2 * sigma**2))
             return (
-                up**order
-                * down ** (1 - order)
-                * math.exp(-x * x / (2 * sigma**2))
-                / (sigma * math.sqrt(2 * math.pi))
+                up**order * down ** (1 - order) * math.exp(-x * x / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))
             )
 
         exact = math.log(integrate.quad(integrand, -80, 120, limit=400, epsabs=1e-14)[0]) / (order - 1)
@@ -305,8 +290,7 @@ def test_a_huge_domain_gives_composition() -> None:
 def test_a_small_domain_gives_a_plateau_whatever_the_number_of_steps() -> None:
     values = [
         last.epsilon(
-            last.BoundedRun(step=fixed_size_step(rate=0.1, noise=1.0), steps=steps, shift=2.0, factor=1.0),
-            delta=1e-5,
+            last.BoundedRun(step=fixed_size_step(rate=0.1, noise=1.0), steps=steps, shift=2.0, factor=1.0), delta=1e-5
         )
         for steps in (1000, 10_000)
     ]
@@ -321,9 +305,7 @@ def test_the_gaussian_form_agrees_with_the_general_one() -> None:
     assert closed <= searched <= closed * 1.02
 
 
-@pytest.mark.parametrize(
-    "step", [gaussian_step(noise=2.0), poisson_step(rate=0.3, noise=1.0)], ids=["full", "Poisson"]
-)
+@pytest.mark.parametrize("step", [gaussian_step(noise=2.0), poisson_step(rate=0.3, noise=1.0)], ids=["full", "Poisson"])
 def test_epsilon_and_delta_are_inverse(step: last.StepBound) -> None:
     run = last.BoundedRun(step=step, steps=300, shift=1.0, factor=1.0)
     found = last.epsilon(run, delta=1e-6, grid=2e-3)
@@ -333,12 +315,7 @@ def test_epsilon_and_delta_are_inverse(step: last.StepBound) -> None:
 
 @pytest.mark.parametrize("changed", [{"steps": 0}, {"shift": 0.0}, {"factor": -1.0}])
 def test_bad_settings_are_refused(changed: dict[str, float]) -> None:
-    settings: dict[str, object] = {
-        "step": gaussian_step(noise=1.0),
-        "steps": 3,
-        "shift": 1.0,
-        "factor": 1.0,
-    }
+    settings: dict[str, object] = {"step": gaussian_step(noise=1.0), "steps": 3, "shift": 1.0, "factor": 1.0}
     with pytest.raises(Refused, match="Remedy"):
         last.BoundedRun(**(settings | changed))
 

@@ -105,9 +105,7 @@ def test_a_line_is_on_the_disk_before_append_returns(
 
 
 @pytest.mark.parametrize("fault", ["sync", "write", "short"])
-def test_a_failed_write_breaks_the_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_failed_write_breaks_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     ledger = Ledger.create(tmp_path / "a", HEADER)
     real = os.write
 
@@ -346,9 +344,7 @@ def test_an_unknown_event_or_format_is_refused_by_its_line(tmp_path: Path) -> No
         with pytest.raises(Refused, match=r"line 2 of .* known event"):
             read(path)
     for extra in ({"step": -1}, {"step": "0"}):
-        path.write_bytes(
-            head + module.seal(digest, {"step": 0, "event": STEP.to_json(), "note": {}, **extra})[1]
-        )
+        path.write_bytes(head + module.seal(digest, {"step": 0, "event": STEP.to_json(), "note": {}, **extra})[1])
         with pytest.raises(Refused, match="line 2 of"):
             read(path)
     path.write_bytes(module.seal("0" * 64, {**body, "format": 2})[1])
@@ -384,9 +380,7 @@ def test_a_ledger_cut_at_a_line_needs_its_head_kept_elsewhere(tmp_path: Path) ->
 
 @FAST
 @given(cut=st.integers(1, 10_000), count=st.integers(0, 3))
-def test_a_torn_line_is_refused_by_readers_and_charged_by_resume(
-    tmp_path: Path, cut: int, count: int
-) -> None:
+def test_a_torn_line_is_refused_by_readers_and_charged_by_resume(tmp_path: Path, cut: int, count: int) -> None:
     path = write(tmp_path / "a", [STEP] * (count + 1))
     content = path.read_bytes()
     start = content[:-1].rindex(b"\n") + 1

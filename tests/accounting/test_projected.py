@@ -22,9 +22,7 @@ def delta_of(pmf: Pmf, epsilon: float) -> float:
     return pmf.infinite + float(pmf.mass @ np.maximum(0.0, -np.expm1(epsilon - pmf.losses)))
 
 
-def step_profile(
-    epsilons: Floats, *, rate: float, noise: float, dims: tuple[float, ...]
-) -> tuple[Floats, Floats]:
+def step_profile(epsilons: Floats, *, rate: float, noise: float, dims: tuple[float, ...]) -> tuple[Floats, Floats]:
     """The bound of both directions of one step that `pld_step` puts on a grid."""
     return projected._mixed(epsilons, rate, noise, projected._nodes(dims, noise, 200, 1e-13))
 
@@ -93,9 +91,7 @@ def test_profile_is_convex_in_w_and_not_in_s() -> None:
     assert concave_in_mu > 5
 
 
-def exact_mixture(
-    epsilon: float, rate: float, noise: float, survival: Callable[[float], float]
-) -> tuple[float, float]:
+def exact_mixture(epsilon: float, rate: float, noise: float, survival: Callable[[float], float]) -> tuple[float, float]:
     """E_s delta_s by parts: int (d delta_s / ds) P(S > s) ds, with d delta_G / d mu = phi(t/mu - mu/2)."""
     t = math.log1p(math.expm1(epsilon) / rate)
     inside = math.expm1(-epsilon) / rate
@@ -115,9 +111,7 @@ def exact_mixture(
     return rate * total(t), (left * total(t_back) if left > 0 and math.isfinite(t_back) else 0.0)
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise", "p"), [(1.0, 1.1, 1), (0.1, 0.8, 2), (0.3, 2.0, 10), (1.0, 1.0, 1000)]
-)
+@pytest.mark.parametrize(("rate", "noise", "p"), [(1.0, 1.1, 1), (0.1, 0.8, 2), (0.3, 2.0, 10), (1.0, 1.0, 1000)])
 def test_mixture_is_above_the_exact_one_and_close(rate: float, noise: float, p: int) -> None:
     for epsilon in (0.0, 0.1, 1.0, 4.0):
         exact = exact_mixture(epsilon, rate, noise, lambda s: special.chdtrc(p, p * s * s))
@@ -130,9 +124,7 @@ def test_rounding_s_down_would_be_caught() -> None:
     edges, masses, _ = projected._buckets((1.0,), 200, 1e-13)
     down = np.concatenate([[edges[0]], edges[:-1]])
     exact = exact_mixture(4.0, 1.0, 1.1, lambda s: special.chdtrc(1, s * s))[0]
-    wrong = sum(
-        m * projected.gaussian_profile(np.array([4.0]), s / 1.1)[0] for s, m in zip(down, masses, strict=True)
-    )
+    wrong = sum(m * projected.gaussian_profile(np.array([4.0]), s / 1.1)[0] for s, m in zip(down, masses, strict=True))
     assert wrong < exact
 
 
@@ -218,27 +210,18 @@ def double_quadrature(rate: float, noise: float, p: int, order: float) -> float:
         return x, np.tile(weights * half, count)
 
     s, ws = panels(1e-9, 14.0 if p < 8 else 6.0, 40)
-    log_pdf = (
-        math.log(2) + p / 2 * math.log(p / 2) - special.gammaln(p / 2) + (p - 1) * np.log(s) - p * s * s / 2
-    )
+    log_pdf = math.log(2) + p / 2 * math.log(p / 2) - special.gammaln(p / 2) + (p - 1) * np.log(s) - p * s * s / 2
     total = 0.0
     for value, weight, log_density in zip(s, ws, log_pdf, strict=True):
         mu = value / noise
         x, wx = panels(-12, order * mu + 12, 20)
         ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + mu * x - mu * mu / 2)
         excess = np.expm1(order * ratio) - order * np.expm1(ratio)
-        total += (
-            weight
-            * math.exp(log_density)
-            * float(wx @ (excess * np.exp(-x * x / 2)))
-            / math.sqrt(2 * math.pi)
-        )
+        total += weight * math.exp(log_density) * float(wx @ (excess * np.exp(-x * x / 2))) / math.sqrt(2 * math.pi)
     return math.log1p(total) / (order - 1)
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise", "p", "order"), [(0.3, 2.0, 2, 1.7), (0.1, 1.5, 8, 3.0), (0.1, 1.5, 8, 2.5)]
-)
+@pytest.mark.parametrize(("rate", "noise", "p", "order"), [(0.3, 2.0, 2, 1.7), (0.1, 1.5, 8, 3.0), (0.1, 1.5, 8, 2.5)])
 def test_rdp_is_the_double_integral(rate: float, noise: float, p: int, order: float) -> None:
     got = projected.rdp(rate=rate, noise=noise, dims=(p,), orders=(order,))[0]
     truth = double_quadrature(rate, noise, p, order)
@@ -286,9 +269,7 @@ def test_a_finer_grid_takes_linear_time() -> None:
     def price(grid: float, repeat: int) -> None:
         projected.pld_step(rate=0.017 + repeat * 1e-4, noise=1.123, dims=(1,), grid=grid)
 
-    assert (
-        times_as_long(lambda repeat: price(1e-3, repeat), lambda repeat: price(4e-3, repeat), repeats=2) < 10
-    )
+    assert times_as_long(lambda repeat: price(1e-3, repeat), lambda repeat: price(4e-3, repeat), repeats=2) < 10
 
 
 def test_losses_beyond_the_longest_grid_count_as_infinite() -> None:
@@ -297,8 +278,7 @@ def test_losses_beyond_the_longest_grid_count_as_infinite() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"rate": 0.0}, {"rate": 1.1}, {"noise": 0.0}, {"noise": math.nan}, {"dims": (0,)}, {"dims": (2.5,)}],
+    "changed", [{"rate": 0.0}, {"rate": 1.1}, {"noise": 0.0}, {"noise": math.nan}, {"dims": (0,)}, {"dims": (2.5,)}]
 )
 def test_bad_settings_are_refused(changed: dict[str, object]) -> None:
     settings: dict[str, object] = {"rate": 0.1, "noise": 1.0, "dims": (3,)} | changed

@@ -11,9 +11,7 @@ WRITTEN = sorted(proofs.PROOFS.glob("*.md"))
 
 
 def test_every_event_has_a_proof() -> None:
-    missing = {cls.__name__ for cls in EVENTS.values() if cls is not NonPrivate} - {
-        path.stem for path in WRITTEN
-    }
+    missing = {cls.__name__ for cls in EVENTS.values() if cls is not NonPrivate} - {path.stem for path in WRITTEN}
     assert not missing
 
 
@@ -29,12 +27,8 @@ def test_a_proof_has_its_parts(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
 def test_a_proof_was_read_against_the_code_that_runs(path: Path) -> None:
-    stale = [
-        f"{file}::{name}" for file, name, digest in proofs.cited(path) if proofs.digest(file, name) != digest
-    ]
-    assert not stale, (
-        f"read {path.name} again beside {stale}, then renew its lines (tests/accounting/proofs.py)"
-    )
+    stale = [f"{file}::{name}" for file, name, digest in proofs.cited(path) if proofs.digest(file, name) != digest]
+    assert not stale, f"read {path.name} again beside {stale}, then renew its lines (tests/accounting/proofs.py)"
 
 
 def test_the_digest_sees_code_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

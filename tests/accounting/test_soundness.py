@@ -109,9 +109,7 @@ ADDED = [
 @pytest.mark.parametrize("at", [0.0, 0.3, 1.0, 2.5])
 def test_no_dataset_exceeds_the_certificate_without_replacement(pair: Neighbours, at: float) -> None:
     noise = 1.0
-    certified = delta_at(
-        Charge.of(WithoutReplacement(4, 2, Gaussian(noise))), epsilon=at, relation=REPLACE_ONE
-    )
+    certified = delta_at(Charge.of(WithoutReplacement(4, 2, Gaussian(noise))), epsilon=at, relation=REPLACE_ONE)
     one = oracle.mixture(*oracle.without_replacement(pair.one, 2), noise)
     other = oracle.mixture(*oracle.without_replacement(pair.other, 2), noise)
     assert oracle.both_directions(one, other, at, noise) <= certified * (1 + 1e-6)
@@ -131,9 +129,7 @@ def test_no_dataset_exceeds_the_certificate_of_two_batches_without_replacement(p
 @pytest.mark.parametrize("pair", ADDED, ids=str)
 @pytest.mark.parametrize("cap", [1, 2, 3, 4])
 @pytest.mark.parametrize("rate", [0.2, 0.7])
-def test_no_dataset_exceeds_the_certificate_of_a_capped_batch(
-    pair: Neighbours, cap: int, rate: float
-) -> None:
+def test_no_dataset_exceeds_the_certificate_of_a_capped_batch(pair: Neighbours, cap: int, rate: float) -> None:
     noise = 1.0
     one = oracle.mixture(*oracle.truncated_poisson(pair.one, rate, cap), noise)
     other = oracle.mixture(*oracle.truncated_poisson(pair.other, rate, cap), noise)
@@ -155,10 +151,7 @@ def test_a_cap_is_not_free() -> None:
 @pytest.mark.parametrize("records", [60_000, 76_000, 120_000, 200_000])
 def test_a_public_bound_on_the_size_covers_every_smaller_size(records: int) -> None:
     """A full batch is rarer with fewer records: the certificate may only fall."""
-    smaller = [
-        epsilon(Charge.of(TruncatedPoissonSampled(0.01, 700, n, Gaussian(1.0)), 100))
-        for n in (60_000, 70_000)
-    ]
+    smaller = [epsilon(Charge.of(TruncatedPoissonSampled(0.01, 700, n, Gaussian(1.0)), 100)) for n in (60_000, 70_000)]
     bound = epsilon(Charge.of(TruncatedPoissonSampled(0.01, 700, max(records, 70_000), Gaussian(1.0)), 100))
     assert bound >= max(smaller) * (1 - 1e-3)
 

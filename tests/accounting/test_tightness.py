@@ -86,8 +86,7 @@ def test_a_rarely_sampled_step_costs_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "noise", "steps", "delta", "grid"),
-    [(1e-3, 0.5, 30, 1e-5, 2e-4), (1e-4, 0.4, 20, 1e-6, 1e-3)],
+    ("rate", "noise", "steps", "delta", "grid"), [(1e-3, 0.5, 30, 1e-5, 2e-4), (1e-4, 0.4, 20, 1e-6, 1e-3)]
 )
 def test_a_few_rarely_sampled_steps_agree_with_dp_accounting(
     rate: float, noise: float, steps: int, delta: float, grid: float
@@ -207,9 +206,7 @@ def extreme(seed: int) -> tuple[Charge, float, Neighbouring]:
         (fixed, steps, REPLACE_ONE),
         (PoissonSampled(rate, ProjectedGaussian(noise, (1 + seed % 40,))), steps, ADD_REMOVE),
         (
-            ClippedFeedback(
-                rate=rate, steps=steps, batch=batch, clip=1, feedback_clip=0.1, noise_std_on_mean=noise
-            ),
+            ClippedFeedback(rate=rate, steps=steps, batch=batch, clip=1, feedback_clip=0.1, noise_std_on_mean=noise),
             1,
             ADD_REMOVE,
         ),
@@ -237,9 +234,7 @@ def test_no_charge_takes_long(seed: int, counter: Counter) -> None:
     assert counter.made <= 2**25
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise", "steps"), [(0.5, 0.002, 1_300_000), (1e-6, 0.3, 300), (0.3, 5.0, 10**9)]
-)
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.5, 0.002, 1_300_000), (1e-6, 0.3, 300), (0.3, 5.0, 10**9)])
 def test_runs_that_used_to_take_a_minute(rate: float, noise: float, steps: int, counter: Counter) -> None:
     event = PoissonSampled(rate, Gaussian(noise))
     found = certified(event, steps, 1e-5)

@@ -16,9 +16,7 @@ from discreet.auditing.bounds import Floats, Tally, audit, choose, judge
 from discreet.core.check import Refused
 
 
-@pytest.mark.parametrize(
-    ("hits", "trials"), [(0, 5), (1, 5), (3, 17), (17, 17), (40, 10_000), (9_999, 10_000)]
-)
+@pytest.mark.parametrize(("hits", "trials"), [(0, 5), (1, 5), (3, 17), (17, 17), (40, 10_000), (9_999, 10_000)])
 @pytest.mark.parametrize("risk", [0.05, 0.0005])
 def test_clopper_pearson_is_scipys(hits: int, trials: int, risk: float) -> None:
     interval = stats.binomtest(hits, trials).proportion_ci(confidence_level=1 - 2 * risk, method="exact")

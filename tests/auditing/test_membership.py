@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from discreet.auditing.attack import AttackClassifier, attack_features
-from discreet.auditing.membership import (
-    auc,
-    estimate,
-    membership,
-    membership_course,
-)
+from discreet.auditing.membership import auc, estimate, membership, membership_course
 from discreet.core.check import Refused
 from discreet.runs import RunConfig
 

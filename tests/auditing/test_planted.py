@@ -74,9 +74,7 @@ def test_a_canary_moves_its_own_coordinate_and_nothing_else() -> None:
     for index, touched in ((0, {"model.1.weight", "model.1.bias"}), (1, {"own.weight"})):
         model.zero_grad()
         _GradientCanaries._losses(model, (x, y, mark, sign))[index].backward()
-        moved = {
-            name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
-        }
+        moved = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
         assert moved == touched
     assert model.own.weight.grad is not None
     assert model.own.weight.grad.nonzero()[:, 0].tolist() == [3]
@@ -119,9 +117,7 @@ def test_data_canaries_that_were_learned_score_higher(tmp_path: Path) -> None:
 
 def test_only_data_canaries_where_the_last_iterate_alone_leaves() -> None:
     parameters = (("link", "softmax"), ("learning_rate", 1.0), ("radius", 5.0))
-    config = _config(
-        method="dpsgd-dc", parameters=parameters, sampling="full-batch", learning_rate=1.0, momentum=0.0
-    )
+    config = _config(method="dpsgd-dc", parameters=parameters, sampling="full-batch", learning_rate=1.0, momentum=0.0)
     found = audit_training(config, canaries=60)
     assert found.kind is CanaryKind.DATA
     assert found.audited <= found.certified

@@ -90,9 +90,7 @@ def test_a_whole_run_catches_lost_noise(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_replace_one_is_played_with_a_record_and_its_opposite() -> None:
-    recipe = Recipe(
-        method="dp-sgd", bounder=FlatClip(1.0), sampling=FullBatch(), relation=Neighbouring.REPLACE_ONE
-    )
+    recipe = Recipe(method="dp-sgd", bounder=FlatClip(1.0), sampling=FullBatch(), relation=Neighbouring.REPLACE_ONE)
     game = game_for(recipe, noise=2.0, delta=DELTA)
     assert _certified(game) == pytest.approx(2.31779, abs=1e-4)  # distance 2 C under noise 2 C
     assert 0.2 * _certified(game) < _audited(game, 20_000) <= _certified(game)

@@ -67,9 +67,7 @@ def test_everything_covers_every_method_and_the_four_claims() -> None:
 
 def test_a_method_has_its_rows_in_order() -> None:
     told: list[str] = []
-    found = list(
-        truth.truth_table(Scope.of("dp-sgd"), effort=SMALL, listener=lambda label, *_: told.append(label))
-    )
+    found = list(truth.truth_table(Scope.of("dp-sgd"), effort=SMALL, listener=lambda label, *_: told.append(label)))
     assert [(row.method, row.parameters["game"]) for row in found] == [
         ("dp-sgd", "one step, crafted gradient"),
         ("dp-sgd", "whole run, crafted gradient"),
@@ -108,13 +106,9 @@ def test_several_workers_give_the_same_rows_in_the_same_order(tmp_path: Path) ->
     together = truth.truth_table(
         Scope.of("dp-sgd"), effort=SMALL, workers=2, kept=kept, listener=lambda label, *_: told.append(label)
     )
-    assert [(row.parameters, row.certified) for row in together] == [
-        (row.parameters, row.certified) for row in alone
-    ]
+    assert [(row.parameters, row.certified) for row in together] == [(row.parameters, row.certified) for row in alone]
     assert sorted(told) == sorted(kept.made(SMALL))
-    assert (
-        truth.truth_table(Scope.of("dp-sgd"), effort=SMALL, kept=kept) == together
-    )  # nothing is played again
+    assert truth.truth_table(Scope.of("dp-sgd"), effort=SMALL, kept=kept) == together  # nothing is played again
 
 
 def test_a_method_without_a_guarantee_has_an_infinite_certificate() -> None:

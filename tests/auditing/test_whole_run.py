@@ -10,13 +10,7 @@ import pytest
 
 from discreet import methods
 from discreet.auditing.games import play
-from discreet.auditing.whole_run import (
-    CraftedGradient,
-    MislabelledRecord,
-    TargetRecord,
-    WholeRun,
-    couples_nothing,
-)
+from discreet.auditing.whole_run import CraftedGradient, MislabelledRecord, TargetRecord, WholeRun, couples_nothing
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
@@ -82,9 +76,7 @@ def test_the_attack_has_teeth(record: TargetRecord) -> None:
     """
     game = _game(methods.dp_sgd(), record, rate=1.0, steps=1)
     found = _audited(game, 4000, confidence=0.999)
-    assert (
-        (0.15 if isinstance(record, CraftedGradient) else 0.1) < found / game.plan.certificate().epsilon <= 1
-    )
+    assert (0.15 if isinstance(record, CraftedGradient) else 0.1) < found / game.plan.certificate().epsilon <= 1
 
 
 def test_halved_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +122,7 @@ def test_what_is_not_known_to_be_independent_counts_as_coupled() -> None:
     assert {"adaptive-quantile", "ranked-freeze", "d2p2-sgd", "polar", "sur"} <= set(COUPLED)
     assert not couples_nothing(methods.dp_sgd().using(domain=Ball(radius=1.0)))
     with pytest.raises(Refused, match="couples"):
-        WholeRun(
-            METHODS["polar"].recipe(), CraftedGradient(), rate=0.5, steps=1, noise=1.0, delta=DELTA, copies=9
-        )
+        WholeRun(METHODS["polar"].recipe(), CraftedGradient(), rate=0.5, steps=1, noise=1.0, delta=DELTA, copies=9)
 
 
 def test_copies_do_not_touch_each_other() -> None:

@@ -57,16 +57,10 @@ def test_epochs_of_a_rate_are_passes_of_whole_steps() -> None:
         ("balls-in-bins", {"rate": "0.1", "steps": "30"}, ("full-batch", {"rate": None, "steps": "3"})),
     ],
 )
-def test_samplings(
-    sampling: str, changes: dict[str, str], same_as: tuple[str, dict[str, str]] | None
-) -> None:
-    epsilon = run("account", *replaced(GOLDEN, **changes, sampling=sampling), "--json").json["certified"][
-        "epsilon"
-    ]
+def test_samplings(sampling: str, changes: dict[str, str], same_as: tuple[str, dict[str, str]] | None) -> None:
+    epsilon = run("account", *replaced(GOLDEN, **changes, sampling=sampling), "--json").json["certified"]["epsilon"]
     name, other = same_as or ("poisson", changes)
-    expected = run("account", *replaced(GOLDEN, **other, sampling=name), "--json").json["certified"][
-        "epsilon"
-    ]
+    expected = run("account", *replaced(GOLDEN, **other, sampling=name), "--json").json["certified"]["epsilon"]
     assert epsilon == pytest.approx(expected, rel=1e-6)
 
 
@@ -124,17 +118,7 @@ def test_schedules(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        '["a"]',
-        "[true]",
-        '{"factors": 3}',
-        '{"per": "step"}',
-        '{"factors": [1], "per": "year"}',
-    ],
+    ["", "{", "[]", "7", '["a"]', "[true]", '{"factors": 3}', '{"per": "step"}', '{"factors": [1], "per": "year"}'],
 )
 def test_a_bad_schedule_file_is_refused(tmp_path: Path, text: str) -> None:
     table = tmp_path / "table.json"
@@ -224,9 +208,7 @@ def test_curves(tmp_path: Path) -> None:
         assert "█" in result.out
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    refused(
-        run("account", *replaced(GOLDEN, noise="0", curve=str(tmp_path / "none.svg"))), "no proven guarantee"
-    )
+    refused(run("account", *replaced(GOLDEN, noise="0", curve=str(tmp_path / "none.svg"))), "no proven guarantee")
     assert not (tmp_path / "none.svg").exists()
     silent = run("account", *replaced(GOLDEN, steps="40", curve=str(tmp_path / "again.svg")), "--json")
     assert silent.json["method"] == "dp-sgd"
@@ -306,9 +288,7 @@ def test_numbers_out_of_range_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> 
     refused(run("account", *GOLDEN), "OverflowError")
 
 
-@pytest.mark.parametrize(
-    ("noise", "rate"), [("1e20", "0.01"), ("1.1", "1e-300"), ("1e20", "1e-300"), ("1e-8", "0.01")]
-)
+@pytest.mark.parametrize(("noise", "rate"), [("1e20", "0.01"), ("1.1", "1e-300"), ("1e20", "1e-300"), ("1e-8", "0.01")])
 def test_extreme_steps_have_a_price(noise: str, rate: str) -> None:
     words = replaced(GOLDEN, noise=noise, rate=rate, steps="50")
     assert run("account", *words, "--json").json["certified"]["epsilon"] >= 0

@@ -61,9 +61,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert result.err == "Stopped and saved. The same command goes on from here.\n"
 
 
-def test_a_comparison_in_which_nothing_finished_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_in_which_nothing_finished_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
 
@@ -98,8 +96,6 @@ def test_several_budgets_from_the_command_line(tmp_path: Path) -> None:
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_bad_budgets_and_files_are_one_line(
-    tmp_path: Path, changes: dict[str, str | None], parts: list[str]
-) -> None:
+def test_bad_budgets_and_files_are_one_line(tmp_path: Path, changes: dict[str, str | None], parts: list[str]) -> None:
     words = replaced((*RUN, "--out", str(tmp_path / "page")), **changes)
     refused(run("compare", *words), *parts)

@@ -52,9 +52,7 @@ def test_what_is_accepted_is_said(way: str) -> None:
     assert isinstance(plan, Plan)
     assert plan.to_json()["accept_large_delta"] is True
     assert "no single record is protected" in plan.warnings[0]
-    assert (
-        ways(0.999 * LARGE)[way]().warnings[0].startswith("delta 0.000999 is above 1/(10 records) = 0.0001")
-    )
+    assert ways(0.999 * LARGE)[way]().warnings[0].startswith("delta 0.000999 is above 1/(10 records) = 0.0001")
     assert ways(GOOD)[way]().warnings == ()
 
 

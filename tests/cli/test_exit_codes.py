@@ -103,9 +103,7 @@ def test_the_same_failures_before_anything_was_spent(
     assert RunFolder(out).charges() == 0
 
 
-def test_what_is_refused_after_the_first_step_is_not_bad_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_after_the_first_step_is_not_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         failing(patch, 3, lambda: torch.zeros((), requires_grad=True))
@@ -236,19 +234,7 @@ def test_metrics_that_break_while_the_run_spends(tmp_path: Path, monkeypatch: py
 COMPARE = ("compare", "--data", "digits", "--model", "softmax", "--epsilon", "3", "--delta", "1e-5")
 COMPARE += ("--methods", "dp-sgd", "--steps", "2", "--repeats", "1")
 PLAN = ("plan", "--records", "1000", "--batch", "100", "--epochs", "1", "--epsilon", "3", "--delta", "1e-5")
-ACCOUNT = (
-    "account",
-    "--method",
-    "dp-sgd",
-    "--noise",
-    "1",
-    "--rate",
-    "0.1",
-    "--steps",
-    "3",
-    "--delta",
-    "1e-5",
-)
+ACCOUNT = ("account", "--method", "dp-sgd", "--noise", "1", "--rate", "0.1", "--steps", "3", "--delta", "1e-5")
 WITH_OUT = {
     "train": ("train", *RUN, "--out"),
     "compare": (*COMPARE, "--out"),

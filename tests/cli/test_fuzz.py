@@ -26,29 +26,14 @@ USUAL = {
     "--solve": st.sampled_from(["noise", "steps", "batch"]),
     "--ledger": st.sampled_from(["no-such-file", ".", "a\x01b"]),
     "--records": st.integers(min_value=100, max_value=5000).map(str),
-    **dict.fromkeys(
-        ["--rate", "--delta", "--quantile", "--gamma", "--r", "--adaptive-quantile-rate"], FRACTIONS
-    ),
+    **dict.fromkeys(["--rate", "--delta", "--quantile", "--gamma", "--r", "--adaptive-quantile-rate"], FRACTIONS),
     **dict.fromkeys(["--batch", "--steps", "--epochs", "--cap"], COUNTS),
     **dict.fromkeys(["--noise", "--epsilon", "--clip", "--count-noise", "--no-such-flag"], POSITIVE),
 }
 STARTS = (
     {"--method": "dp-sgd", "--noise": "1.1", "--rate": "0.01", "--steps": "50", "--delta": "1e-5"},
-    {
-        "--method": "psac",
-        "--epsilon": "3",
-        "--records": "500",
-        "--batch": "20",
-        "--epochs": "2",
-        "--delta": "1e-5",
-    },
-    {
-        "--method": "adaptive-quantile",
-        "--noise": "2",
-        "--sampling": "full-batch",
-        "--steps": "9",
-        "--delta": "1e-6",
-    },
+    {"--method": "psac", "--epsilon": "3", "--records": "500", "--batch": "20", "--epochs": "2", "--delta": "1e-5"},
+    {"--method": "adaptive-quantile", "--noise": "2", "--sampling": "full-batch", "--steps": "9", "--delta": "1e-6"},
     {},
 )
 
@@ -64,16 +49,10 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     words = [word for pair in pairs.items() for word in pair]
     if draw(st.integers(0, 3)) == 3:
         words.append(draw(st.sampled_from(["--json", "--json", "--help", "x", "-", "--", ""])))
-    return [
-        draw(st.sampled_from(["account", "account", "account", "calibrate", "methods", "acount"])),
-        *words,
-    ]
+    return [draw(st.sampled_from(["account", "account", "account", "calibrate", "methods", "acount"])), *words]
 
 
-@settings(
-    max_examples=120,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(command_lines())
 def test_no_command_line_shows_a_traceback(words: list[str]) -> None:
     result = run(*words)

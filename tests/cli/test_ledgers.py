@@ -30,19 +30,7 @@ def test_two_halves_cost_what_the_whole_costs(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.jsonl", 12)
     halves = write(tmp_path / "a.jsonl", 5), write(tmp_path / "b.jsonl", 7)
     assert epsilon(*halves) == epsilon(whole) > epsilon(halves[1])
-    words = [
-        "--method",
-        "dp-sgd",
-        "--noise",
-        "1",
-        "--rate",
-        "0.02",
-        "--steps",
-        "12",
-        "--delta",
-        "1e-5",
-        "--json",
-    ]
+    words = ["--method", "dp-sgd", "--noise", "1", "--rate", "0.02", "--steps", "12", "--delta", "1e-5", "--json"]
     assert epsilon(whole) == run("account", *words).json["certified"]["epsilon"]
 
 

@@ -88,9 +88,7 @@ def test_a_directory_without_a_run_cannot_go_on(tmp_path: Path) -> None:
     refused(run("resume"), "resume --help")
 
 
-def test_a_method_without_a_certificate_must_be_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_without_a_certificate_must_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unproven = dataclasses.replace(METHODS["dp-sgd"], certified=False, guarantee="nothing is proven")
     monkeypatch.setattr(recipes, "METHODS", MappingProxyType({**METHODS, "dp-sgd": unproven}))
     words = (*RUN, "--out", str(tmp_path / "run"))

@@ -52,21 +52,15 @@ def bounder_contract(bounder: Bounder) -> None:
         assert weights.shape == (len(queries), *norms.shape), "weights of another shape"
         assert bool((weights[:, :, -2:] == 0).all()), "a record that is not finite has weight"
         for broken in (math.inf, math.nan):  # one group is enough, whichever it is
-            partly = torch.where(
-                torch.eye(groups, dtype=torch.bool), broken, torch.ones(groups, groups).double()
-            )
-            assert not bool(bounder.weights(partly, scale).any()), (
-                "a record that is partly not finite has weight"
-            )
+            partly = torch.where(torch.eye(groups, dtype=torch.bool), broken, torch.ones(groups, groups).double())
+            assert not bool(bounder.weights(partly, scale).any()), "a record that is partly not finite has weight"
         finite = norms[:, :-2]
         for query, own in zip(queries, weights[:, :, :-2], strict=True):
             moved = (own * finite).square().sum(0).sqrt()
             assert bool(own.isfinite().all()), "a weight that is not finite"
             assert float(moved.max()) <= query.sensitivity, "a record moves the sum by more than the bound"
         for query, own in zip(bounder.scalars(), bounder.numbers(norms, scale), strict=True):
-            assert float(own.abs().max()) <= query.sensitivity, (
-                "a record moves the count by more than the bound"
-            )
+            assert float(own.abs().max()) <= query.sensitivity, "a record moves the count by more than the bound"
         assert abs(sum(query.share**-2 for query in queries) - 1) < 1e-12, "shares of more than one budget"
 
 
@@ -193,9 +187,7 @@ def sampler_contract(sampling: Sampling, *, rate: float = 0.2, steps: int = 400,
         assert len(set(indices.tolist())) == len(indices), "a record that is twice in a batch"
         joined[step, indices] = True
     sizes, alpha = joined.sum(1), ALPHA / 4
-    assert stats.binomtest(int(sizes.sum()), steps * size, rate).pvalue > alpha, (
-        "records join at another rate"
-    )
+    assert stats.binomtest(int(sizes.sum()), steps * size, rate).pvalue > alpha, "records join at another rate"
     rarest = min(stats.binomtest(int(count), steps, rate).pvalue for count in joined.sum(0))
     assert rarest > alpha / size, "some records join at another rate than others"
     if isinstance(sampling, Poisson | TruncatedPoisson):
@@ -208,9 +200,7 @@ def sampler_contract(sampling: Sampling, *, rate: float = 0.2, steps: int = 400,
         return
     # Whether a record joins two steps in a row: pairs of steps that do not overlap.
     twice = int((joined[0::2] & joined[1::2]).sum())
-    assert stats.binomtest(twice, steps // 2 * size, rate**2).pvalue > alpha, (
-        "steps in a row are not independent"
-    )
+    assert stats.binomtest(twice, steps // 2 * size, rate**2).pvalue > alpha, "steps in a row are not independent"
 
 
 def price_contract(sampling: Sampling, relation: Neighbouring) -> None:

@@ -34,9 +34,7 @@ def test_good_values_pass(validator: Validator, good: Any) -> None:
     validator(REMEDY, clip=good)
 
 
-@pytest.mark.parametrize(
-    ("validator", "bad"), [(v, value) for v, _, bads in TABLE for value in (*bads, *NOT_NUMBERS)]
-)
+@pytest.mark.parametrize(("validator", "bad"), [(v, value) for v, _, bads in TABLE for value in (*bads, *NOT_NUMBERS)])
 def test_bad_values_are_refused_with_name_value_and_remedy(validator: Validator, bad: Any) -> None:
     with pytest.raises(Refused, match=STYLE) as caught:
         validator(REMEDY, clip=bad)

@@ -58,9 +58,7 @@ def test_both_halves_of_a_pair_are_normal_and_uncorrelated() -> None:
     assert not rejects(sine)
     bound = stats.norm.isf(ALPHA / 4) / math.sqrt(n)  # two two-sided tests of a correlation
     assert abs(float((cosine * sine).mean())) < bound
-    assert (
-        abs(float((cosine**2 * sine**2).mean()) - 1) < 10 * bound
-    )  # the product of squares has deviation < 10
+    assert abs(float((cosine**2 * sine**2).mean()) - 1) < 10 * bound  # the product of squares has deviation < 10
     assert float((cosine * (sine + cosine)).mean()) > bound  # control: dependence is seen
 
 

@@ -77,9 +77,7 @@ def test_words_and_normals_do_not_disturb_each_other() -> None:
 def test_no_block_repeats(threads: int) -> None:
     stream = Streams.seeded(8).noise
     words = stream.uniform64(200_000).reshape(-1, 2)
-    values = torch.cat(
-        [stream.normal(count, dtype=torch.float64) for count in (7, 65_000, 200_001, 3, 12_000)]
-    )
+    values = torch.cat([stream.normal(count, dtype=torch.float64) for count in (7, 65_000, 200_001, 3, 12_000)])
     assert len(np.unique(words, axis=0)) == len(words)
     assert len(values.unique()) == len(values)
 
@@ -277,9 +275,7 @@ def every(streams: Streams) -> dict[str, Stream]:
 def test_same_seed_same_values_and_other_seeds_other_values() -> None:
     assert torch.equal(Streams.seeded(5).noise.normal(50), Streams.seeded(5).noise.normal(50))
     for other in (0, 4, 6, 5 + 2**32, 5 + 2**64, 50):
-        assert not torch.isin(
-            Streams.seeded(5).noise.normal(50), Streams.seeded(other).noise.normal(50)
-        ).any()
+        assert not torch.isin(Streams.seeded(5).noise.normal(50), Streams.seeded(other).noise.normal(50)).any()
         assert Streams.seeded(5).mask.fingerprint != Streams.seeded(other).mask.fingerprint
 
 

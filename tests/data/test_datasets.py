@@ -114,9 +114,7 @@ def test_argument_comes_before_environment_before_system_before_cache(
     bad = dict.fromkeys(formats.IDX_PARTS, b"not this")
     places = [nowhere / "given", nowhere / "named", nowhere / "system", nowhere / "cache" / "discreet"]
     monkeypatch.setenv("DISCREET_DATA", str(nowhere / "named"))
-    for first in range(
-        4
-    ):  # the first place that holds files decides; the damaged ones behind it are not read
+    for first in range(4):  # the first place that holds files decides; the damaged ones behind it are not read
         for i, place in enumerate(places):
             write(place, tiny_idx() if i == first else bad)
         if first:
@@ -223,18 +221,14 @@ def test_download_only_when_asked_and_only_once(nowhere: Path, monkeypatch: pyte
     assert sorted(p.name for p in (nowhere / "tiny").iterdir()) == sorted(tiny_source().urls)
 
 
-def test_a_download_with_other_content_is_refused_and_removed(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_with_other_content_is_refused_and_removed(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, lambda _: gzip.compress(b"something else"))
     with pytest.raises(Refused, match="published content"):
         obtain(tiny_source(), data_dir=nowhere, download=True)
     assert list((nowhere / "tiny").iterdir()) == []
 
 
-def test_without_a_network_the_message_still_lists_the_ways(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_message_still_lists_the_ways(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise urllib.error.URLError("no route to host")
 
@@ -244,14 +238,10 @@ def test_without_a_network_the_message_still_lists_the_ways(
     assert [p for p in (nowhere / "cache").rglob("*") if p.is_file()] == []
 
 
-def test_plain_http_is_refused_before_and_after_a_redirect(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_http_is_refused_before_and_after_a_redirect(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="https"):
         fetch("http://data.example/x", nowhere / "x")
-    monkeypatch.setattr(
-        urllib.request, "urlopen", lambda *_, **__: Answer(b"content", "http://elsewhere.example/x")
-    )
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: Answer(b"content", "http://elsewhere.example/x"))
     with pytest.raises(Refused, match="elsewhere"):
         fetch("https://data.example/x", nowhere / "x")
     assert list(nowhere.iterdir()) == []
@@ -395,10 +385,7 @@ def test_adult_npz_is_written_back_as_the_uci_text(tmp_path: Path) -> None:
         is_train=np.array([0, 1], np.uint8),
         **{f"levels_{name}": np.array(known) for name, known in adult.CATEGORIES.items()},
     )
-    wanted = {
-        "adult.data": f"{ROWS[0]}\n\n".encode(),
-        "adult.test": f"|1x3 Cross validator\n{ROWS[1]}.\n\n".encode(),
-    }
+    wanted = {"adult.data": f"{ROWS[0]}\n\n".encode(), "adult.test": f"|1x3 Cross validator\n{ROWS[1]}.\n\n".encode()}
     assert adult.npz_file(tmp_path) == wanted
     assert adult.text_files(tmp_path) is None
     write(tmp_path, wanted)
@@ -423,9 +410,7 @@ class Pandas:
         return dict(zip((*adult.COLUMNS, "income"), columns, strict=True))
 
 
-def test_adult_parquet_is_written_back_as_the_uci_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adult_parquet_is_written_back_as_the_uci_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert adult.parquet_file(tmp_path) is None
     (tmp_path / "adult.parquet.brotli").touch()
     monkeypatch.setattr(adult, "optional", lambda *_: Pandas())
@@ -482,13 +467,7 @@ def own(tmp_path: Path, **changed: Any) -> Path:
 def test_an_own_file_is_private_unless_declared(tmp_path: Path) -> None:
     file = own(tmp_path)
     task = load(file, classes=3)
-    assert (task.name, task.shape, task.classes, task.public, task.records) == (
-        "own",
-        (1, 4, 4),
-        3,
-        False,
-        None,
-    )
+    assert (task.name, task.shape, task.classes, task.public, task.records) == ("own", (1, 4, 4), 3, False, None)
     assert task.checksum == datasets.PRIVATE_CHECKSUM  # a digest would tell neighbouring datasets apart
     x, y = task.train.tensors
     assert (x.dtype, y.dtype) == (torch.float32, torch.int64)

@@ -144,9 +144,7 @@ def test_padding_changes_nothing_and_padding_alone_is_finite() -> None:
 
 def test_order_of_tokens_and_of_patches_is_seen() -> None:
     model = text_model()
-    assert not torch.allclose(
-        model(torch.tensor([[4, 7, 9, 1, 2, 3]])), model(torch.tensor([[7, 4, 9, 1, 2, 3]]))
-    )
+    assert not torch.allclose(model(torch.tensor([[4, 7, 9, 1, 2, 3]])), model(torch.tensor([[7, 4, 9, 1, 2, 3]])))
     vision = build("transformer", shape=DIGITS, classes=10, seed=0)
     x = torch.rand(1, *DIGITS, generator=torch.Generator().manual_seed(0))
     assert not torch.allclose(vision(x), vision(x.roll(2, dims=3)))

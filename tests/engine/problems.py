@@ -140,9 +140,7 @@ class Bert(nn.Module):
         self.words = nn.Embedding(10, width, padding_idx=0)
         self.places, self.segments = nn.Embedding(8, width), nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width)
-        layer = nn.TransformerEncoderLayer(
-            width, 2, 2 * width, dropout=0.0, batch_first=True, activation="gelu"
-        )
+        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True, activation="gelu")
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.pool, self.head = nn.Linear(width, width), nn.Linear(width, 3)
 
@@ -409,15 +407,9 @@ LIST: list[Problem] = [
     Problem("conv2d, dilation", lambda: nn.Conv2d(4, 6, 2, dilation=(2, 3), padding=(0, 2)), floats(4, 6, 6)),
     Problem("conv2d, groups", lambda: nn.Conv2d(4, 8, 3, groups=2), floats(4, 6, 6)),
     Problem("conv2d, depthwise", lambda: nn.Conv2d(4, 8, 3, groups=4), floats(4, 6, 6)),
-    Problem(
-        "conv2d, circular", lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), floats(4, 6, 6)
-    ),
-    Problem(
-        "conv2d, reflect", lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), floats(4, 6, 6)
-    ),
-    Problem(
-        "conv2d, replicate", lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="replicate"), floats(4, 5, 5)
-    ),
+    Problem("conv2d, circular", lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), floats(4, 6, 6)),
+    Problem("conv2d, reflect", lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), floats(4, 6, 6)),
+    Problem("conv2d, replicate", lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="replicate"), floats(4, 5, 5)),
     Problem("conv2d, many channels", lambda: nn.Conv2d(81, 80, 2, stride=2, padding=1), floats(81, 5, 4)),
     Problem("conv3d", lambda: nn.Conv3d(2, 3, 2, padding=1), floats(2, 3, 4, 3)),
     Problem(
@@ -435,22 +427,15 @@ LIST: list[Problem] = [
     Problem("conv_transpose3d", lambda: nn.ConvTranspose3d(2, 3, 2), floats(2, 3, 3, 3)),
     Problem("embedding", lambda: nn.Embedding(10, 4, padding_idx=2), tokens(6)),
     Problem("embedding, repeated tokens", lambda: nn.Embedding(3, 4), tokens(9, 3)),
-    Problem(
-        "embedding by index", lambda: Bare(lambda own, i: own.w[i].tanh(), w=parameter(10, 4)), tokens(6)
-    ),
+    Problem("embedding by index", lambda: Bare(lambda own, i: own.w[i].tanh(), w=parameter(10, 4)), tokens(6)),
     Problem("embedding bag, sum", lambda: nn.EmbeddingBag(10, 4, mode="sum"), tokens(5), by_func=False),
     Problem(
-        "embedding bag, mean",
-        lambda: nn.EmbeddingBag(10, 4, mode="mean", padding_idx=1),
-        tokens(5),
-        by_func=False,
+        "embedding bag, mean", lambda: nn.EmbeddingBag(10, 4, mode="mean", padding_idx=1), tokens(5), by_func=False
     ),
     Problem("embedding bag, max", lambda: nn.EmbeddingBag(10, 4, mode="max"), tokens(5), by_func=False),
     Problem(
         "embedding bag, weighted",
-        lambda: Bare(
-            lambda own, i, w: own.bag(i, per_sample_weights=w), bag=nn.EmbeddingBag(6, 4, mode="sum")
-        ),
+        lambda: Bare(lambda own, i, w: own.bag(i, per_sample_weights=w), bag=nn.EmbeddingBag(6, 4, mode="sum")),
         _bags,
         by_func=False,
     ),
@@ -458,9 +443,7 @@ LIST: list[Problem] = [
     Problem("layer norm, two axes", lambda: nn.LayerNorm((3, 4)), floats(2, 3, 4)),
     Problem("group norm", lambda: S(nn.Conv2d(3, 6, 1), nn.GroupNorm(2, 6)), floats(3, 4, 4)),
     Problem("group norm, 2-D", lambda: S(nn.Linear(3, 8), nn.GroupNorm(2, 8)), floats(3)),
-    Problem(
-        "instance norm", lambda: S(nn.Conv2d(3, 3, 1), nn.InstanceNorm2d(3, affine=True)), floats(3, 4, 4)
-    ),
+    Problem("instance norm", lambda: S(nn.Conv2d(3, 3, 1), nn.InstanceNorm2d(3, affine=True)), floats(3, 4, 4)),
     Problem("instance norm, 1-D", lambda: nn.InstanceNorm1d(3, affine=True), floats(3, 6)),
     Problem(
         "instance norm, frozen statistics",
@@ -469,11 +452,7 @@ LIST: list[Problem] = [
     ),
     Problem("rms norm", lambda: S(nn.Linear(3, 4), nn.RMSNorm(4)), floats(5, 3)),
     Problem("prelu", lambda: S(nn.Linear(3, 4), nn.PReLU(4), nn.PReLU()), floats(3)),
-    Problem(
-        "batch norm, frozen statistics",
-        lambda: evaluated(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
-        floats(3, 5, 5),
-    ),
+    Problem("batch norm, frozen statistics", lambda: evaluated(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), floats(3, 5, 5)),
     # attention
     Problem(
         "attention",
@@ -492,24 +471,16 @@ LIST: list[Problem] = [
         "attention, crossed",
         lambda: Bare(
             cross_attention,
-            first=nn.MultiheadAttention(
-                8, 2, batch_first=True, kdim=6, vdim=6, add_bias_kv=True, add_zero_attn=True
-            ),
+            first=nn.MultiheadAttention(8, 2, batch_first=True, kdim=6, vdim=6, add_bias_kv=True, add_zero_attn=True),
             second=nn.MultiheadAttention(8, 2, batch_first=True),
         ),
         pairs((5, 8), (4, 6)),
         by_func=False,
     ),
-    Problem(
-        "encoder layer",
-        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
-        floats(5, 8),
-    ),
+    Problem("encoder layer", lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), floats(5, 8)),
     Problem(
         "encoder layer, pre-norm, time-major",
-        lambda: Bare(
-            time_major_layer, net=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True)
-        ),
+        lambda: Bare(time_major_layer, net=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True)),
         floats(5, 8),
     ),
     Problem(
@@ -539,9 +510,7 @@ LIST: list[Problem] = [
     Problem("weight norm", lambda: S(weight_norm(nn.Linear(4, 5)), nn.Tanh()), floats(4)),
     Problem("weight norm, conv", lambda: weight_norm(nn.Conv1d(4, 5, 3)), floats(4, 6)),
     Problem("weight norm, by hook", old_weight_norm, floats(4)),
-    Problem(
-        "weight standardisation", lambda: Bare(standardised, weight=parameter(5, 3, 3, 3)), floats(3, 5, 5)
-    ),
+    Problem("weight standardisation", lambda: Bare(standardised, weight=parameter(5, 3, 3, 3)), floats(3, 5, 5)),
     Problem(
         "bare parameters",
         lambda: Bare(
@@ -560,30 +529,20 @@ LIST: list[Problem] = [
     Problem(
         "addmm",
         lambda: Bare(
-            lambda o, x: torch.addmm(o.b, x.reshape(-1, 4), o.w).view(len(x), -1),
-            w=parameter(4, 6),
-            b=parameter(6),
+            lambda o, x: torch.addmm(o.b, x.reshape(-1, 4), o.w).view(len(x), -1), w=parameter(4, 6), b=parameter(6)
         ),
         floats(5, 4),
     ),
     Problem(
         "addmm, scaled",
-        lambda: Bare(
-            lambda o, x: torch.addmm(o.b, x, o.w, beta=0.5, alpha=2), w=parameter(4, 6), b=parameter(6)
-        ),
+        lambda: Bare(lambda o, x: torch.addmm(o.b, x, o.w, beta=0.5, alpha=2), w=parameter(4, 6), b=parameter(6)),
         floats(4),
     ),
-    Problem(
-        "matmul from the left", lambda: Bare(lambda o, x: o.w @ x.tanh(), w=parameter(6, 4)), floats(4, 3)
-    ),
-    Problem(
-        "matmul with a vector", lambda: Bare(lambda o, x: (x @ o.w).tanh(), w=parameter(4)), floats(3, 4)
-    ),
+    Problem("matmul from the left", lambda: Bare(lambda o, x: o.w @ x.tanh(), w=parameter(6, 4)), floats(4, 3)),
+    Problem("matmul with a vector", lambda: Bare(lambda o, x: (x @ o.w).tanh(), w=parameter(4)), floats(3, 4)),
     Problem("codebook scores", lambda: Bare(lambda o, x: F.linear(o.w, x).t(), w=parameter(6, 4)), floats(4)),
     Problem(
-        "linear with a vector weight",
-        lambda: Bare(lambda o, x: F.linear(x, o.w).tanh(), w=parameter(4)),
-        floats(5, 4),
+        "linear with a vector weight", lambda: Bare(lambda o, x: F.linear(x, o.w).tanh(), w=parameter(4)), floats(5, 4)
     ),
     Problem(
         "linear with one bias",
@@ -608,9 +567,7 @@ LIST: list[Problem] = [
     ),
     Problem(
         "a chosen row",
-        lambda: Bare(
-            lambda o, x: torch.where(x > 0, o.a, o.b * x).clamp(min=-2), a=parameter(4), b=parameter(3, 1)
-        ),
+        lambda: Bare(lambda o, x: torch.where(x > 0, o.a, o.b * x).clamp(min=-2), a=parameter(4), b=parameter(3, 1)),
         floats(3, 4),
     ),
     Problem(
@@ -625,8 +582,7 @@ LIST: list[Problem] = [
     Problem(
         "time-major rows",
         lambda: Bare(
-            lambda o, x: o.net(x.transpose(0, 1).reshape(-1, 4)).view(5, -1, 3).transpose(0, 1),
-            net=nn.Linear(4, 3),
+            lambda o, x: o.net(x.transpose(0, 1).reshape(-1, 4)).view(5, -1, 3).transpose(0, 1), net=nn.Linear(4, 3)
         ),
         floats(5, 4),
     ),
@@ -666,19 +622,13 @@ LIST: list[Problem] = [
     Problem("constants beside the batch", lambda: Bare(pinned, first=nn.Linear(4, 3)), _constants),
     Problem(
         "in-place",
-        lambda: Bare(
-            in_place, first=nn.Linear(4, 5), second=nn.Linear(5, 3), bias=parameter(5), scale=parameter(5)
-        ),
+        lambda: Bare(in_place, first=nn.Linear(4, 5), second=nn.Linear(5, 3), bias=parameter(5), scale=parameter(5)),
         floats(4),
         by_func=False,
     ),
+    Problem("stopped gradients", lambda: Bare(detached, first=nn.Linear(4, 5), second=nn.Linear(5, 3)), floats(4)),
     Problem(
-        "stopped gradients", lambda: Bare(detached, first=nn.Linear(4, 5), second=nn.Linear(5, 3)), floats(4)
-    ),
-    Problem(
-        "buffer",
-        lambda: Bare(lambda o, x: o.net(x - o.mean), net=nn.Linear(4, 3), mean=torch.randn(4)),
-        floats(4),
+        "buffer", lambda: Bare(lambda o, x: o.net(x - o.mean), net=nn.Linear(4, 3), mean=torch.randn(4)), floats(4)
     ),
     # whole models
     Problem("gpt", lambda: Gpt(by_ids=True), tokens(6)),
@@ -686,11 +636,7 @@ LIST: list[Problem] = [
     Problem("bert", Bert, _segments, by_func=False),
     Problem("vit", Vit, floats(3, 8, 8)),
     Problem("resnet20", lambda: build("resnet20", shape=(3, 8, 8), classes=4, seed=0), floats(3, 8, 8)),
-    Problem(
-        "patch transformer",
-        lambda: build("transformer", shape=(1, 8, 8), classes=4, seed=0),
-        floats(1, 8, 8),
-    ),
+    Problem("patch transformer", lambda: build("transformer", shape=(1, 8, 8), classes=4, seed=0), floats(1, 8, 8)),
 ]
 
 

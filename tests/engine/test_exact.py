@@ -75,10 +75,7 @@ STRATEGIES: dict[str, list[tuple[Any, str, Any]]] = {
     "gram": [(outer, "GRAM_RATIO", float("inf"))],
     "no gram": [(outer, "GRAM_RATIO", 0.0)],
     "no gram, nothing is kept": [(outer, "GRAM_RATIO", 0.0), (factors, "KEEP_ELEMENTS", 100)],
-    "grouped convolutions": [
-        (convolution, "GROUPED_CHANNEL_PAIRS", 1 << 60),
-        (convolution, "FEW_POSITIONS", 0),
-    ],
+    "grouped convolutions": [(convolution, "GROUPED_CHANNEL_PAIRS", 1 << 60), (convolution, "FEW_POSITIONS", 0)],
     "patches": [(convolution, "GROUPED_CHANNEL_PAIRS", 0)],
     "patches, nothing is kept": [(convolution, "GROUPED_CHANNEL_PAIRS", 0), (factors, "KEEP_ELEMENTS", 100)],
     "all summed apart": [(factors, "CANCELLATION", float("inf")), (factors, "KEEP_ELEMENTS", 100)],
@@ -160,9 +157,7 @@ def test_a_flag_that_changes_the_axis_has_a_script_of_its_own() -> None:
 def test_dropout_in_training_mode(name: str) -> None:
     """The same seed before each pass: the engine's pass draws the masks that autograd's pass draws."""
     models: dict[str, Callable[[], nn.Module]] = {
-        "dropout": lambda: nn.Sequential(
-            nn.Linear(8, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 3), nn.Dropout(0.2)
-        ),
+        "dropout": lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 3), nn.Dropout(0.2)),
         "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True),
         "lstm": lambda: Bare(
             lambda own, x: own.net(x)[0], net=nn.LSTM(8, 5, num_layers=2, dropout=0.3, batch_first=True)
@@ -267,9 +262,7 @@ def test_a_model_that_calls_itself_is_one_pass() -> None:
 
     model = Bare(run, net=nn.Linear(4, 4)).double()
     inputs, weights = cast(floats(4)(7), torch.float64), torch.rand(7)
-    assert (
-        disagreement(answer(Engine(model), inputs, 7, weights), by_autograd(model, inputs), weights) < 1e-10
-    )
+    assert disagreement(answer(Engine(model), inputs, 7, weights), by_autograd(model, inputs), weights) < 1e-10
 
 
 def test_unused_parameters_have_no_signal_and_a_place() -> None:
@@ -294,9 +287,7 @@ def test_groups_and_queries() -> None:
     answer(engine, inputs, 7, torch.ones(7))
     groups = [[2, 0], [1, 3]]
     sizes = engine.layout.sizes
-    columns = [
-        torch.cat([torch.full((size,), i in group) for i, size in enumerate(sizes)]) for group in groups
-    ]
+    columns = [torch.cat([torch.full((size,), i in group) for i, size in enumerate(sizes)]) for group in groups]
     expected = torch.stack([truth[:, own].norm(dim=1) for own in columns])
     assert gap(engine.norms(groups), expected) < 1e-10
     weights = torch.rand(2, 2, 7).double()
@@ -342,17 +333,13 @@ def another_record_axis(patched: pytest.MonkeyPatch) -> None:
     def split(axis: RecordAxis, tensor: Tensor, records: int) -> Tensor:
         return RecordAxis(axis.axis, not axis.minor).split(tensor, records)
 
-    patched.setattr(
-        RecordedCall, "by_record", lambda self, tensor: split(self.axes[id(tensor)], tensor, self.records)
-    )
+    patched.setattr(RecordedCall, "by_record", lambda self, tensor: split(self.axes[id(tensor)], tensor, self.records))
     gradient = property(lambda self: split(self.output_axis, self.gradient, self.records))
     patched.setattr(RecordedCall, "gradient_by_record", gradient)
 
 
 def norms_without_the_bias(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(
-        factors.FormedGradients, "norms", property(lambda self: torch.zeros(self.records).double())
-    )
+    patched.setattr(factors.FormedGradients, "norms", property(lambda self: torch.zeros(self.records).double()))
 
 
 def weights_of_the_wrong_records(patched: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,7 @@ def outers(records: int = 5, positions: int = 3, dtype: torch.dtype = DOUBLE) ->
 
 
 def one_hots(records: int = 5, positions: int = 3, dtype: torch.dtype = DOUBLE) -> OneHot:
-    return OneHot(
-        torch.randint(0, 4, (records, positions)), torch.randn(records, positions, 6).to(dtype), (4, 6)
-    )
+    return OneHot(torch.randint(0, 4, (records, positions)), torch.randn(records, positions, 6).to(dtype), (4, 6))
 
 
 def convolutions(records: int = 5, frames: int = 1, dtype: torch.dtype = DOUBLE) -> Convolution:
@@ -243,9 +241,7 @@ def test_alternating_gradients_never_move_the_sum_by_more_than_the_clip(
         assert leave_one_out(make, 64, clip) <= 1 + 64 * 2 * ROUNDING
 
 
-def test_alternating_gradients_break_an_engine_that_does_not_sum_them_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_alternating_gradients_break_an_engine_that_does_not_sum_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float64 Gram norms are right, and a float32 sum of products a million times larger is still wrong."""
     monkeypatch.setattr(outer, "GRAM_RATIO", math.inf)
     monkeypatch.setattr(factors, "CANCELLATION", 0.0)

@@ -140,29 +140,8 @@ def pooled(own: Any, x: Tensor) -> Tensor:
 
 
 FORMS = [
-    *(
-        gathered,
-        filled_in_place,
-        by_position,
-        windowed,
-        clipped,
-        sorted_rows,
-        top,
-        standardised_rows,
-        cumulated,
-    ),
-    *(
-        outer_rows,
-        folded,
-        folded_minor,
-        noised,
-        quantised,
-        softmax_pool,
-        masked,
-        own_scale,
-        looked_up,
-        fourier,
-    ),
+    *(gathered, filled_in_place, by_position, windowed, clipped, sorted_rows, top, standardised_rows, cumulated),
+    *(outer_rows, folded, folded_minor, noised, quantised, softmax_pool, masked, own_scale, looked_up, fourier),
     *(einsummed, chunked, mesh, pooled),
 ]
 
@@ -321,24 +300,8 @@ def keeps_weights_before_the_step(private: Any, model: Any, x: Tensor, y: Tensor
 
 LOOPS = [
     *(logs_the_loss, logs_before_the_step, asserts_finite, accuracy, evaluates_between, evaluates_after),
-    *(
-        evaluates_in_inference_mode,
-        class_weights,
-        focal,
-        penalty,
-        gaussian,
-        huber,
-        two_heads,
-        noise_in_the_loop,
-    ),
-    *(
-        under_a_device,
-        autocast,
-        poisson_noise,
-        gamma_noise,
-        ranking_of_own_scores,
-        with_a_trained_temperature,
-    ),
+    *(evaluates_in_inference_mode, class_weights, focal, penalty, gaussian, huber, two_heads, noise_in_the_loop),
+    *(under_a_device, autocast, poisson_noise, gamma_noise, ranking_of_own_scores, with_a_trained_temperature),
     *(annealed, annealed_and_logged, declared_phase, keeps_weights, keeps_weights_before_the_step),
 ]
 

@@ -66,11 +66,7 @@ def tolerance(records: int) -> float:
 
 
 def sums_of(
-    engine: Engine,
-    bounders: dict[str, Bounder],
-    x: Tensor,
-    losses: Callable[[Tensor, Tensor], Tensor],
-    rows: Tensor,
+    engine: Engine, bounders: dict[str, Bounder], x: Tensor, losses: Callable[[Tensor, Tensor], Tensor], rows: Tensor
 ) -> Any:
     """The bounded sums of one batch, by every bounder."""
     engine.begin(len(rows))
@@ -88,10 +84,7 @@ def sums_of(
 
 
 def worst_move(
-    model: nn.Module,
-    x: Tensor,
-    losses: Callable[[Tensor, Tensor], Tensor],
-    bounders: dict[str, Bounder] = BOUNDERS,
+    model: nn.Module, x: Tensor, losses: Callable[[Tensor, Tensor], Tensor], bounders: dict[str, Bounder] = BOUNDERS
 ) -> dict[str, float]:
     """The largest move of any sum, over the sensitivity that it states, when one record is removed."""
     engine, everyone = Engine(model), torch.arange(len(x))
@@ -120,14 +113,8 @@ def squared_losses(output: Tensor, rows: Tensor) -> Tensor:
 
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), lambda: adversarial(6)),
-    "sequence": (
-        lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
-        lambda: adversarial(9, 6),
-    ),
-    "conv": (
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 2)),
-        lambda: adversarial(2, 6, 6),
-    ),
+    "sequence": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), lambda: adversarial(9, 6)),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 2)), lambda: adversarial(2, 6, 6)),
     "norms": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.PReLU()),
         lambda: adversarial(6),

@@ -19,14 +19,7 @@ from discreet.engine.layout import Layout, Lines, Mask, Piece
 
 KINDS = (
     *("linear", "linear 3-D", "linear, wide", "linear, long sequence", "conv2d, stride", "conv_transpose2d"),
-    *(
-        "embedding, repeated tokens",
-        "layer norm",
-        "tied, transposed",
-        "two scales",
-        "bare parameters",
-        "lstm",
-    ),
+    *("embedding, repeated tokens", "layer norm", "tied, transposed", "two scales", "bare parameters", "lstm"),
 )
 
 
@@ -34,10 +27,7 @@ def lines(shape: tuple[int, ...], rows: bool, columns: bool) -> Piece:
     """Some rows, some columns; single elements where a parameter has none."""
     if len(shape) < 2:
         return torch.rand(shape) < 0.5
-    return Lines(
-        torch.rand(shape[0]) < 0.6 if rows else None,
-        torch.rand(shape[1]) < 0.6 if columns else None,
-    )
+    return Lines(torch.rand(shape[0]) < 0.6 if rows else None, torch.rand(shape[1]) < 0.6 if columns else None)
 
 
 def some_off(index: int, shape: tuple[int, ...]) -> Piece:
@@ -109,8 +99,7 @@ def masked_disagreement(engine: Engine, problem: Problem, inputs: object, mask: 
     scale = float(truth.double().norm())
     moved = (totals - start).double() - weights[:, 0] @ masked
     return max(
-        float((norms - masked.norm(dim=1)).abs().max())
-        / max(float(masked.norm(dim=1).max()), 1e-9 * scale, 1e-30),
+        float((norms - masked.norm(dim=1)).abs().max()) / max(float(masked.norm(dim=1).max()), 1e-9 * scale, 1e-30),
         0.5 * float(moved.norm()) / scale,
     )
 
@@ -168,16 +157,7 @@ def test_norms_before_freezing_bound_the_sum_after_it() -> None:
         (True, Lines(None, torch.ones(3).bool())),
         (True, Lines(torch.ones(3), None)),
     ],
-    ids=[
-        "too few",
-        "turned",
-        "would broadcast",
-        "floats",
-        "rows",
-        "columns",
-        "columns of a vector",
-        "float lines",
-    ],
+    ids=["too few", "turned", "would broadcast", "floats", "rows", "columns", "columns of a vector", "float lines"],
 )
 def test_masks_of_the_wrong_form(pieces: tuple[Piece, ...]) -> None:
     engine = Engine(torch.nn.Linear(4, 3))

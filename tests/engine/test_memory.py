@@ -120,9 +120,7 @@ def test_micro_batches_follow_the_limit() -> None:
         micro_batch_for(engine, (x,), records=4, batch=0)
 
 
-def test_the_machine_and_the_gradients_that_are_kept_limit_the_micro_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_machine_and_the_gradients_that_are_kept_limit_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, x = Engine(nn.Linear(600, 500)), torch.zeros(4, 600)
     script = engine.script((x,), {}, 4)
     each = bytes_a_record(script.saved_bytes, script.kept_bytes)

@@ -60,11 +60,7 @@ MIXED: list[tuple[str, Any, str]] = [
     ("a product of all pairs", lambda x: x @ x.t(), r"shape \(3, 3\) for 3 records"),
     ("one number for all", lambda x: x.sum(), "entries of no record's own"),
     ("reversed", lambda x: x.flip(0), "moves entries of the others"),
-    (
-        "rows in an order that nothing shows",
-        lambda x: torch.zeros(2 * len(x), 3),
-        "an order that nothing shows",
-    ),
+    ("rows in an order that nothing shows", lambda x: torch.zeros(2 * len(x), 3), "an order that nothing shows"),
     ("a row more", lambda x: torch.cat([x, x[:1]]), "for 3 records"),
     ("another number of axes", lambda x: x if len(x) == SMALL else x.unsqueeze(0), "for 3 records"),
     ("interleaved", lambda x: torch.cat([x[::2], x[1::2]]), "moves entries of the others"),
@@ -224,10 +220,7 @@ def test_what_is_spread_over_the_records_is_no_parameter_any_more() -> None:
         return torch.cat([token.reshape(len(x), 2, 2), x.view(len(x), 2, 2)], 1).flatten(1)
 
     script = script_of(Bare(run, token=parameter(4)), torch.randn(2, 4))
-    assert [(call.func.__name__, call.derives) for call in script.calls] == [
-        ("unsqueeze", True),
-        ("expand", False),
-    ]
+    assert [(call.func.__name__, call.derives) for call in script.calls] == [("unsqueeze", True), ("expand", False)]
 
 
 def test_a_script_is_learned_once_for_each_form_of_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -453,9 +453,7 @@ def test_padding_to_the_longest_record_is_refused() -> None:
         return collate([(F.pad(x, (0, 8 - len(x))), y) for x, y in records])
 
     torch.manual_seed(0)
-    model = Bare(
-        lambda own, t: own.head(own.embed(t).mean(1)), embed=nn.Embedding(9, 6), head=nn.Linear(6, 3)
-    )
+    model = Bare(lambda own, t: own.head(own.embed(t).mean(1)), embed=nn.Embedding(9, 6), head=nn.Linear(6, 3))
     with pytest.raises(Refused, match="pad every record to one public length"):
         train(model, data=data, collate_fn=collate)
     train(model, data=data, collate_fn=padded)

@@ -113,15 +113,11 @@ def test_embedding_bag_with_max_norm() -> None:
 
 def test_a_frozen_embedding_bag_that_rewrites_its_weights() -> None:
     layer = nn.EmbeddingBag(10, 4, max_norm=0.1).requires_grad_(False)
-    refused(
-        nn.Sequential(layer, nn.Linear(4, 2)), torch.randint(0, 10, (7, 3)), match="stay as they are|max_norm"
-    )
+    refused(nn.Sequential(layer, nn.Linear(4, 2)), torch.randint(0, 10, (7, 3)), match="stay as they are|max_norm")
 
 
 def test_embedding_that_counts_tokens_over_the_batch() -> None:
-    refused(
-        nn.Embedding(10, 4, scale_grad_by_freq=True), torch.randint(0, 10, (7, 3)), match="scale_grad_by_freq"
-    )
+    refused(nn.Embedding(10, 4, scale_grad_by_freq=True), torch.randint(0, 10, (7, 3)), match="scale_grad_by_freq")
 
 
 def test_embedding_with_sparse_gradients() -> None:
@@ -273,9 +269,7 @@ def test_mixing_anywhere(mix: Callable[[Tensor], Tensor], place: str) -> None:
         return mix(h) if place == "last" else h
 
     model = Bare(run, first=nn.Linear(3, 3), second=nn.Linear(3, 3))
-    refused(
-        model, x(7, 3), match="keep the records apart|the same in a batch of any size|moves with the records"
-    )
+    refused(model, x(7, 3), match="keep the records apart|the same in a batch of any size|moves with the records")
 
 
 def test_a_permutation_is_found_wherever_the_generator_stands() -> None:
@@ -562,9 +556,7 @@ def test_a_parameter_written_into_the_batch() -> None:
         h[:, 0] = own.token
         return h
 
-    refused(
-        Bare(run, net=nn.Linear(4, 3), token=parameter()), x(7, 4), match="__setitem__ with parameter token"
-    )
+    refused(Bare(run, net=nn.Linear(4, 3), token=parameter()), x(7, 4), match="__setitem__ with parameter token")
 
 
 def test_randomness_in_a_call_with_a_parameter() -> None:
@@ -697,9 +689,7 @@ BY_THE_SIZE: tuple[Callable[[Tensor], Tensor], ...] = (
 
 @pytest.mark.parametrize("scaled", BY_THE_SIZE)
 @pytest.mark.parametrize("sizes", [(7, 12), (1, 7, 7, 1, 30)])
-def test_losses_divided_by_the_number_of_records(
-    scaled: Callable[[Tensor], Tensor], sizes: tuple[int, ...]
-) -> None:
+def test_losses_divided_by_the_number_of_records(scaled: Callable[[Tensor], Tensor], sizes: tuple[int, ...]) -> None:
     """That number is private: one record more would move the gradients of all others."""
     with pytest.raises(Refused, match="divided by the size of the batch"):
         passes_of(sizes, scaled)
@@ -781,9 +771,7 @@ def test_losses_of_the_wrong_form() -> None:
 
 def test_parameters_used_outside_the_forward_pass() -> None:
     model = nn.Sequential(nn.Linear(4, 3))
-    refused(
-        model, x(7, 4), match="not seen of 0.weight", losses=lambda o: losses_of(o) + model[0].weight.norm()
-    )
+    refused(model, x(7, 4), match="not seen of 0.weight", losses=lambda o: losses_of(o) + model[0].weight.norm())
     refused(model, x(7, 4), match="not seen of 0.bias", losses=lambda o: losses_of(o + model[0].bias))
 
 
@@ -1151,9 +1139,7 @@ ANNEALED: dict[str, tuple[Callable[[Tensor, Any], Tensor], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(("part", "values"), ANNEALED.values(), ids=ANNEALED)
-def test_values_may_change_between_passes(
-    part: Callable[[Tensor, Any], Tensor], values: tuple[Any, ...]
-) -> None:
+def test_values_may_change_between_passes(part: Callable[[Tensor, Any], Tensor], values: tuple[Any, ...]) -> None:
     """Numbers that are added or multiplied, and fractions everywhere, mix nothing."""
     passes_with(part, *values)
 
@@ -1232,9 +1218,7 @@ def test_records_mixed_in_some_passes(run: Callable[[Bare, Tensor], Tensor], bef
 
 def test_a_size_of_the_batch_beside_noise() -> None:
     """Noise is other for every size; with one value in its place the size shows."""
-    model = Bare(
-        lambda own, batch: own.net(batch + torch.randn_like(batch)) / len(batch), net=nn.Linear(4, 3)
-    )
+    model = Bare(lambda own, batch: own.net(batch + torch.randn_like(batch)) / len(batch), net=nn.Linear(4, 3))
     refused(model, x(7, 4), match="move with the number of records")
     model = Bare(lambda own, batch: own.net(batch + torch.randn_like(batch)), net=nn.Linear(4, 3))
     engine = Engine(model)

@@ -77,9 +77,7 @@ class Answer:
     per_sample: Tensor
 
 
-def answer(
-    engine: Engine, inputs: Inputs, records: int, weights: Tensor, losses: Losses = losses_of
-) -> Answer:
+def answer(engine: Engine, inputs: Inputs, records: int, weights: Tensor, losses: Losses = losses_of) -> Answer:
     """One batch in one pass."""
     args, kwargs = inputs
     engine.begin(records)

@@ -139,9 +139,7 @@ def test_a_larger_public_bound_never_lowers_the_certificate() -> None:
     """dp-accounting's own numbers rise and fall with n: at 76000 records 14.01, at 200000 6.67."""
     found = [
         certify(
-            Charge.of(TruncatedPoissonSampled(0.01, 700, n, Gaussian(1.0)), 1000),
-            delta=DELTA,
-            relation=ADD_REMOVE,
+            Charge.of(TruncatedPoissonSampled(0.01, 700, n, Gaussian(1.0)), 1000), delta=DELTA, relation=ADD_REMOVE
         ).epsilon
         for n in (60_000, 61_000, 63_000, 76_000, 200_000)
     ]

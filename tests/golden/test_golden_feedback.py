@@ -17,13 +17,7 @@ DELTA = 1e-5
 
 def a_run(noise: float, feedback_clip: float = 1.0, preclip: float | None = None) -> FeedbackSetting:
     return FeedbackSetting(
-        rate=0.02,
-        steps=100,
-        batch=1000,
-        clip=1.0,
-        feedback_clip=feedback_clip,
-        noise_std=noise,
-        preclip=preclip,
+        rate=0.02, steps=100, batch=1000, clip=1.0, feedback_clip=feedback_clip, noise_std=noise, preclip=preclip
     )
 
 
@@ -111,9 +105,7 @@ def test_the_claim_is_broken_and_the_certificate_is_not(
     """`known` is the lower bound of an attack slightly stronger than ours."""
     noise = claimed_noise(records, batch, steps, target)
     shown = attack(records, batch, steps, noise)
-    run = FeedbackSetting(
-        rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise
-    )
+    run = FeedbackSetting(rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise)
     assert target < shown <= known
     assert shown > 0.85 * known
     assert feedback.epsilon(run, delta=DELTA).value > known

@@ -68,12 +68,9 @@ def test_composition_alone_beats_the_paper_up_to_step_769() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "noise", "order", "lemma", "true"),
-    [(0.01, 1.0, 32.0, 0.64, 11.246), (0.1, 0.7, 8.0, 3.265, 5.532)],
+    ("rate", "noise", "order", "lemma", "true"), [(0.01, 1.0, 32.0, 0.64, 11.246), (0.1, 0.7, 8.0, 3.265, 5.532)]
 )
-def test_lemma_of_the_paper_is_violated(
-    rate: float, noise: float, order: float, lemma: float, true: float
-) -> None:
+def test_lemma_of_the_paper_is_violated(rate: float, noise: float, order: float, lemma: float, true: float) -> None:
     assert 2 * order * rate / noise**2 == pytest.approx(lemma, rel=2e-4)
     assert float(rdp.sampled_gaussian(rate, noise, (order,))[0]) == pytest.approx(true, rel=1e-4)
     # It does hold for without||with, the direction of its proof.
@@ -96,9 +93,7 @@ def test_full_batch_plateau() -> None:
         assert gdp.epsilon(mu, 1e-5) == pytest.approx(4.37718, rel=1e-4)
     assert math.sqrt(50_000) / noise == pytest.approx(7.07, rel=1e-3)
     # It pays from T = 4 D n / (eta C) = 1000 on.
-    assert last.gaussian_mu(steps=999, noise=noise, shift=shift, factor=1.0)[0] == pytest.approx(
-        math.sqrt(0.999)
-    )
+    assert last.gaussian_mu(steps=999, noise=noise, shift=shift, factor=1.0)[0] == pytest.approx(math.sqrt(0.999))
     assert last.gaussian_mu(steps=1010, noise=noise, shift=shift, factor=1.0)[1] < 1010
 
 

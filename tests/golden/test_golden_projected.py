@@ -65,16 +65,14 @@ def test_more_nodes_hardly_move_the_answer() -> None:
     few, many = (
         max(ComposedLoss([(side, 2344)]).epsilon(DELTA) for side in (step.with_without, step.without_with))
         for step in (
-            projected.pld_step(rate=0.017, noise=1.1, dims=(1,), grid=4e-3, nodes=nodes)
-            for nodes in (200, 400)
+            projected.pld_step(rate=0.017, noise=1.1, dims=(1,), grid=4e-3, nodes=nodes) for nodes in (200, 400)
         )
     )
     assert many < few < many * 1.001
 
 
 @pytest.mark.parametrize(
-    ("p", "reference"),
-    [(2, 13.295), (10, 6.014), (50, 4.796), (1000, 4.662), (10_000, 4.657), (math.inf, 4.656)],
+    ("p", "reference"), [(2, 13.295), (10, 6.014), (50, 4.796), (1000, 4.662), (10_000, 4.657), (math.inf, 4.656)]
 )
 def test_renyi_run(p: float, reference: float) -> None:
     """Never above the reference (within its order grid), never below the loss distribution."""

@@ -37,12 +37,8 @@ class Floor:
         part = option.keyword or option.collectonly or getattr(option, "lf", False) or option.maxfail
         if part or option.markexpr not in ACCEPTED_MARKS:
             return False
-        asked = {
-            Path(self._config.invocation_params.dir, argument).resolve() for argument in self._config.args
-        }
-        return asked == {
-            Path(self._config.rootpath, path).resolve() for path in self._config.getini("testpaths")
-        }
+        asked = {Path(self._config.invocation_params.dir, argument).resolve() for argument in self._config.args}
+        return asked == {Path(self._config.rootpath, path).resolve() for path in self._config.getini("testpaths")}
 
 
 def watch(config: pytest.Config, least: int) -> None:

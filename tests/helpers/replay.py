@@ -115,9 +115,7 @@ class _PricedAs:
         return NoGuard()
 
 
-def run(
-    plan: Plan, data: tuple[Tensor, Tensor], *, start: int = 0, released: Recording | None = None
-) -> Recording:
+def run(plan: Plan, data: tuple[Tensor, Tensor], *, start: int = 0, released: Recording | None = None) -> Recording:
     """The plan's steps from `start` on, all records in each; releases are drawn, or those of a recording."""
     notes = Recording()
     tape = Tape(plan.mechanism, notes, released)

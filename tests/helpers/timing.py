@@ -24,10 +24,6 @@ def times_as_long(work: Work, reference: Work, *, repeats: int = 3) -> float:
 
 def import_time(modules: str) -> float:
     """The processor time of importing these in a new interpreter, the best of three, start-up not counted."""
-    program = (
-        f"import time; start = time.process_time(); import {modules}; print(time.process_time() - start)"
-    )
+    program = f"import time; start = time.process_time(); import {modules}; print(time.process_time() - start)"
     command = [sys.executable, "-c", program]
-    return min(
-        float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(3)
-    )
+    return min(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(3))

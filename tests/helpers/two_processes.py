@@ -12,9 +12,7 @@ PATIENCE = timedelta(seconds=60)  # instead of torch's 30 minutes: a test that h
 
 def meet(rank: int, place: str, size: int = 2) -> None:
     """Join the other processes."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place}/meet", rank=rank, world_size=size, timeout=PATIENCE
-    )
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=size, timeout=PATIENCE)
 
 
 def part() -> None:

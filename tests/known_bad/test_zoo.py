@@ -195,9 +195,7 @@ def _poisoned_sum(patch: Patch) -> None:
 
 
 def _clip_ignored(patch: Patch) -> None:
-    patch.setattr(
-        bounding.FlatClip, "weights", lambda self, norms, scale: torch.ones_like(norms).unsqueeze(0)
-    )
+    patch.setattr(bounding.FlatClip, "weights", lambda self, norms, scale: torch.ones_like(norms).unsqueeze(0))
 
 
 def _norms_of_one_parameter(patch: Patch) -> None:
@@ -372,9 +370,7 @@ FAULTS = [
         lambda: sampler_contract(sampling.Poisson()),
         "records join at another rate",
     ),
-    Fault(
-        "A7 the count query is free", _count_query_for_free, _adaptive_costs_more, "a count query for free"
-    ),
+    Fault("A7 the count query is free", _count_query_for_free, _adaptive_costs_more, "a count query for free"),
     Fault(
         "A14 steps that are not recorded",
         _charge_forgotten,
@@ -472,10 +468,7 @@ FAULTS = [
         "signal without noise",
     ),
     Fault(
-        "C8 noise on another mask",
-        _noise_on_another_mask,
-        lambda: coverage_contract(STEPWISE),
-        "signal without noise",
+        "C8 noise on another mask", _noise_on_another_mask, lambda: coverage_contract(STEPWISE), "signal without noise"
     ),
     Fault(
         "D7 momentum moves what is frozen",

@@ -39,20 +39,9 @@ class Browser:
         self._receive, writes = os.pipe()
         # Chromium reads commands from descriptor 3 and writes answers to 4.
         shell = f'exec "$@" 3<&{reads} 4>&{writes}'
-        command = [
-            "bash",
-            "-c",
-            shell,
-            "chromium",
-            CHROMIUM,
-            *FLAGS,
-            f"--user-data-dir={profile}",
-            "about:blank",
-        ]
+        command = ["bash", "-c", shell, "chromium", CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            command, pass_fds=(reads, writes), stdin=quiet, stdout=quiet, stderr=quiet
-        )
+        self._process = subprocess.Popen(command, pass_fds=(reads, writes), stdin=quiet, stdout=quiet, stderr=quiet)
         os.close(reads)
         os.close(writes)
         self._buffer, self._number, self._session = b"", 0, ""
@@ -117,11 +106,7 @@ class Browser:
     def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Show a file, with a window of this width and a colour scheme."""
         self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])

@@ -33,18 +33,14 @@ FINAL = {
 }
 
 
-def run(
-    name: str, seed: int | None, *, steps: int = 120, epsilon: float = 2.996, **fields: object
-) -> TrainedRun:
+def run(name: str, seed: int | None, *, steps: int = 120, epsilon: float = 2.996, **fields: object) -> TrainedRun:
     """A learning curve that rises to about the method's final accuracy."""
     chance = random.Random(f"{name} {seed}")
     final, speed = FINAL.get(name, 0.9) + chance.gauss(0, 0.006), chance.uniform(0.05, 0.09)
     curve = []
     for step in range(6, steps + 1, 6):
         accuracy = final - (final - 0.1) * math.exp(-speed * step) + chance.gauss(0, 0.004)
-        curve.append(
-            Point(step=step, accuracy=round(accuracy * 360) / 360, epsilon=epsilon * math.sqrt(step / steps))
-        )
+        curve.append(Point(step=step, accuracy=round(accuracy * 360) / 360, epsilon=epsilon * math.sqrt(step / steps)))
     made = TrainedRun(
         seed=seed,
         accuracy=curve[-1].accuracy,
@@ -213,10 +209,5 @@ def hostile() -> Comparison:
     )
     found = comparison((row, entry("psac", name=two)), provenance=provenance)
     return dataclasses.replace(
-        found,
-        data=one,
-        model=two,
-        sampling=three,
-        relation=four,
-        excluded=(Excluded(method=one, guarantee=two),),
+        found, data=one, model=two, sampling=three, relation=four, excluded=(Excluded(method=one, guarantee=two),)
     )

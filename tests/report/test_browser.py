@@ -14,8 +14,7 @@ from discreet.runs.comparison import Comparison
 from discreet.runs.planner import Answer, BatchPrice, MethodPrice, Price, Question
 
 pytestmark = pytest.mark.skipif(
-    headless.CHROMIUM is None,
-    reason="no Chromium here: install it (Debian: apt-get install chromium) to test the page",
+    headless.CHROMIUM is None, reason="no Chromium here: install it (Debian: apt-get install chromium) to test the page"
 )
 
 NAMES = "[...document.querySelectorAll('[data-sortable=ranking] tbody .name')].map(e => e.textContent)"
@@ -106,23 +105,17 @@ def test_a_method_is_highlighted_in_all_charts(show: headless.Browser) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_window(
-    show: headless.Browser, tmp_path: Path, width: int, dark: bool
-) -> None:
+def test_nothing_is_wider_than_the_window(show: headless.Browser, tmp_path: Path, width: int, dark: bool) -> None:
     show.open(tmp_path / "report.html", width=width, dark=dark)
     assert show.value("document.documentElement.scrollWidth") <= width
-    small = show.value(
-        "Math.min(...[...document.querySelectorAll('text')].map(e => e.getBoundingClientRect().height))"
-    )
+    small = show.value("Math.min(...[...document.querySelectorAll('text')].map(e => e.getBoundingClientRect().height))")
     assert small >= 9
     ground = show.value("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(24, 27, 31)" if dark else "rgb(255, 255, 255)")
 
 
 @pytest.fixture(params=[(390, False), (390, True), (1280, False), (1280, True)], ids=str)
-def full(
-    request: pytest.FixtureRequest, browser: headless.Browser, tmp_path: Path
-) -> Iterator[headless.Browser]:
+def full(request: pytest.FixtureRequest, browser: headless.Browser, tmp_path: Path) -> Iterator[headless.Browser]:
     """The page with everything on it, at two widths and in both themes; afterwards: no trouble, no request."""
     width, dark = request.param
     browser.troubles.clear()
@@ -161,9 +154,7 @@ def test_every_plot_of_a_full_page_is_drawn(full: headless.Browser) -> None:
         ("truth", 5, "[...document.querySelectorAll('[data-sortable=truth] td:nth-child(5)')]"),
     ],
 )
-def test_every_table_of_a_full_page_sorts(
-    full: headless.Browser, table: str, column: int, values: str
-) -> None:
+def test_every_table_of_a_full_page_sorts(full: headless.Browser, table: str, column: int, values: str) -> None:
     button = f"[data-sortable={table}] thead th:nth-child({column}) button"
     shown = f"{values}.map(e => +e.dataset.value)"
     full.click(button)
@@ -227,9 +218,7 @@ def test_the_planner_page(browser: headless.Browser, tmp_path: Path, width: int,
     assert min(lengths) > 40
     names = browser.value("[...document.querySelectorAll('.legend button')].map(e => e.textContent)")
     assert names == ["dp-sgd", "adaptive-quantile", "on a step's mean gradient", "over the whole run"]
-    values = (
-        "[...document.querySelectorAll('[data-sortable=batches] td:first-child')].map(e => +e.dataset.value)"
-    )
+    values = "[...document.querySelectorAll('[data-sortable=batches] td:first-child')].map(e => +e.dataset.value)"
     browser.click("[data-sortable=batches] thead th button")
     assert browser.value(values) == sorted(browser.value(values))
     browser.click("[data-sortable=batches] thead th button")

@@ -95,9 +95,7 @@ def test_colours_that_come_again_come_with_another_marker_and_dashes() -> None:
     assert svg.style_class(again) == f"{svg.style_class(first)} dashed"
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "most"), [(0.0, 1.0, 6), (0.75, 1.0, 6), (0.0, 2344.0, 7), (0.0, 0.3, 7)]
-)
+@pytest.mark.parametrize(("low", "high", "most"), [(0.0, 1.0, 6), (0.75, 1.0, 6), (0.0, 2344.0, 7), (0.0, 0.3, 7)])
 def test_ticks_are_few_inside_and_evenly_spaced(low: float, high: float, most: int) -> None:
     found = charts.ticks(low, high, most)
     assert 2 <= len(found) <= most
@@ -137,9 +135,7 @@ def test_figures_are_written_and_repeat_byte_for_byte(tmp_path: Path) -> None:
     found = synthetic.comparison((strange, synthetic.entry("psac")))
     once, again = (figures.save_all(found, tmp_path / place) for place in ("once", "again"))
     assert sorted(path.name for path in once) == sorted(
-        f"{name}.{kind}"
-        for name in ("accuracy-by-step", "accuracy-by-epsilon", "ranking")
-        for kind in ("svg", "png")
+        f"{name}.{kind}" for name in ("accuracy-by-step", "accuracy-by-epsilon", "ranking") for kind in ("svg", "png")
     )
     for first, second in zip(once, again, strict=True):
         assert first.read_bytes() == second.read_bytes()

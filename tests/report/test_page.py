@@ -94,9 +94,7 @@ def test_the_page_asks_for_nothing_and_is_small() -> None:
 
 def test_the_policy_names_the_only_script_and_style() -> None:
     parsed = Parsed(render(synthetic.comparison()))
-    policy = next(
-        value for name, value in parsed.attributes if name == "content" and "default-src" in str(value)
-    )
+    policy = next(value for name, value in parsed.attributes if name == "content" and "default-src" in str(value))
     for text in ("".join(parsed.held["style"]), parsed.held["script"][-1]):
         assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in str(policy)
     assert "unsafe-inline" not in str(policy)

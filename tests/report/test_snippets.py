@@ -21,9 +21,7 @@ def rewritten(readme: Path, results: Path, monkeypatch: pytest.MonkeyPatch) -> s
     return readme.read_text(encoding="utf-8")
 
 
-def test_parts_are_written_from_their_files_and_the_rest_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_written_from_their_files_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme, results = tmp_path / "README.md", tmp_path / "results"
     readme.write_text(f"before\n{MARKS}after\n")
     found = synthetic.full()
@@ -45,10 +43,7 @@ def test_parts_are_written_from_their_files_and_the_rest_stays(
 
 def test_only_broken_claims_are_in_the_truth_part() -> None:
     text = snippets.truth(synthetic.full().truth)
-    assert (
-        "| GeoDP as published | beta 1, how one step | 4.85 | 7.81 (analytic: 249) | no proven guarantee |"
-        in text
-    )
+    assert "| GeoDP as published | beta 1, how one step | 4.85 | 7.81 (analytic: 249) | no proven guarantee |" in text
     assert "dp-sgd" not in text
 
 
@@ -59,9 +54,7 @@ def test_speeds_stand_beside_the_peers_that_were_timed() -> None:
     text = snippets.speed(held)
     assert "| model | discreet | opacus |" in text
     assert "| an MLP | 1.24 | – |" in text
-    assert (
-        "    python -m research.benchmarks --threads 2 --out" in text
-    )  # the whole table's, not the last model's
+    assert "    python -m research.benchmarks --threads 2 --out" in text  # the whole table's, not the last model's
 
 
 def test_a_readme_without_marks_is_refused() -> None:

@@ -128,8 +128,7 @@ def test_rows_that_all_fail_still_make_a_comparison(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"model": "cnn-of-dreams"}, "a model of"), ({"batch": 5000}, "batch <= records")],
+    ("changes", "message"), [({"model": "cnn-of-dreams"}, "a model of"), ({"batch": 5000}, "batch <= records")]
 )
 def test_shared_settings_that_do_not_fit_are_refused_at_once(
     tmp_path: Path, untrained: None, changes: dict[str, Any], message: str

@@ -103,8 +103,7 @@ def test_the_file_says_accuracies_for_readers_without_this_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"format": "discreet.comparison/0"}, {"entries": None}, {"provenance": {}}, {"epsilon": "three"}],
+    "change", [{"format": "discreet.comparison/0"}, {"entries": None}, {"provenance": {}}, {"epsilon": "three"}]
 )
 def test_another_file_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(Refused, match=r"report\.json"):

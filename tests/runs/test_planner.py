@@ -63,14 +63,7 @@ def test_the_curve_falls_and_passes_through_the_budget(found: Answer) -> None:
 
 def test_every_sampler_is_priced_and_none_is_cheaper_than_poisson(found: Answer) -> None:
     prices = dict(found.methods[0].samplers)
-    assert set(prices) == {
-        "poisson",
-        "balls-in-bins",
-        "full-batch",
-        "own-loader",
-        "truncated-poisson",
-        "fixed-size",
-    }
+    assert set(prices) == {"poisson", "balls-in-bins", "full-batch", "own-loader", "truncated-poisson", "fixed-size"}
     poisson = prices["poisson"].noise
     assert poisson == found.methods[0].price.noise
     for name, price in prices.items():

@@ -20,16 +20,7 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.data import DATASETS, MODELS, build, load
 from discreet.methods import METHODS
-from discreet.runs import (
-    RunConfig,
-    RunFolder,
-    RunProgress,
-    complete,
-    load_config,
-    load_result,
-    plan_of,
-    train,
-)
+from discreet.runs import RunConfig, RunFolder, RunProgress, complete, load_config, load_result, plan_of, train
 from discreet.runs import training as training_module
 from discreet.runs.defaults import learning_rate_of, settle
 from discreet.stages.sampling import FixedSize, TruncatedPoisson
@@ -107,9 +98,7 @@ def test_nothing_private_is_logged(done: Done) -> None:
     """Accuracies are of the unprotected test records; no loss, norm, batch size or training accuracy."""
     _, _, folder = done
     for line in folder.metrics.read_text().splitlines():
-        assert set(json.loads(line)) == {
-            *("step", "test_accuracy", "test_accuracy_averaged", "epsilon", "delta"),
-        }
+        assert set(json.loads(line)) == {*("step", "test_accuracy", "test_accuracy_averaged", "epsilon", "delta")}
     entries = [json.loads(line)["body"] for line in folder.ledger.read_text().splitlines()[1:]]
     assert all(set(entry) == {"step", "event", "note"} for entry in entries)
     assert all(set(entry["note"]) <= {"noise", "sampling", "seeded"} for entry in entries)
@@ -263,9 +252,7 @@ def test_control_c_saves_and_a_resumed_run_loses_nothing(
     assert [point[0] for point in result.curve] == [4, 8, 12]
 
 
-def test_a_resumed_seeded_run_differs_from_one_in_a_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_seeded_run_differs_from_one_in_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys are derived from the seed and the number of resumes: repeatable, never repeated."""
     for name in ("g", "h"):
         interrupted(config(tmp_path / name), 5, monkeypatch)
@@ -303,9 +290,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("torn", [None, b"", b'{"body":{"for', "header"])
-def test_a_run_that_never_charged_begins_again(
-    tmp_path: Path, torn: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_never_charged_begins_again(tmp_path: Path, torn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between its first file and its first checkpoint: nothing was spent, so nothing is lost."""
     settings = config(tmp_path / "l")
     interrupted(settings, 0, monkeypatch)

@@ -27,9 +27,7 @@ def two_at_once(out: Path, *, steps: int = 4, rows: tuple[Candidate, ...] = (PLA
 
 def children() -> list[int]:
     """The workers of this process."""
-    told = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
-    )
+    told = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
     return [int(line.split()[0]) for line in told.stdout.splitlines() if "discreet.core.workers" in line]
 
 
@@ -47,9 +45,7 @@ def test_processes_give_what_one_gives_and_their_failures_are_rows(tmp_path: Pat
     assert [failure.seed for failure in entry.failures] == [7]
     assert "Error" in entry.failures[0].reason
     assert [news.step for news in told if news.seed == 1 and news.phase is Phase.TRAINING] == [0, 1, 2, 3, 4]
-    assert (
-        json.loads((tmp_path / "two" / "dp-sgd" / "0" / "run.json").read_text())["command"] == command_line()
-    )
+    assert json.loads((tmp_path / "two" / "dp-sgd" / "0" / "run.json").read_text())["command"] == command_line()
     assert children() == []
 
 
@@ -68,9 +64,7 @@ def test_a_process_that_dies_is_a_row_and_the_next_run_gets_another(tmp_path: Pa
     assert sum(len(entry.runs) for entry in found.entries) == 3
     again = compare(settings)
     assert sum(len(entry.runs) for entry in again.entries) == 4  # it went on where it was
-    assert all(
-        read(tmp_path / run.directory / "ledger.jsonl").length == 50 for e in again.entries for run in e.runs
-    )
+    assert all(read(tmp_path / run.directory / "ledger.jsonl").length == 50 for e in again.entries for run in e.runs)
 
 
 def test_stopping_saves_both_runs_and_ends_both_processes(tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ def lengths(bounder: FlatClip) -> Tensor:
 
 def torn(kept: Tensor) -> float:
     """The most by which two neighbours end further apart than they began, over what rounding explains."""
-    return float(
-        (kept.diff().abs() - NORMS.diff()).max() / (4 * torch.finfo(torch.float64).eps * NORMS.max())
-    )
+    return float((kept.diff().abs() - NORMS.diff()).max() / (4 * torch.finfo(torch.float64).eps * NORMS.max()))
 
 
 def test_nearby_gradients_stay_near() -> None:

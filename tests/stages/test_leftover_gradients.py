@@ -14,9 +14,7 @@ from discreet.stages.values import Released
 @pytest.mark.parametrize("frozen", list(Frozen))
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.ASGD])
-def test_leftovers_are_gone_before_the_step(
-    kind: type[torch.optim.Optimizer], masked: bool, frozen: Frozen
-) -> None:
+def test_leftovers_are_gone_before_the_step(kind: type[torch.optim.Optimizer], masked: bool, frozen: Frozen) -> None:
     parameters = [torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)]
     layout = Layout(("a", "b"), ((3,), (2,)))
     mask = Mask((True, False)) if masked else None

@@ -211,12 +211,7 @@ def test_a_rate_alone_is_for_accounting() -> None:
 STEP = events.Gaussian(2.0)
 PRICES: list[tuple[Sampling, set[Neighbouring], Horizon, events.Event]] = [
     (Poisson(), {Neighbouring.ADD_REMOVE}, HORIZON, events.PoissonSampled(0.1, STEP)),
-    (
-        TruncatedPoisson(60),
-        {Neighbouring.ADD_REMOVE},
-        HORIZON,
-        events.TruncatedPoissonSampled(0.1, 60, 400, STEP),
-    ),
+    (TruncatedPoisson(60), {Neighbouring.ADD_REMOVE}, HORIZON, events.TruncatedPoissonSampled(0.1, 60, 400, STEP)),
     (FixedSize(), {Neighbouring.REPLACE_ONE}, HORIZON, events.WithoutReplacement(400, 40, STEP)),
     (BallsInBins(), {Neighbouring.ADD_REMOVE}, HORIZON, events.BallsInBinsEpoch(1, STEP)),
     (FullBatch(), BOTH, Horizon.of(records=400, batch=400, steps=9), STEP),
@@ -241,9 +236,7 @@ SCHEDULES = [Constant(), Table(tuple(1 + 0.1 * i for i in range(7)), Period.EPOC
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    "sampling", [Poisson(), FixedSize(), BallsInBins(), OwnLoader(), TruncatedPoisson(9)]
-)
+@pytest.mark.parametrize("sampling", [Poisson(), FixedSize(), BallsInBins(), OwnLoader(), TruncatedPoisson(9)])
 def test_the_bill_of_a_run_is_the_sum_of_its_steps(sampling: Sampling, schedule: Schedule) -> None:
     horizon = Horizon.of(records=100, batch=10, steps=67)
 

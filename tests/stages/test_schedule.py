@@ -11,15 +11,7 @@ from discreet import methods
 from discreet.core.check import Refused
 from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedule import (
-    Constant,
-    Exponential,
-    Linear,
-    Period,
-    Schedule,
-    Table,
-    run_lengths,
-)
+from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule, Table, run_lengths
 from timing import times_as_long
 
 DECAYING: list[Schedule] = [
@@ -85,9 +77,7 @@ def test_the_formulas_count_from_one() -> None:
     exponential = Exponential(rho=9.0, periods=4, period=Period.STEP)
     assert [exponential.factor(k - 1, 5) for k in (1, 2, 4)] == pytest.approx([9**-0.25, 1 / 3, 1 / 9])
     line = Linear(last=0.2, periods=5)
-    assert [line.factor(5 * (k - 1) + 4, 5) for k in range(1, 8)] == pytest.approx(
-        [1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]
-    )
+    assert [line.factor(5 * (k - 1) + 4, 5) for k in range(1, 8)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
 
 
 @pytest.mark.parametrize("rho", [1.0, 0.5, 0.0, -2.0, math.nan, math.inf])

@@ -90,15 +90,7 @@ def test_masks_as_truth_values() -> None:
     rows, columns = torch.tensor([True, False]), torch.tensor([True, False, True])
     element = torch.rand(2, 3) < 0.5
     mask = Mask(
-        (
-            True,
-            False,
-            Lines(rows, columns),
-            Lines(None, columns),
-            Lines(rows, None),
-            element,
-            Lines(columns, None),
-        )
+        (True, False, Lines(rows, columns), Lines(None, columns), Lines(rows, None), element, Lines(columns, None))
     )
     assert mask.of(0, matrix) is None
     found = [mask.of(i, matrix) for i in range(1, 6)]

@@ -58,10 +58,7 @@ def ways() -> dict[str, tuple[Callable[[], Private], str]]:
         "clip": (_plain(which=loop.plan(methods.dp_sgd(clip=100.0))), "plan.bounder.clip: 0.5 on rank"),
         "noise": (_plain(which=loop.plan(noise=9.0)), "plan.noise: 1.5 on rank"),
         "steps": (_plain(which=loop.plan(steps=9)), "plan.horizon.steps: 8 on rank"),
-        "shape": (
-            _plain(net=nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))),
-            'model.0.weight: "float32 [6, 4]"',
-        ),
+        "shape": (_plain(net=nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))), 'model.0.weight: "float32 [6, 4]"'),
         "type": (_plain(net=loop.model().double(), dataset=_doubles()), 'float64 [6, 4]" on rank'),
         "frozen": (
             _plain(net=_frozen(), optimizer=lambda p: loop.sgd(q for q in p if q.requires_grad)),
@@ -121,13 +118,7 @@ def test_a_difference_is_refused_in_every_process(found: list[dict[str, Any]], n
     told = {rank[name] for rank in found}
     assert len(told) == 1, told  # the same words in every process
     (message,) = told
-    for part in (
-        "the same run in all 2 processes",
-        ways()[name][1],
-        "on rank 0",
-        "on rank 1",
-        "same settings",
-    ):
+    for part in ("the same run in all 2 processes", ways()[name][1], "on rank 0", "on rank 1", "same settings"):
         assert part in message
 
 

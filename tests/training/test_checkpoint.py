@@ -153,14 +153,10 @@ def test_a_run_may_be_resumed_many_times(place: Place) -> None:
         run.close()
     assert read(place.ledger).charge().certified == run.plan.charge().certified
     notes = [entry.note for entry in read(place.ledger).entries if "noise" in entry.note]
-    assert (
-        len(notes) == len({note["noise"] for note in notes}) == len({note["sampling"] for note in notes}) == 4
-    )
+    assert len(notes) == len({note["noise"] for note in notes}) == len({note["sampling"] for note in notes}) == 4
 
 
-def test_the_control_a_resume_that_replays_steps_is_refused(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_control_a_resume_that_replays_steps_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that all of this guards against: going on at the checkpoint's step instead of the ledger's."""
     place.begin(saved_at=3, stopped_at=5)
     monkeypatch.setattr(Plan, "steps_paid", lambda _, charges: charges - 2)
@@ -185,9 +181,7 @@ def test_an_old_key_is_refused(place: Place) -> None:
 def test_by_default_a_resumed_run_is_keyed_by_the_operating_system(place: Place) -> None:
     begun = place.begin()
     net = loop.model()
-    run = Private(
-        net, loop.sgd(net.parameters()), loop.plan(), loop.data(), ledger=place.ledger, resume=place.state
-    )
+    run = Private(net, loop.sgd(net.parameters()), loop.plan(), loop.data(), ledger=place.ledger, resume=place.state)
     assert run.streams.statement == "keyed by the operating system"
     assert checkpoint.keys_of(run.streams) != checkpoint.keys_of(begun.streams)
 
@@ -341,9 +335,7 @@ def test_a_torn_last_line_is_charged(place: Place, kept: float) -> None:
     assert run.ledger.charge().certified == which.charge().certified
 
 
-def test_a_crash_inside_a_save_leaves_the_old_checkpoint(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_inside_a_save_leaves_the_old_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     run = loop.private(ledger=place.ledger)
     loop.train(run, most=2)
     run.save(place.state)
@@ -362,9 +354,7 @@ def test_a_crash_inside_a_save_leaves_the_old_checkpoint(
     assert Checkpoint.read(place.state).updates == 4
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_takes_its_name(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_on_the_disk_before_it_takes_its_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     sync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (done.append("sync"), sync(fd))[1])
@@ -401,9 +391,7 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda bomb: bomb, lambda bomb: {"format": checkpoint.FORMAT, "plan": bomb}]
-)
+@pytest.mark.parametrize("wrap", [lambda bomb: bomb, lambda bomb: {"format": checkpoint.FORMAT, "plan": bomb}])
 def test_a_checkpoint_that_holds_code_is_refused_and_not_run(
     place: Place, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,7 +439,5 @@ def test_what_a_checkpoint_holds(place: Place) -> None:
 
 
 def test_streams_of_two_runs_have_different_fingerprints() -> None:
-    runs = [
-        checkpoint.keys_of(streams) for streams in (Streams.from_os(), Streams.from_os(), Streams.seeded(1))
-    ]
+    runs = [checkpoint.keys_of(streams) for streams in (Streams.from_os(), Streams.from_os(), Streams.seeded(1))]
     assert len({key for run in runs for key in run.values()}) == 6

@@ -34,9 +34,7 @@ PLAIN = GaussianNoise()
 
 def data() -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(40, 5, generator=generator), torch.randint(0, 3, (40,), generator=generator)
-    )
+    return TensorDataset(torch.randn(40, 5, generator=generator), torch.randint(0, 3, (40,), generator=generator))
 
 
 def train(plan: Plan, *, stop: int | None = None, seed: int = 1, **more: Any) -> Private:
@@ -82,11 +80,7 @@ def test_a_whole_run_is_charged_before_its_first_release_and_the_ledger_still_co
     plan = bound(analysis=AtOnce())
     run = train(plan, ledger=tmp_path / "ledger")
     assert plan.charge() == Charge(((Gaussian(1.0), 1),), assumptions=("this is a test",))
-    assert (
-        run.ledger.charge().certified
-        == plan.charge().certified
-        == read(tmp_path / "ledger").charge().certified
-    )
+    assert run.ledger.charge().certified == plan.charge().certified == read(tmp_path / "ledger").charge().certified
     assert [entry.event for entry in run.ledger.entries] == [Gaussian(1.0), *[Free()] * 5]
     assert run.spent().certified.epsilon == plan.certificate().epsilon
     assert "this is a test" in run.spent().certified.assumptions
@@ -114,9 +108,7 @@ def test_nothing_proven_is_said_with_its_reason() -> None:
     assert "no proven guarantee: the angle of a mean can turn" in certified.assumptions
     assert [entry.event for entry in run.ledger.entries][:2] == [NonPrivate(), Free()]
     with pytest.raises(Refused, match="a noise that spends"):
-        methods.dp_sgd(clip=1.0).using(analysis=Unproven("none")).for_horizon(
-            epsilon=3.0, delta=1e-5, horizon=HORIZON
-        )
+        methods.dp_sgd(clip=1.0).using(analysis=Unproven("none")).for_horizon(epsilon=3.0, delta=1e-5, horizon=HORIZON)
 
 
 # Hidden sums ------------------------------------------------------------------------------------------------

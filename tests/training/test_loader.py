@@ -55,17 +55,7 @@ def shape_of(micros: list[MicroBatch]) -> list[tuple[int, bool]]:
 
 def test_draws_are_cut_and_empty_ones_are_kept() -> None:
     plain = TensorDataset(torch.arange(10.0))
-    cuts = [
-        (0, True),
-        (2, True),
-        (3, False),
-        (3, False),
-        (1, True),
-        (0, True),
-        (0, True),
-        (1, True),
-        (3, True),
-    ]
+    cuts = [(0, True), (2, True), (3, False), (3, False), (1, True), (0, True), (0, True), (1, True), (3, True)]
     assert shape_of(loaded(loader(plain))) == [*cuts, (0, True)]
     assert len(loaded(loader(plain, micro_batch=100))) == len(DRAWS)
 

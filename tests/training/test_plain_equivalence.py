@@ -70,9 +70,7 @@ def private(
             engine.backward(F.cross_entropy(model(some), labels, reduction="none"))
             engine.add_weighted(bounder.weights(engine.norms(), 1.0), total)
             engine.discard()
-        for parameter, gradient in zip(
-            trained(model).values(), engine.layout.views(total[0] / BATCH), strict=True
-        ):
+        for parameter, gradient in zip(trained(model).values(), engine.layout.views(total[0] / BATCH), strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
         optimizer.zero_grad()

@@ -44,9 +44,7 @@ from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoade
         (FullBatch(), Neighbouring.REPLACE_ONE, 60),
     ],
 )
-def test_the_ledger_holds_what_the_plan_said(
-    sampling: Any, relation: Neighbouring, batch: int, tmp_path: Path
-) -> None:
+def test_the_ledger_holds_what_the_plan_said(sampling: Any, relation: Neighbouring, batch: int, tmp_path: Path) -> None:
     recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=sampling, relation=relation)
     run = loop.private(which=loop.plan(recipe, batch=batch), ledger=tmp_path / "ledger")
     before = loop.weights(run.model)
@@ -106,9 +104,7 @@ def test_without_noise_or_clip_it_is_plain_sgd() -> None:
     assert "no proven guarantee" in str(run.spent())
 
 
-@pytest.mark.parametrize(
-    "recipe", [methods.dp_sgd, methods.per_layer, methods.psac, methods.adaptive_quantile]
-)
+@pytest.mark.parametrize("recipe", [methods.dp_sgd, methods.per_layer, methods.psac, methods.adaptive_quantile])
 def test_the_micro_batch_does_not_change_the_result(recipe: Any) -> None:
     found = []
     for micro_batch in (1, 5, 512):
@@ -119,9 +115,7 @@ def test_the_micro_batch_does_not_change_the_result(recipe: Any) -> None:
     torch.testing.assert_close(found[1], found[2], rtol=1e-4, atol=1e-5)
 
 
-def test_the_micro_batch_is_chosen_by_the_memory_that_a_record_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_micro_batch_is_chosen_by_the_memory_that_a_record_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = math.ceil(loop.BATCH + 5 * math.sqrt(loop.BATCH))
     chosen = loop.private()
     assert chosen.micro_batch == largest  # all of it fits
@@ -359,9 +353,7 @@ def test_a_thousand_copies_of_a_record_stay_within_a_thousand_clips() -> None:
 @pytest.mark.parametrize("size", [59, 61])
 def test_replace_one_needs_the_size_that_was_planned(size: int) -> None:
     for sampling, batch in ((FixedSize(), 12), (FullBatch(), 60)):
-        recipe = Recipe(
-            method="x", bounder=FlatClip(0.5), sampling=sampling, relation=Neighbouring.REPLACE_ONE
-        )
+        recipe = Recipe(method="x", bounder=FlatClip(0.5), sampling=sampling, relation=Neighbouring.REPLACE_ONE)
         run = loop.private(which=loop.plan(recipe, batch=batch), dataset=loop.data(size))
         with pytest.raises(Refused, match="exactly records=60"):
             list(run)
@@ -641,9 +633,7 @@ def test_a_skipped_batch_of_ones_own_is_refused() -> None:
 
 
 def test_a_budget_is_kept() -> None:
-    which = methods.dp_sgd().for_budget(
-        epsilon=2.0, delta=1e-5, records=loop.RECORDS, batch=loop.BATCH, epochs=2
-    )
+    which = methods.dp_sgd().for_budget(epsilon=2.0, delta=1e-5, records=loop.RECORDS, batch=loop.BATCH, epochs=2)
     run = loop.private(which=which)
     loop.train(run)
     assert 1.98 < run.spent().certified.epsilon <= 2.0

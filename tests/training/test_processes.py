@@ -78,9 +78,7 @@ def work(rank: int, place: str) -> None:
         streams=Streams.seeded(20 + rank),
     )
     found |= {"resumed at": again.progress.step, "resumed": loop.weights(again.model).tolist()}
-    freeze = Recipe(
-        method="x", bounder=FlatClip(0.5), sampling=FullBatch(), selection=RandomFreeze(final_rate=0.5)
-    )
+    freeze = Recipe(method="x", bounder=FlatClip(0.5), sampling=FullBatch(), selection=RandomFreeze(final_rate=0.5))
     run, _ = run_of(loop.plan(freeze, batch=60, steps=1), shard(rank), seed=7 + rank)
     found["frozen"] = loop.weights(run.model).tolist()
     try:

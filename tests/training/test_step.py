@@ -96,9 +96,7 @@ def test_a_record_that_is_not_finite_adds_nothing() -> None:
     bad = x.clone()
     bad[1], bad[3] = float("nan"), float("inf")
     rig.add(batch, bad)
-    torch.testing.assert_close(
-        rig.release(batch), clipped_mean(rig.model, x[[0, 2]], CLIP), rtol=1e-4, atol=1e-6
-    )
+    torch.testing.assert_close(rig.release(batch), clipped_mean(rig.model, x[[0, 2]], CLIP), rtol=1e-4, atol=1e-6)
 
 
 def test_a_record_that_is_there_a_thousand_times_counts_a_thousand_times() -> None:

@@ -6,15 +6,7 @@ import dataclasses
 import math
 
 from research.reproductions.bench import Bench, accuracy_row
-from research.reproductions.d2p2.settings import (
-    FAMILY,
-    GUESSES,
-    PUBLISHED,
-    RECORDS,
-    UNIT,
-    figure,
-    over_epochs,
-)
+from research.reproductions.d2p2.settings import FAMILY, GUESSES, PUBLISHED, RECORDS, UNIT, figure, over_epochs
 from research.reproductions.experiment import Curve, Outcome, Row, Status
 
 
@@ -24,9 +16,7 @@ def figure_3(bench: Bench) -> Outcome:
     rows, losses, accuracies, spent = [], [], [], []
     plain = bench.train_without_privacy(setting.config(seed=bench.seeds[0]))
     per_epoch = -(-RECORDS // setting.batch)
-    rows.append(
-        Row(setting="SGD", ours=100 * plain.test_accuracy, certified=math.inf, note="no privacy, one seed")
-    )
+    rows.append(Row(setting="SGD", ours=100 * plain.test_accuracy, certified=math.inf, note="no privacy, one seed"))
     epochs = tuple(step / per_epoch for step, *_ in plain.curve)
     accuracies.append(Curve(name="SGD", x=epochs, y=tuple(100 * line[1] for line in plain.curve)))
     losses.append(Curve(name="SGD", x=epochs, y=tuple(line[3] for line in plain.curve)))
@@ -45,9 +35,7 @@ def figure_3(bench: Bench) -> Outcome:
         unit=UNIT,
         rows=tuple(rows),
         figures=(
-            figure(
-                "loss", "Loss on the training records, which are public", "epoch", "cross-entropy", losses
-            ),
+            figure("loss", "Loss on the training records, which are public", "epoch", "cross-entropy", losses),
             figure("accuracy", "Test accuracy", "epoch", UNIT, accuracies),
             figure("epsilon", "Certified epsilon", "epoch", "epsilon at delta 1e-5", spent),
         ),

@@ -39,9 +39,7 @@ def figures_4_5_6(bench: Bench) -> Outcome:
     rows: list[Row] = []
 
     def curve(name: str, axis: str, values: tuple[float, ...], run: Callable[[float], RunConfig]) -> Curve:
-        own = [
-            accuracy_row(f"{name}, {axis} {value:g}", (first_seed(bench, run(value)),)) for value in values
-        ]
+        own = [accuracy_row(f"{name}, {axis} {value:g}", (first_seed(bench, run(value)),)) for value in values]
         rows.extend(own)
         return Curve(name=name, x=values, y=tuple(row.ours or 0.0 for row in own))
 
@@ -49,9 +47,7 @@ def figures_4_5_6(bench: Bench) -> Outcome:
         return setting.config(method=member.method, parameters=member.published, noise=sigma)
 
     def with_batch(batch: float) -> RunConfig:
-        return dataclasses.replace(setting, batch=int(batch)).config(
-            method=d2p2.method, parameters=d2p2.published
-        )
+        return dataclasses.replace(setting, batch=int(batch)).config(method=d2p2.method, parameters=d2p2.published)
 
     def with_reduction(reduction: float) -> RunConfig:
         if reduction == 0:  # removing nothing is the identity, exactly: a run of Figure 4
@@ -68,16 +64,8 @@ def figures_4_5_6(bench: Bench) -> Outcome:
         figures=(
             figure("4-accuracy-sigma", "Accuracy against sigma", "sigma", UNIT, by_sigma),
             figure("5-epsilon-sigma", *_PRICE_LABELS, _prices_by_sigma(PUBLISHED)),
-            figure(
-                "6a-batch", "D2P2-SGD, sigma 3: accuracy against batch", "expected batch", UNIT, [by_batch]
-            ),
-            figure(
-                "6b-reduction",
-                "D2P2-SGD, sigma 3: accuracy against reduction",
-                _REMOVED,
-                UNIT,
-                [by_reduction],
-            ),
+            figure("6a-batch", "D2P2-SGD, sigma 3: accuracy against batch", "expected batch", UNIT, [by_batch]),
+            figure("6b-reduction", "D2P2-SGD, sigma 3: accuracy against reduction", _REMOVED, UNIT, [by_reduction]),
         ),
         status=Status.PARTLY,
         summary=_summary(setting.epochs, by_sigma, by_batch, by_reduction),
@@ -97,11 +85,7 @@ def _summary(epochs: int, by_sigma: list[Curve], by_batch: Curve, by_reduction: 
     )
 
 
-_PRICE_LABELS: Final = (
-    "Certified epsilon against sigma, 40 epochs of batch 1024",
-    "sigma",
-    "epsilon at delta 1e-5",
-)
+_PRICE_LABELS: Final = ("Certified epsilon against sigma, 40 epochs of batch 1024", "sigma", "epsilon at delta 1e-5")
 
 
 def _prices_by_sigma(setting: Setting) -> list[Curve]:

@@ -109,9 +109,7 @@ def reduced(parameters: tuple[tuple[str, Any], ...], reduction: float) -> tuple[
     return tuple(sorted({**dict(parameters), "reduction": reduction}.items()))
 
 
-def over_epochs(
-    name: str, results: tuple[RunResult, ...], metric: str, per_epoch: int, scale: float
-) -> Curve:
+def over_epochs(name: str, results: tuple[RunResult, ...], metric: str, per_epoch: int, scale: float) -> Curve:
     """The mean over seeds, at the steps where every run has a value."""
     found = [dict(zip(*measured(result, metric), strict=True)) for result in results]
     steps = sorted(set.intersection(*(set(values) for values in found)))

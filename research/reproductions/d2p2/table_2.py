@@ -26,21 +26,16 @@ def _at_equal_epsilon(bench: Bench, budgets: tuple[int, ...]) -> Outcome:
     lines: dict[str, list[float]] = {member.name: [] for member in FAMILY}
     for epsilon in budgets:
         for member in FAMILY:
-            config = setting.config(
-                method=member.method, parameters=member.ours, noise=None, epsilon=float(epsilon)
-            )
+            config = setting.config(method=member.method, parameters=member.ours, noise=None, epsilon=float(epsilon))
             results = bench.train_seeds(config)
-            row = accuracy_row(
-                f"{member.name}, epsilon {epsilon}", results, paper=TABLE_2[member.name][epsilon]
-            )
+            row = accuracy_row(f"{member.name}, epsilon {epsilon}", results, paper=TABLE_2[member.name][epsilon])
             rows.append(row)
             lines[member.name].append(row.ours or 0.0)
     flat = [_flat_clip(bench, setting, epsilon) for epsilon in budgets if epsilon <= 2]
     x = tuple(map(float, budgets))
     curves = [Curve(name=name, x=x, y=tuple(y)) for name, y in lines.items()]
     curves += [
-        Curve(name=f"{name}, paper", x=x, y=tuple(TABLE_2[name][e] for e in budgets))
-        for name in ("DPSGD", "D2P2-SGD")
+        Curve(name=f"{name}, paper", x=x, y=tuple(TABLE_2[name][e] for e in budgets)) for name in ("DPSGD", "D2P2-SGD")
     ]
     frontier = Figure(
         name="frontier",
@@ -93,7 +88,5 @@ def _table_2_summary(lines: dict[str, list[float]], budgets: tuple[int, ...]) ->
         best = max(lines, key=lambda name: lines[name][place])
         last = lines["D2P2-SGD"][place]
         ahead = "first" if best == "D2P2-SGD" else f"{lines[best][place] - last:.1f} points behind {best}"
-        parts.append(
-            f"epsilon {epsilon}: DPSGD {lines['DPSGD'][place]:.1f} %, D2P2-SGD {last:.1f} % ({ahead})"
-        )
+        parts.append(f"epsilon {epsilon}: DPSGD {lines['DPSGD'][place]:.1f} %, D2P2-SGD {last:.1f} % ({ahead})")
     return "At equal certified epsilon: " + "; ".join(parts) + "."

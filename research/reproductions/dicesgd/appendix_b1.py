@@ -84,14 +84,7 @@ class Regression:
 
 
 def _distances(
-    plan: Plan,
-    net: nn.Module,
-    data: TensorDataset,
-    losses: Losses,
-    learning_rate: float,
-    *,
-    seed: int,
-    optimum: Tensor,
+    plan: Plan, net: nn.Module, data: TensorDataset, losses: Losses, learning_rate: float, *, seed: int, optimum: Tensor
 ) -> list[float]:
     """The distance to the optimum after each step of a private run."""
     optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate)
@@ -141,14 +134,7 @@ def bias(bench: Bench) -> Outcome:
     loud, with_noise = _regressions(bench, epsilon=2.0)
     title = "Heavy-tailed regression: distance to the optimum"
     figures = tuple(
-        Figure(
-            name=name,
-            title=f"{title}, {words}",
-            x_label="step",
-            y_label="distance",
-            curves=curves,
-            log_y=True,
-        )
+        Figure(name=name, title=f"{title}, {words}", x_label="step", y_label="distance", curves=curves, log_y=True)
         for name, words, curves in (
             ("dice-bias-quiet", "no noise", without),
             ("dice-bias-noise", "epsilon 2 as certified, or as claimed", with_noise),
@@ -160,9 +146,7 @@ def bias(bench: Bench) -> Outcome:
         figures=figures,
         status=Status.REPRODUCED if exact else Status.PARTLY,
         summary=_summary(rows, quiet, loud, exact),
-        guesses=(
-            "The paper prints C'/(C'+C) for clipped SGD's stationary point; its own example gives -1 + C/C'.",
-        ),
+        guesses=("The paper prints C'/(C'+C) for clipped SGD's stationary point; its own example gives -1 + C/C'.",),
     )
 
 
@@ -202,9 +186,7 @@ def _regressions(bench: Bench, *, epsilon: float | None) -> tuple[list[Row], tup
         )
         first = runs[0]["distances"]
         every = max(1, len(first) // 100)
-        curves.append(
-            Curve(name=name, x=tuple(map(float, range(1, len(first) + 1)))[::every], y=tuple(first)[::every])
-        )
+        curves.append(Curve(name=name, x=tuple(map(float, range(1, len(first) + 1)))[::every], y=tuple(first)[::every]))
     return rows, tuple(curves)
 
 
@@ -214,22 +196,13 @@ def tail_mean(distances: list[float]) -> float:
     return math.fsum(last) / len(last)
 
 
-def _remembered_run(
-    bench: Bench, recipe: Recipe, epsilon: float | None, to_claim: bool, seed: int
-) -> dict[str, Any]:
-    key: dict[str, Any] = {
-        "dice-regression": recipe.to_json(),
-        "epsilon": epsilon,
-        "claim": to_claim,
-        "seed": seed,
-    }
+def _remembered_run(bench: Bench, recipe: Recipe, epsilon: float | None, to_claim: bool, seed: int) -> dict[str, Any]:
+    key: dict[str, Any] = {"dice-regression": recipe.to_json(), "epsilon": epsilon, "claim": to_claim, "seed": seed}
     key["steps"] = steps = 150 if bench.quick else 600
     return bench.remember(key, lambda: _regression_run(recipe, epsilon, to_claim, seed, steps))
 
 
-def _regression_run(
-    recipe: Recipe, epsilon: float | None, to_claim: bool, seed: int, steps: int
-) -> dict[str, Any]:
+def _regression_run(recipe: Recipe, epsilon: float | None, to_claim: bool, seed: int, steps: int) -> dict[str, Any]:
     problem = Regression()
     data = problem.data()
     horizon = Horizon.of(records=problem.records, batch=200, steps=steps)

@@ -41,9 +41,7 @@ def figures_1_2(bench: Bench) -> Outcome:
         rows=tuple(rows.values()),
         figures=(
             _figure("dice-figure-1", "DiceSGD over C1 and C2, step size 1/C1", "C2 / C1", first),
-            _figure(
-                "dice-figure-2", "DiceSGD over C1 and the step size, C2 = C1", "step size times C1", second
-            ),
+            _figure("dice-figure-2", "DiceSGD over C1 and the step size, C2 = C1", "step size times C1", second),
         ),
         status=Status.PARTLY,
         summary=(

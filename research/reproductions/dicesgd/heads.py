@@ -16,9 +16,7 @@ from research.reproductions.experiment import Row
 from research.tasks.backbones import cifar10_features
 
 UNIT: Final = "test accuracy, %"
-LONGEST: Final = (
-    2.0  # of a gradient: sqrt(2) for the scores times sqrt(2) for features of length 1 and a bias
-)
+LONGEST: Final = 2.0  # of a gradient: sqrt(2) for the scores times sqrt(2) for features of length 1 and a bias
 # Learning rates times C: the paper searched its step size too. No method that learns has its best at an end.
 REACHES: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 QUICK_REACHES: Final = (3.0,)
@@ -37,9 +35,7 @@ IMAGES: Final = (
 )
 
 
-def noise_of_algorithm_4(
-    horizon: Horizon, clip: float, feedback_clip: float, *, epsilon: float, delta: float
-) -> float:
+def noise_of_algorithm_4(horizon: Horizon, clip: float, feedback_clip: float, *, epsilon: float, delta: float) -> float:
     """The multiplier on the sum: sigma = sqrt(32 T (C1^2 + 2 C2^2) ln(1/delta)) / (N epsilon) on the mean."""
     square = clip**2 + 2 * feedback_clip**2
     top = math.sqrt(32 * horizon.steps * square * math.log(1 / delta))
@@ -95,13 +91,9 @@ def image_head(bench: Bench, epochs: int) -> Setting:
     return Setting(file=file, classes=10, records=50_000, batch=1000, epochs=epochs, epsilon=2.0, delta=1e-5)
 
 
-def ways(
-    bench: Bench, setting: Setting, clip: float, *, papers: tuple[float | None, float | None]
-) -> list[Row]:
+def ways(bench: Bench, setting: Setting, clip: float, *, papers: tuple[float | None, float | None]) -> list[Row]:
     """DPSGD-GC, DiceSGD with three noise levels, and two-level clipping."""
-    by_theorem = dataclasses.replace(
-        setting.run("dicesgd", clip=clip, feedback_clip=clip), calibrate_to_claim=True
-    )
+    by_theorem = dataclasses.replace(setting.run("dicesgd", clip=clip, feedback_clip=clip), calibrate_to_claim=True)
     drawn = setting.run("dicesgd", setting.noise_of_algorithm_4(clip, clip), clip=clip, feedback_clip=clip)
     rest = LONGEST - clip
     tried = (

@@ -252,9 +252,7 @@ def record_losses(scores_NTV: Tensor, following_NT: Tensor) -> Tensor:
 
 
 def _token_losses(scores_NTV: Tensor, following_NT: Tensor) -> Tensor:
-    flat = F.cross_entropy(
-        scores_NTV.flatten(0, 1), following_NT.flatten(), reduction="none", ignore_index=e2e.NOTHING
-    )
+    flat = F.cross_entropy(scores_NTV.flatten(0, 1), following_NT.flatten(), reduction="none", ignore_index=e2e.NOTHING)
     return flat.view(following_NT.shape)
 
 
@@ -298,9 +296,7 @@ def _batches(data: e2e.Examples, chosen: list[int]) -> Iterator[e2e.Example]:
 
 def bleu(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Corpus BLEU by sacrebleu, in lower case, without smoothing, against all references of each text."""
-    streams = list(
-        itertools.zip_longest(*references)
-    )  # sacrebleu takes None for a reference that is not there
+    streams = list(itertools.zip_longest(*references))  # sacrebleu takes None for a reference that is not there
     found = sacrebleu.corpus_bleu(outputs, streams, lowercase=True, smooth_method="none")
     return float(found.score)
 
@@ -309,11 +305,7 @@ def bleu(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 
 
 def _row(
-    setting: str,
-    runs: tuple[dict[str, Any], ...],
-    *,
-    paper: float | None = None,
-    certified: float | None = None,
+    setting: str, runs: tuple[dict[str, Any], ...], *, paper: float | None = None, certified: float | None = None
 ) -> Row:
     """BLEU of one setting's runs; the note holds the loss and one text."""
     mean, error = mean_and_error(tuple(run["bleu"] for run in runs))

@@ -19,9 +19,7 @@ CLIPS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 CLIPS_QUICK: Final = (0.01, 1.0, 100.0)
 
 
-def _run(
-    method: str, parameters: tuple[tuple[str, float], ...], learning_rate: float, quick: bool
-) -> RunConfig:
+def _run(method: str, parameters: tuple[tuple[str, float], ...], learning_rate: float, quick: bool) -> RunConfig:
     return RunConfig(
         delta=DELTA,
         out="",

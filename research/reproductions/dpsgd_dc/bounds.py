@@ -25,24 +25,14 @@ FIGURE_1: Final = Setting(
     weak_convexity=1.0,
 )
 EXPERIMENT: Final = Setting(
-    records=10_000,
-    batch=100,
-    clip=20.0,
-    noise_std_on_mean=0.002,
-    learning_rate=0.1,
-    smoothness=0.1,
-    diameter=20.0,
+    records=10_000, batch=100, clip=20.0, noise_std_on_mean=0.002, learning_rate=0.1, smoothness=0.1, diameter=20.0
 )
 
 
 def claim(at: Setting, steps: int, *, bounded: bool = True) -> float:
     """Theorem 3.4, or 3.3 without a domain."""
     found = LastIterateClaim(
-        records=at.records,
-        batch=at.batch,
-        clip=at.clip,
-        noise_std_on_mean=at.noise_std_on_mean,
-        steps=max(steps, 1),
+        records=at.records, batch=at.batch, clip=at.clip, noise_std_on_mean=at.noise_std_on_mean, steps=max(steps, 1)
     )
     if bounded:
         found = replace(found, learning_rate=at.learning_rate, smoothness=at.smoothness, diameter=at.diameter)
@@ -52,9 +42,7 @@ def claim(at: Setting, steps: int, *, bounded: bool = True) -> float:
 # What is proven, for samplers and losses that the proof covers -------------------------------------------
 
 
-def _certified(
-    at: Setting, steps: int, *, step: Callable[[float], float], noise: float, factor: float
-) -> float:
+def _certified(at: Setting, steps: int, *, step: Callable[[float], float], noise: float, factor: float) -> float:
     if steps == 0:
         return 0.0
     shift = at.diameter / (at.learning_rate * at.noise_std_on_mean)
@@ -82,9 +70,7 @@ def one_score(at: Setting, steps: int) -> float:
     def step(noise: float) -> float:
         return float(rdp.sampled_gaussian(at.rate, noise, (ORDER,))[0])
 
-    factor = last.lipschitz_glm(
-        learning_rate=at.learning_rate, smoothness=at.smoothness, ratio=at.records / at.batch
-    )
+    factor = last.lipschitz_glm(learning_rate=at.learning_rate, smoothness=at.smoothness, ratio=at.records / at.batch)
     return _certified(at, steps, step=step, noise=at.noise(1.0), factor=factor)
 
 

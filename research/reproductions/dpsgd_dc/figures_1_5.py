@@ -36,9 +36,7 @@ def figure_1(bench: Bench) -> Outcome:
         "certified: last iterate, fixed size, L-smooth": fixed_size,
         "certified: last iterate, one score": one_score,
     }
-    curves += [
-        Curve(name=name, x=floats(steps), y=tuple(rule(at, t) for t in steps)) for name, rule in own.items()
-    ]
+    curves += [Curve(name=name, x=floats(steps), y=tuple(rule(at, t) for t in steps)) for name, rule in own.items()]
     rows = [
         Row(setting=f"{name}, T = 100", paper=value, ours=OLDER_BOUNDS[name].rdp(at, ORDER, 100), note=note)
         for name, value, note in _FIGURE_1
@@ -82,13 +80,10 @@ def figure_5(bench: Bench) -> Outcome:
         "certified: composition": lambda t: composed(at, t),
         "certified: last iterate, fixed size, L-smooth": lambda t: fixed_size(at, t),
     }
-    curves = tuple(
-        Curve(name=name, x=floats(steps), y=tuple(rule(t) for t in steps)) for name, rule in rules.items()
-    )
+    curves = tuple(Curve(name=name, x=floats(steps), y=tuple(rule(t) for t in steps)) for name, rule in rules.items())
     printed = {"trivial": 4.95, "claim, Theorem 3.4": 1.546370}
     rows = tuple(
-        Row(setting=f"{name}, T = 300", paper=printed.get(name), ours=rule(300))
-        for name, rule in rules.items()
+        Row(setting=f"{name}, T = 300", paper=printed.get(name), ours=rule(300)) for name, rule in rules.items()
     )
     return Outcome(
         unit=UNIT,

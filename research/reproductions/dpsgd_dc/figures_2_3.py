@@ -75,15 +75,9 @@ def figure_3(bench: Bench) -> Outcome:
         Row(setting=f"estimate, the paper's b = {b}, D = {d}, 1000 epochs", paper=value)
         for (b, d), value in _DIAMETERS.items()
     ]
-    ours = [
-        _row(f"estimate, b = {b}, D = {d:g}, {epochs} epochs", course) for (b, d), course in found.items()
-    ]
+    ours = [_row(f"estimate, b = {b}, D = {d:g}, {epochs} epochs", course) for (b, d), course in found.items()]
     curves = tuple(
-        Curve(
-            name=f"b = {b}, D = {d:g}",
-            x=tuple(p["epoch"] for p in course),
-            y=tuple(p["estimate"] for p in course),
-        )
+        Curve(name=f"b = {b}, D = {d:g}", x=tuple(p["epoch"] for p in course), y=tuple(p["estimate"] for p in course))
         for (b, d), course in found.items()
     )
     small, large = (found[batches[0], d][-1]["estimate"] for d in (2.0, 10.0))
@@ -207,6 +201,4 @@ def _row(setting: str, course: list[dict[str, float]]) -> Row:
 
 
 def _estimate_figure(name: str, title: str, curves: tuple[Curve, ...]) -> Figure:
-    return Figure(
-        name=name, title=title, x_label="epochs", y_label="estimate of epsilon (Eq. 20)", curves=curves
-    )
+    return Figure(name=name, title=title, x_label="epochs", y_label="estimate of epsilon (Eq. 20)", curves=curves)

@@ -133,9 +133,7 @@ def _dp_sgd(bench: Bench) -> Row:
         for clip, rate in ((1.0, 1.0), (1.0, 4.0), (3.2, 0.5), (3.2, 2.0))
     ]
     best = max(grid, key=lambda config: bench.train(config).test_accuracy)
-    note = (
-        f"clip {dict(best.parameters)['clip']:g}, learning rate {best.learning_rate:g}, batch 1024, 10 epochs"
-    )
+    note = f"clip {dict(best.parameters)['clip']:g}, learning rate {best.learning_rate:g}, batch 1024, 10 epochs"
     return accuracy_row("DP-SGD, Poisson, tuned", bench.train_seeds(best), note=note)
 
 

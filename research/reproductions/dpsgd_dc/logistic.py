@@ -41,9 +41,7 @@ class Records:
         clipped = ClippedFeatures(bound)(x).numpy()
         rows = sparse.csr_matrix(np.hstack([clipped, np.ones((len(clipped), 1), np.float32)]))
         lengths = np.sqrt(np.asarray(rows.multiply(rows).sum(1), np.float32)).ravel()
-        return Records(
-            rows=rows, columns=rows.T.tocsr(), lengths=lengths, labels=y.numpy().astype(np.float32)
-        )
+        return Records(rows=rows, columns=rows.T.tocsr(), lengths=lengths, labels=y.numpy().astype(np.float32))
 
     def accuracy(self, weights: Floats) -> float:
         """The share of correctly classified records."""
@@ -80,9 +78,7 @@ def trained(plan: Plan, records: Records, *, seed: int, visible: LastIterate | N
         slope *= np.minimum(1, bounder.clip / np.maximum(np.abs(slope) * records.lengths, 1e-30))
         total = torch.from_numpy(records.columns @ slope)
         noisy = noise.add_normal_(total, std).numpy() / np.float32(batch)
-        weights = weights - np.float32(analysis.learning_rate) * (
-            noisy + np.float32(analysis.decay) * weights
-        )
+        weights = weights - np.float32(analysis.learning_rate) * (noisy + np.float32(analysis.decay) * weights)
         length = float(np.linalg.norm(weights))
         if length > domain.radius:
             weights *= np.float32(domain.radius / length)

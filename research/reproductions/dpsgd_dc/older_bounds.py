@@ -33,9 +33,7 @@ class Setting:
     def __post_init__(self) -> None:
         check.count("the public size of the data", records=self.records)
         check.positive("bounds and batch sizes are positive", batch=self.batch, clip=self.clip)
-        check.positive(
-            "the noise and the learning rate are positive", noise_std_on_mean=self.noise_std_on_mean
-        )
+        check.positive("the noise and the learning rate are positive", noise_std_on_mean=self.noise_std_on_mean)
         check.positive("the learning rate multiplies the mean", learning_rate=self.learning_rate)
         check.positive("the diameter of the domain; a ball of radius r has 2r", diameter=self.diameter)
         check.not_negative("curvatures", smoothness=self.smoothness, weak_convexity=self.weak_convexity)
@@ -140,10 +138,7 @@ OLDER_BOUNDS: MappingProxyType[str, OlderBound] = MappingProxyType(
                 holds=lambda at, order: at.learning_rate * 2 * (at.weak_convexity + at.smoothness) <= 1,
             ),
             OlderBound(
-                name="trivial",
-                assumes="a bounded domain and nothing else",
-                rdp=_trivial,
-                holds=lambda at, order: True,
+                name="trivial", assumes="a bounded domain and nothing else", rdp=_trivial, holds=lambda at, order: True
             ),
         )
     }

@@ -71,11 +71,7 @@ def figure_6(bench: Bench) -> Outcome:
                 times[LOOP][d] = _seconds(functools.partial(_loop, vector), 1)
     finally:
         torch.set_num_threads(threads)
-    rows = [
-        Row(setting=f"{name}, d {d}", ours=1000 * s)
-        for name, found in times.items()
-        for d, s in found.items()
-    ]
+    rows = [Row(setting=f"{name}, d {d}", ours=1000 * s) for name, found in times.items() for d, s in found.items()]
     curves = tuple(
         Curve(name=name, x=tuple(map(float, found)), y=tuple(1000 * s for s in found.values()))
         for name, found in times.items()

@@ -73,9 +73,7 @@ def averages(pairs: Iterable[Pair], seed: int) -> dict[Pair, Tensor]:
     return {pair: total / pair[1] for pair, total in sums.items()}
 
 
-def errors(
-    average: Tensor, *, sigma: float, beta: float, batch: int, generator: torch.Generator
-) -> list[float]:
+def errors(average: Tensor, *, sigma: float, beta: float, batch: int, generator: torch.Generator) -> list[float]:
     """Squared errors (DP: direction, gradient; GeoDP: direction, gradient) of one draw of noise."""
     d = len(average)
     norm, angles = to_spherical(average)

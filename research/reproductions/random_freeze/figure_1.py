@@ -27,9 +27,7 @@ from research.reproductions.random_freeze.observed_run import (
 RATES: Final = tuple(rate / 10 for rate in range(10))
 
 
-def errors(
-    gradients: Tensor, *, rate: float, noise: float, draws: int, stream: Stream
-) -> tuple[float, float]:
+def errors(gradients: Tensor, *, rate: float, noise: float, draws: int, stream: Stream) -> tuple[float, float]:
     """E |true - estimate|^2 of the mean of clipped gradients, without noise (signal loss) and with it (MSE).
 
     Over batches of the records given (squared bias plus variance / BATCH), and over masks drawn from `stream`.
@@ -60,9 +58,7 @@ def figure_1(bench: Bench) -> Outcome:
             stage = stages.get(step // PER_EPOCH)
             if stage is not None and stage not in found:
                 gradients, stream = record_gradients(private.model, count), Streams.seeded(seed).mask
-                found[stage] = [
-                    errors(gradients, rate=rate, noise=noise, draws=3, stream=stream) for rate in RATES
-                ]
+                found[stage] = [errors(gradients, rate=rate, noise=noise, draws=3, stream=stream) for rate in RATES]
 
         walk(plan, seed, visit)
         return found
@@ -70,9 +66,7 @@ def figure_1(bench: Bench) -> Outcome:
     found = bench.remember({"figure": "freeze-1", "epochs": epochs, "records": count, "seed": seed}, compute)
     signal, mse = (
         [
-            Curve(
-                name=stage, x=RATES, y=tuple(found[stage][0][which] - value[which] for value in found[stage])
-            )
+            Curve(name=stage, x=RATES, y=tuple(found[stage][0][which] - value[which] for value in found[stage]))
             for stage in stages.values()
         ]
         for which in (0, 1)
@@ -94,8 +88,5 @@ def figure_1(bench: Bench) -> Outcome:
             frame("signal", "Signal loss, no freeze less freeze", "freeze rate", "difference", signal),
             frame("mse", "MSE, no freeze less freeze", "freeze rate", "difference", mse),
         ),
-        guesses=(
-            SETTING,
-            "The true gradient is that of the records looked at. The clip of Figure 1 is not stated.",
-        ),
+        guesses=(SETTING, "The true gradient is that of the records looked at. The clip of Figure 1 is not stated."),
     )

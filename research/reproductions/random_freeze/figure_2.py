@@ -67,9 +67,7 @@ def figure_2(bench: Bench) -> Outcome:
     )
 
 
-def _norms(
-    bench: Bench, name: str, recipe: Recipe, epochs: int, count: int, stages: dict[int, str]
-) -> dict[str, Any]:
+def _norms(bench: Bench, name: str, recipe: Recipe, epochs: int, count: int, stages: dict[int, str]) -> dict[str, Any]:
     """The norms before clipping of `count` records at each stage of a run."""
     seed = bench.seeds[0]
 

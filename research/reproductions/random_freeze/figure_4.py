@@ -7,14 +7,7 @@ from typing import Final
 from discreet.methods.random_freeze.scaling import scale_clip_with_momentum
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Figure, Outcome, Status
-from research.reproductions.random_freeze.settings import (
-    BASE_CLIP,
-    BASE_MOMENTUM,
-    GUESSES,
-    STRICT,
-    UNIT,
-    mlp_series,
-)
+from research.reproductions.random_freeze.settings import BASE_CLIP, BASE_MOMENTUM, GUESSES, STRICT, UNIT, mlp_series
 
 MOMENTA: Final = (0.0, 0.5, 0.7, 0.9, 0.95)
 CLIPS: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -32,9 +25,7 @@ def figure_4(bench: Bench) -> Outcome:
     )
     series, rows, curves = mlp_series(bench, STRICT), [], []
     for name, pairs in lines:
-        found = [
-            series.row(f"{name}: clip {clip:g}, momentum {m:g}", clip=clip, momentum=m) for clip, m in pairs
-        ]
+        found = [series.row(f"{name}: clip {clip:g}, momentum {m:g}", clip=clip, momentum=m) for clip, m in pairs]
         rows += found
         x = tuple(clip if name.startswith("momentum") else m for clip, m in pairs)
         curves.append(Curve(name=name, x=x, y=tuple(row.ours or 0.0 for row in found)))

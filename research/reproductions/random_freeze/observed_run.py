@@ -83,16 +83,8 @@ def active_at(private: Private, step: int) -> Tensor:
     return active.bool()
 
 
-def frame(
-    name: str, title: str, x: str, y: str, curves: Sequence[Curve], *, logarithmic: bool = False
-) -> Figure:
+def frame(name: str, title: str, x: str, y: str, curves: Sequence[Curve], *, logarithmic: bool = False) -> Figure:
     """A figure with both axes linear or both logarithmic."""
     return Figure(
-        name=name,
-        title=title,
-        x_label=x,
-        y_label=y,
-        curves=tuple(curves),
-        log_x=logarithmic,
-        log_y=logarithmic,
+        name=name, title=title, x_label=x, y_label=y, curves=tuple(curves), log_x=logarithmic, log_y=logarithmic
     )

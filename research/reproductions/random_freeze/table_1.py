@@ -29,10 +29,7 @@ def table_1(bench: Bench) -> Outcome:
         rows=tuple(row for pair in pairs for row in pair),
         status=Status.of([at_least(frozen, dense) for dense, frozen in pairs]),
         summary=f"Random freeze less baseline: {gaps} at epsilon 3 and 7.53; the paper: +0.7 and -0.2.",
-        guesses=(
-            *GUESSES,
-            "With momentum the paper lets frozen coordinates coast; here they stay still, the default.",
-        ),
+        guesses=(*GUESSES, "With momentum the paper lets frozen coordinates coast; here they stay still, the default."),
     )
 
 

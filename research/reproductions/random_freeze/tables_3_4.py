@@ -21,12 +21,8 @@ def longer(method: str, bench: Bench) -> Outcome:
     series = (mlp_series(bench, STRICT), cnn_series(bench, STRICT), mlp_series(bench, LOOSE))
     rows = [(one.baseline(), one.adjusted(), one.longer(method)) for one in series]
     holds = [at_least(frozen, adjusted) for _, adjusted, frozen in rows]
-    gaps = "; ".join(
-        f"{gap(frozen, adjusted)} ({frozen.setting.partition(', ')[2]})" for _, adjusted, frozen in rows
-    )
-    paper = " and ".join(
-        f"{dict(budget.longer)[method] - budget.adjusted:+.1f}" for budget in (STRICT, LOOSE)
-    )
+    gaps = "; ".join(f"{gap(frozen, adjusted)} ({frozen.setting.partition(', ')[2]})" for _, adjusted, frozen in rows)
+    paper = " and ".join(f"{dict(budget.longer)[method] - budget.adjusted:+.1f}" for budget in (STRICT, LOOSE))
     return Outcome(
         unit=UNIT,
         rows=tuple(row for three in rows for row in three),

@@ -3,20 +3,8 @@
 Read in this order: `events` (what happened), `rules` (what is proven), `accountants` (what it costs).
 """
 
-from discreet.accounting.accountants import (
-    Certificate,
-    certify,
-    delta_at,
-    pld_epsilon,
-    profile,
-    rdp_epsilon,
-)
-from discreet.accounting.calibration import (
-    calibrate_batch,
-    calibrate_claim,
-    calibrate_noise,
-    calibrate_steps,
-)
+from discreet.accounting.accountants import Certificate, certify, delta_at, pld_epsilon, profile, rdp_epsilon
+from discreet.accounting.calibration import calibrate_batch, calibrate_claim, calibrate_noise, calibrate_steps
 from discreet.accounting.charges import Charge
 from discreet.accounting.claims import AccountedClaim, Accounting, Claim
 from discreet.accounting.events import (

@@ -34,14 +34,10 @@ def calibrate_noise(
     """
     _check_budget(epsilon, delta)
 
-    return _least_noise(
-        lambda noise: certify(charge_of_noise(noise), delta=delta, relation=relation).epsilon, epsilon
-    )
+    return _least_noise(lambda noise: certify(charge_of_noise(noise), delta=delta, relation=relation).epsilon, epsilon)
 
 
-def calibrate_claim(
-    claim_of_noise: Callable[[float], Claim | None], *, epsilon: float, delta: float
-) -> float:
+def calibrate_claim(claim_of_noise: Callable[[float], Claim | None], *, epsilon: float, delta: float) -> float:
     """The least noise, nearly, whose CLAIMED epsilon stays within the budget: it proves nothing."""
     _check_budget(epsilon, delta)
 
@@ -88,12 +84,7 @@ def calibrate_steps(
 
 
 def calibrate_batch(
-    charge_of_batch: Callable[[int], Charge],
-    *,
-    largest: int,
-    epsilon: float,
-    delta: float,
-    relation: Neighbouring,
+    charge_of_batch: Callable[[int], Charge], *, largest: int, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
     """The largest batch up to `largest`, nearly, whose certified epsilon stays within the budget.
 

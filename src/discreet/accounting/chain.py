@@ -80,9 +80,7 @@ def canonical(value: Any) -> str:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        check.refuse(
-            "plain JSON values without infinities", f"{value!r} ({error})", "write numbers and text only"
-        )
+        check.refuse("plain JSON values without infinities", f"{value!r} ({error})", "write numbers and text only")
 
 
 def seal(previous: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
@@ -172,9 +170,7 @@ def open_entry(path: Path, number: int, line: bytes, previous: str) -> LedgerEnt
         check.count("steps are numbered from 0", least=0, step=body["step"])
     except (check.Refused, TypeError) as error:
         _unfit(path, number, "hold a known event", str(error))
-    return LedgerEntry(
-        step=body["step"], event=event, note=body["note"], digest=digest, torn=body.get("torn")
-    )
+    return LedgerEntry(step=body["step"], event=event, note=body["note"], digest=digest, torn=body.get("torn"))
 
 
 def _unfit(path: Path, number: int, expected: str, got: str) -> NoReturn:

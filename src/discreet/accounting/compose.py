@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 
 from discreet.accounting.pld import Floats, Pmf
 
-_SLACK, _SLACK_EACH = (
-    1e-9,
-    1e-14,
-)  # relative, and once more for each loss: above the rounding of the transform
+_SLACK, _SLACK_EACH = (1e-9, 1e-14)  # relative, and once more for each loss: above the rounding of the transform
 _WRAPPED = math.log(1e-13)  # tilted mass that may wrap around from either side
 _RIGHT = math.log(1e-5)  # share of delta that may be charged for what is cut off on the right
 _SEARCH = 10  # golden sections: the tilt decides precision and speed, not validity

@@ -27,13 +27,7 @@ from scipy import special, stats
 
 from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.pld import Floats, Pld
-from discreet.accounting.projected import (
-    COARSEST,
-    gaussian_profile,
-    pld_from_profiles,
-    profile,
-    reach_on_grid,
-)
+from discreet.accounting.projected import COARSEST, gaussian_profile, pld_from_profiles, profile, reach_on_grid
 from discreet.core import check
 
 _SLACK = 1e-9  # relative: far above the rounding of the sums below
@@ -98,9 +92,7 @@ def epsilon(run: FeedbackSetting, *, delta: float, grid: float | None = None) ->
     ]
     best = min(bound.value for bound in bounds)
     if _mixture_may_win(run, best):
-        bounds.append(
-            Bound(value=mixture_epsilon(run, delta=delta, grid=grid or _grid(best)), name="mixture")
-        )
+        bounds.append(Bound(value=mixture_epsilon(run, delta=delta, grid=grid or _grid(best)), name="mixture"))
     return min(bounds, key=lambda bound: bound.value)
 
 
@@ -113,9 +105,7 @@ def delta(run: FeedbackSetting, *, epsilon: float, grid: float | None = None) ->
         Bound(value=energy_delta(run, epsilon=epsilon), name="energy"),
     ]
     if _mixture_may_win(run, epsilon):
-        bounds.append(
-            Bound(value=mixture_delta(run, epsilon=epsilon, grid=grid or _grid(epsilon)), name="mixture")
-        )
+        bounds.append(Bound(value=mixture_delta(run, epsilon=epsilon, grid=grid or _grid(epsilon)), name="mixture"))
     return min(bounds, key=lambda bound: bound.value)
 
 

@@ -125,9 +125,7 @@ def _size(learning_rate: float, smoothness: float, ratio: float) -> float:
     return learning_rate * smoothness * ratio
 
 
-def lipschitz_smooth(
-    *, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0
-) -> float:
+def lipschitz_smooth(*, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0) -> float:
     """|1 - eta decay| + eta L ratio, for any L-smooth losses; `decay` is an L2 term outside of the clip.
 
     >>> lipschitz_smooth(learning_rate=0.2, smoothness=1.0)
@@ -149,9 +147,7 @@ def lipschitz_convex(*, learning_rate: float, smoothness: float, ratio: float = 
     return 2 / math.sqrt(4 - size)
 
 
-def lipschitz_glm(
-    *, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0
-) -> float:
+def lipschitz_glm(*, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0) -> float:
     """max(|1 - eta decay|, |1 - eta decay - eta L ratio|), for convex losses phi(<a, x>) of ONE score.
 
     Binary logistic and linear regression. Not multinomial: a clipped gradient must stay a multiple of a.
@@ -304,9 +300,7 @@ def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int,
 
 def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, grid: float) -> float:
     """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian that pays for the shift."""
-    check.require(
-        1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps"
-    )
+    check.require(1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps")
     check.inside_unit("beta splits the noise", beta=beta)
     sides = _absorbing(run, absorbed, beta, grid)
     return math.inf if sides is None else max(ComposedLoss(parts).epsilon(delta) for parts in sides)

@@ -79,9 +79,7 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
         seen[record.identity] = path
         relation = relation or record.relation
         remedy = "an epsilon holds for one relation; account for these runs separately"
-        check.require(
-            record.relation is relation, f"relation {relation}", f"{record.relation} in {path}", remedy
-        )
+        check.require(record.relation is relation, f"relation {relation}", f"{record.relation} in {path}", remedy)
         total = total + record.charge()
     check.require(bool(seen), "at least one ledger", "none", "name the ledgers of the runs to compose")
     return total
@@ -141,9 +139,7 @@ class Ledger:
         return cls._continue(Path(path), planned=None)
 
     @classmethod
-    def resume(
-        cls, path: str | os.PathLike[str], *, planned: Event | Callable[[LedgerRecord], Event]
-    ) -> Ledger:
+    def resume(cls, path: str | os.PathLike[str], *, planned: Event | Callable[[LedgerRecord], Event]) -> Ledger:
         """Go on with a ledger after a crash; a torn last line is charged as one `planned` event.
 
         A function as `planned` is asked under the lock, about what the ledger says; it may refuse the ledger.
@@ -195,9 +191,7 @@ class Ledger:
 
     def _add(self, event: Event, step: int, note: dict[str, Any], *, torn: bytes) -> None:
         self._usable()
-        check.require(
-            isinstance(event, Event), "an event", f"{event!r}", "charge what the mechanism returned"
-        )
+        check.require(isinstance(event, Event), "an event", f"{event!r}", "charge what the mechanism returned")
         check.count("number the steps from 0", least=0, step=step)
         last = self._entries[-1].step if self._entries else 0
         remedy = "steps only go on; a crashed step stays charged and is not run again"
@@ -222,9 +216,7 @@ class Ledger:
         remedy = "read the file, and go on with Ledger.resume"
         check.require(self._open, f"an open ledger at {self._path}", "a closed or broken one", remedy)
         ours = os.getpid() == self._process
-        check.require(
-            ours, "the process that opened the ledger", "a forked one", "let one process keep the ledger"
-        )
+        check.require(ours, "the process that opened the ledger", "a forked one", "let one process keep the ledger")
 
     @property
     def header(self) -> Mapping[str, Any]:
@@ -266,9 +258,7 @@ class Ledger:
 
 
 def _torn(path: Path, record: LedgerRecord, torn: bytes) -> NoReturn:
-    remedy = (
-        "if the run still writes, read again; after a crash, go on with Ledger.resume, which charges the line"
-    )
+    remedy = "if the run still writes, read again; after a crash, go on with Ledger.resume, which charges the line"
     number = record.length + 2 + sum(entry.torn is not None for entry in record.entries)
     check.refuse(f"line {number} of {path} to end", f"a torn line {torn[:60]!r}", remedy)
 
@@ -286,9 +276,7 @@ def lock(path: Path, descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        check.refuse(
-            f"{path} for one writer", "a ledger that another writer holds", "end the other run first"
-        )
+        check.refuse(f"{path} for one writer", "a ledger that another writer holds", "end the other run first")
 
 
 def _write(descriptor: int, line: bytes) -> None:

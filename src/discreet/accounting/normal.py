@@ -11,13 +11,7 @@ import numpy as np
 
 from discreet.accounting import gdp
 from discreet.accounting.charges import Counted, canonical
-from discreet.accounting.events import (
-    Event,
-    LastIterateRun,
-    NonPrivate,
-    PoissonSampled,
-    TruncatedPoissonSampled,
-)
+from discreet.accounting.events import Event, LastIterateRun, NonPrivate, PoissonSampled, TruncatedPoissonSampled
 from discreet.accounting.rules import rule_for
 from discreet.accounting.sampled import (
     is_projected,

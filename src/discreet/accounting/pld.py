@@ -149,12 +149,7 @@ def reach(log_tail: float) -> float:
 
 
 def discretise(
-    upper: LossLine,
-    lower: LossLine,
-    threshold: Callable[[Floats], Floats],
-    grid: float,
-    low: float,
-    high: float,
+    upper: LossLine, lower: LossLine, threshold: Callable[[Floats], Floats], grid: float, low: float, high: float
 ) -> Pmf:
     """The loss distribution of (upper, lower) on multiples of `grid` from `low` <= 0 to `high`.
 
@@ -170,9 +165,7 @@ def discretise(
     in_upper = upper.between(x)
     # Solves: up + down = mass under P, up * e^-l[i+1] + down * e^-l[i] = mass under Q.
     up = (in_upper - odds[:-1] * lower.between(x)) / -np.expm1(-np.diff(losses))
-    up = np.clip(
-        up + in_upper * (1e-15 / grid), 0.0, in_upper
-    )  # the difference above is exact to about 1e-16
+    up = np.clip(up + in_upper * (1e-15 / grid), 0.0, in_upper)  # the difference above is exact to about 1e-16
     sparse = np.zeros(len(losses))
     sparse[:-1] += in_upper - up
     sparse[1:] += up

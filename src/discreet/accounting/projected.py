@@ -28,12 +28,8 @@ from discreet.core import check
 
 _FINE = 64  # sub-buckets of a bucket: they only round the mean up
 _POINTS = 1_000_000  # the longest grid; what lies beyond is charged as infinite loss
-_LONGEST_QUADRATURE = (
-    2e3  # order * mu^2 at the largest s; beyond it an order between two whole ones is left out
-)
-COARSEST = (
-    100.0  # beyond it e^grid leaves the range of floats; losses that need such grids have no useful bound
-)
+_LONGEST_QUADRATURE = 2e3  # order * mu^2 at the largest s; beyond it an order between two whole ones is left out
+COARSEST = 100.0  # beyond it e^grid leaves the range of floats; losses that need such grids have no useful bound
 _LOWEST = 35.0  # a loss below -x has probability <= e^-x under the first distribution of the pair
 
 
@@ -203,9 +199,7 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
     inner = masses[1:].reshape(nodes, _FINE)
     left, right = above[:-1:_FINE, None], above[_FINE::_FINE, None]
     width = left - right
-    share = np.where(
-        width > 1e-290, (left - above[1:].reshape(nodes, _FINE)) / np.maximum(width, 1e-290), 1.0
-    )
+    share = np.where(width > 1e-290, (left - above[1:].reshape(nodes, _FINE)) / np.maximum(width, 1e-290), 1.0)
     share = np.minimum(1.0, share * (1 + 1e-9))
     weights[1:] += (inner * share).sum(axis=1)
     weights[:-1] += (inner * (1 - share)).sum(axis=1)
@@ -215,9 +209,7 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
 # One step ---------------------------------------------------------------------------------------------------
 
 
-def _mixed(
-    epsilons: Floats, rate: float, noise: float, mixture: tuple[Floats, Floats, float]
-) -> tuple[Floats, Floats]:
+def _mixed(epsilons: Floats, rate: float, noise: float, mixture: tuple[Floats, Floats, float]) -> tuple[Floats, Floats]:
     points, weights, beyond = mixture
     ahead, back = _amplified(epsilons, rate)
     support = int(np.count_nonzero(np.isfinite(back)))
@@ -324,9 +316,7 @@ def _divergence(rate: float, noise: float, p: float, order: float) -> float:
     else:
         log_excess = _real(rate, noise, p, order)
     return (
-        float(np.logaddexp(0.0, log_excess)) / (order - 1)
-        if log_excess > -30
-        else math.exp(log_excess) / (order - 1)
+        float(np.logaddexp(0.0, log_excess)) / (order - 1) if log_excess > -30 else math.exp(log_excess) / (order - 1)
     )
 
 

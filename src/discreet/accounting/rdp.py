@@ -95,9 +95,7 @@ def backward(rate: float, noise: float, orders: Floats) -> Floats:
     return _log_expectation(rate, noise, 1 - orders, span, step) / (orders - 1)
 
 
-def _log_expectation(
-    rate: float, noise: float, powers: Floats, span: tuple[float, float], step: float
-) -> Floats:
+def _log_expectation(rate: float, noise: float, powers: Floats, span: tuple[float, float], step: float) -> Floats:
     """log E_Q[(P/Q)^power] by the trapezoidal rule, which converges exponentially for such integrands.
 
     The nearest singularity of P/Q lies at a height of pi z^2 above the real line, the Gaussian's scale is z.
@@ -130,9 +128,7 @@ def without_replacement(rate: float, noise: float, orders: Orders = ORDERS) -> F
     if rate == 1 or noise == 0:
         return gaussian(noise, orders)
     known = {order for order in orders if order.is_integer() and order <= _LARGEST_FIXED}
-    return np.array(
-        [_fixed_size(rate, noise, int(order)) if order in known else math.inf for order in orders]
-    )
+    return np.array([_fixed_size(rate, noise, int(order)) if order in known else math.inf for order in orders])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -145,9 +141,7 @@ def _fixed_size(rate: float, noise: float, order: int) -> float:
     i, log_binomial = i[2:], log_binomial[2:]
     central = _log_central_moments(noise)
     lower, upper = (i // 2).astype(int), ((i + 1) // 2).astype(int)
-    s = np.minimum(
-        math.log(4) + (central[lower] + central[upper]) / 2, math.log(2) + i * (i - 1) / (2 * noise**2)
-    )
+    s = np.minimum(math.log(4) + (central[lower] + central[upper]) / 2, math.log(2) + i * (i - 1) / (2 * noise**2))
     terms = log_binomial + i * math.log(rate) + s
     top = float(terms.max())
     log_excess = top + math.log(float(np.exp(terms - top).sum()))

@@ -112,15 +112,9 @@ RULES: dict[type[Event], Rule] = {
     SelectionQuery: _GAUSSIAN,
     Queries: _GAUSSIAN,
     ProjectedGaussian: Rule(
-        relations=_BOTH,
-        mu=projected_mu,
-        pld=full_projected_pld,
-        rdp=full_projected_rdp,
-        assumes=(_FRESH_MATRIX,),
+        relations=_BOTH, mu=projected_mu, pld=full_projected_pld, rdp=full_projected_rdp, assumes=(_FRESH_MATRIX,)
     ),
-    PoissonSampled: Rule(
-        relations=_ADD_REMOVE, mu=poisson_mu, pld=poisson_pld, rdp=poisson_rdp, assumes=(_POISSON,)
-    ),
+    PoissonSampled: Rule(relations=_ADD_REMOVE, mu=poisson_mu, pld=poisson_pld, rdp=poisson_rdp, assumes=(_POISSON,)),
     TruncatedPoissonSampled: Rule(
         relations=_ADD_REMOVE,
         mu=truncated_mu,

@@ -62,9 +62,7 @@ def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float
     if noise is not None:
         return pld.highest_loss(sampling_rate(event), noise / furthest_move(event, relation), log_tail)
     release = event.event if isinstance(event, PoissonSampled) else event
-    return (
-        _projected_highest(sampling_rate(event), release, relation, log_tail) if is_projected(event) else 0.0
-    )
+    return _projected_highest(sampling_rate(event), release, relation, log_tail) if is_projected(event) else 0.0
 
 
 def is_projected(event: Event) -> bool:
@@ -87,10 +85,7 @@ def total_variation(event: Event, relation: Neighbouring) -> float:
     noise = noise_of(event)
     if not noise:
         return math.inf
-    near, far = (
-        gdp.delta(units(relation) / noise, 0.0),
-        gdp.delta(furthest_move(event, relation) / noise, 0.0),
-    )
+    near, far = (gdp.delta(units(relation) / noise, 0.0), gdp.delta(furthest_move(event, relation) / noise, 0.0))
     full = overflow(event) if isinstance(event, TruncatedPoissonSampled) else 0.0
     return sampling_rate(event) * ((1 - full) * near + full * far)
 
@@ -232,9 +227,7 @@ def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Order
 # Projected releases, whose mathematics has a file of its own ------------------------------------------------
 
 
-def _projected_pld(
-    rate: float, event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution
-) -> Parts:
+def _projected_pld(rate: float, event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution) -> Parts:
     from discreet.accounting import projected
 
     noise, tail = event.noise / units(relation), _projected_tail(resolution.log_tail)

@@ -89,9 +89,7 @@ def last_iterate_mu(event: LastIterateRun, relation: Neighbouring) -> float | No
     if not isinstance(event.step, Gaussian):
         return None
     noise = 1 / whitened_mu(event.step, relation)
-    mu, _ = last_iterate.gaussian_mu(
-        steps=event.steps, noise=noise, shift=_shift(event), factor=event.expansion
-    )
+    mu, _ = last_iterate.gaussian_mu(steps=event.steps, noise=noise, shift=_shift(event), factor=event.expansion)
     return mu
 
 

@@ -70,12 +70,7 @@ OnRow = Callable[[str, AuditRow], None]
 
 
 def play_all(
-    attacks: Sequence[Attack],
-    effort: Effort,
-    keep: OnRow,
-    *,
-    workers: int | None,
-    listener: OnProgress | None,
+    attacks: Sequence[Attack], effort: Effort, keep: OnRow, *, workers: int | None, listener: OnProgress | None
 ) -> None:
     """Play every attack; with several workers, rows come in the order in which they end."""
     if worker_count(len(attacks), workers) <= 1:

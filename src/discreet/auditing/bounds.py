@@ -194,8 +194,6 @@ def _hits(tally: Tally, is_upper: bool) -> tuple[Counts, Counts, tuple[int, int]
 
 
 def _risk(delta: float, confidence: float) -> float:
-    check.require(
-        0 <= delta < 1, "delta in [0, 1)", f"delta={delta!r}", "delta is the probability of failure"
-    )
+    check.require(0 <= delta < 1, "delta in [0, 1)", f"delta={delta!r}", "delta is the probability of failure")
     check.inside_unit("the bound holds with this probability, e.g. 0.999", confidence=confidence)
     return 1 - confidence

@@ -240,9 +240,7 @@ def projection_epsilon(noise: float, dims: int, delta: float) -> float:
     mu = s / noise
 
     def excess(epsilon: float) -> float:
-        terms = special.ndtr(mu / 2 - epsilon / mu) - np.exp(
-            epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
-        )
+        terms = special.ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu))
         return float(density @ terms) - delta
 
     return float(optimize.brentq(excess, 0.0, 500.0, xtol=1e-10))
@@ -260,9 +258,7 @@ def _geodp() -> Demonstration:
     game = GeoDp()
     return Demonstration(
         method="geodp",
-        parameters=_named(
-            beta=game.beta, dimension=game.dimension, batch=game.batch, noise=game.noise, steps=1
-        ),
+        parameters=_named(beta=game.beta, dimension=game.dimension, batch=game.batch, noise=game.noise, steps=1),
         game=game,
         claim=GeoDpOneStepClaim(noise=game.noise, beta=game.beta),
         charge=Charge.of(NonPrivate()),

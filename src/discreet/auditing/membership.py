@@ -30,16 +30,7 @@ from discreet.auditing.attack import AttackClassifier, attack_features
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import guess
-from discreet.auditing.shadows import (
-    Flags,
-    Outputs,
-    RecordSplit,
-    load_whole,
-    seeded,
-    setup_on,
-    shadow,
-    target,
-)
+from discreet.auditing.shadows import Flags, Outputs, RecordSplit, load_whole, seeded, setup_on, shadow, target
 from discreet.auditing.trainings import OnStep
 from discreet.core import check
 from discreet.core.plain import plain
@@ -85,9 +76,7 @@ class Membership:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without the scores."""
         left_out = ("scores", "lira_scores", "members")
-        return {
-            f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in left_out
-        }
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in left_out}
 
 
 def membership(
@@ -100,9 +89,7 @@ def membership(
     on_step: OnStep | None = None,
 ) -> Membership:
     """Membership inference against the final models of a run: see `membership_course`."""
-    course = membership_course(
-        config, shadows=shadows, seeds=seeds, size=size, confidence=confidence, on_step=on_step
-    )
+    course = membership_course(config, shadows=shadows, seeds=seeds, size=size, confidence=confidence, on_step=on_step)
     return course[-1]
 
 
@@ -145,13 +132,10 @@ def membership_course(
 
     seen = [shadow(setup, split, number, steps, after(number)) for number in range(shadows)]
     hit = [
-        target(seeded(setup, seed), split, number, steps, after(shadows + number))
-        for number, seed in enumerate(seeds)
+        target(seeded(setup, seed), split, number, steps, after(shadows + number)) for number, seed in enumerate(seeds)
     ]
     return tuple(
-        _attack(
-            step, [one[place] for one in seen], [one[place] for one in hit], split, setup.plan, confidence
-        )
+        _attack(step, [one[place] for one in seen], [one[place] for one in hit], split, setup.plan, confidence)
         for place, step in enumerate(steps)
     )
 
@@ -178,12 +162,7 @@ def estimate(*, false_positive: float, false_negative: float, delta: float, reco
 
 
 def _attack(
-    step: int,
-    shadows: Sequence[Outputs],
-    targets: Sequence[Outputs],
-    split: RecordSplit,
-    plan: Plan,
-    confidence: float,
+    step: int, shadows: Sequence[Outputs], targets: Sequence[Outputs], split: RecordSplit, plan: Plan, confidence: float
 ) -> Membership:
     attack, delta = AttackClassifier(), plan.delta
     attack.learn(
@@ -195,9 +174,7 @@ def _attack(
         (float((score[~seen.members] > 0).mean()), float((score[seen.members] <= 0).mean()))
         for score, seen in zip(scores, targets, strict=True)
     ]
-    estimates = [
-        estimate(false_positive=fp, false_negative=fn, delta=delta, records=split.size) for fp, fn in rates
-    ]
+    estimates = [estimate(false_positive=fp, false_negative=fn, delta=delta, records=split.size) for fp, fn in rates]
     labels = split.candidates[1]
     lira = [_lira(seen, shadows, labels) for seen in targets]
     members = np.concatenate([seen.members for seen in targets])
@@ -206,9 +183,7 @@ def _attack(
     return Membership(
         estimate=float(np.mean(estimates)),
         spread=spread,
-        lower_bound=_proven(
-            [_joint(*pair) for pair in zip(scores, lira, strict=True)], targets, plan, confidence
-        ),
+        lower_bound=_proven([_joint(*pair) for pair in zip(scores, lira, strict=True)], targets, plan, confidence),
         confidence=confidence,
         delta=delta,
         false_positive=float(np.mean([fp for fp, _ in rates])),

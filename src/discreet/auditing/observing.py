@@ -91,9 +91,7 @@ class ObservedMechanism:
     ) -> list[Tensor]:
         exact = [total.value.clone() for total in sums]  # a mechanism overwrites what it is given
         noisy = self._inner.release(sums, queries, noise, context)
-        self._listener(
-            exact, [value.clone() for value in noisy], [query.std(noise) for query in queries], context
-        )
+        self._listener(exact, [value.clone() for value in noisy], [query.std(noise) for query in queries], context)
         return noisy
 
 

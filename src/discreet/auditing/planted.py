@@ -198,14 +198,10 @@ class _GradientCanaries:
     def _data(self) -> TensorDataset:
         x, y = self._setup.task.train.tensors
         there = torch.from_numpy(self.there)
-        if (
-            self._setup.plan.relation is Neighbouring.REPLACE_ONE
-        ):  # the size is public: canaries replace records
+        if self._setup.plan.relation is Neighbouring.REPLACE_ONE:  # the size is public: canaries replace records
             marks = torch.arange(len(there))
             signs = torch.where(there, 1, -1)
-            check.require(
-                len(there) <= len(x), "no more canaries than records", len(there), "take fewer canaries"
-            )
+            check.require(len(there) <= len(x), "no more canaries than records", len(there), "take fewer canaries")
             x, y = x[len(there) :], y[len(there) :]
         else:
             marks = torch.arange(len(there))[there]

@@ -85,9 +85,7 @@ class Attacked:
     def batch(self) -> float:
         return self.plan.horizon.size.batch
 
-    def run(
-        self, net: nn.Module, engine: Engine, records: Tensor, *, plan: Plan | None = None
-    ) -> list[Released]:
+    def run(self, net: nn.Module, engine: Engine, records: Tensor, *, plan: Plan | None = None) -> list[Released]:
         """Every release on these records by the plan's own stages, with fresh random streams.
 
         plan  the plan to run, if the attacker observes it (`observing`)
@@ -114,9 +112,7 @@ def canaries(plan: Plan, there: Flags) -> Tensor:
     return records[torch.from_numpy(there)]
 
 
-def game_for(
-    recipe: Recipe, *, noise: float, delta: float, steps: int | None = None
-) -> Canaries | ReleaseGame:
+def game_for(recipe: Recipe, *, noise: float, delta: float, steps: int | None = None) -> Canaries | ReleaseGame:
     """The fastest game that is valid for the plan's mechanism: one step, or several if it may keep state.
 
     Several steps get more noise each, noise * sqrt(steps), so that together they cost as much as one.
@@ -169,10 +165,7 @@ class Canaries:
                 there = generator.random(self._count) < 0.5
                 values, active = self._release(net, engine, there)
                 check.require(
-                    bool(active.any()),
-                    "a mask that leaves coordinates active",
-                    "none",
-                    "freeze fewer coordinates",
+                    bool(active.any()), "a mask that leaves coordinates active", "none", "freeze fewer coordinates"
                 )
                 present.append(values[active & there])
                 absent.append(values[active & ~there])
@@ -196,9 +189,7 @@ class ReleaseGame:
     """
 
     def __init__(self, attacked: Attacked, *, dimension: int = DIMENSION) -> None:
-        check.require(
-            dimension >= 2 and dimension % 2 == 0, "an even dimension", dimension, "use 4, for example"
-        )
+        check.require(dimension >= 2 and dimension % 2 == 0, "an even dimension", dimension, "use 4, for example")
         self.attacked = attacked
         self._direction = torch.full((dimension,), dimension**-0.5)
         quiet, loud = self._direction.clone(), _LOUD * self._direction
@@ -216,8 +207,7 @@ class ReleaseGame:
             if not self._exact:
                 self._exact = [self._sums(net, engine, records) for records in self._worlds]
             worlds = [
-                np.array([self._statistics(net, engine, records) for _ in range(trials)])
-                for records in self._worlds
+                np.array([self._statistics(net, engine, records) for _ in range(trials)]) for records in self._worlds
             ]
         return worlds[0], worlds[1]
 

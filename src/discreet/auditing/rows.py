@@ -64,9 +64,7 @@ class Effort:
 
 
 QUICK = Effort(scalar=20_000_000, canaries=100_000, runs=600, copies=20_000, few=100)
-FULL = Effort(
-    scalar=100_000_000, canaries=1_000_000, runs=10_000, copies=200_000, trainings=1000, few=2000, times=4
-)
+FULL = Effort(scalar=100_000_000, canaries=1_000_000, runs=10_000, copies=200_000, trainings=1000, few=2000, times=4)
 
 
 @final
@@ -90,12 +88,7 @@ class PreparedGame:
         return PreparedGame(
             game=game,
             method=plan.method,
-            parameters={
-                "game": words,
-                "noise": plan.noise,
-                "rate": horizon.rate,
-                "steps": horizon.steps,
-            },
+            parameters={"game": words, "noise": plan.noise, "rate": horizon.rate, "steps": horizon.steps},
             trials=trials,
             delta=COARSE_DELTA,
             certified=plan.certificate().epsilon,
@@ -111,9 +104,7 @@ class Attack:
     label: str
     prepare: Callable[[], PreparedGame]
 
-    def row(
-        self, listener: OnProgress | None = None, generator: np.random.Generator | None = None
-    ) -> AuditRow:
+    def row(self, listener: OnProgress | None = None, generator: np.random.Generator | None = None) -> AuditRow:
         """Play it."""
         on = self.prepare()
         advance = None if listener is None else functools.partial(listener, self.label)

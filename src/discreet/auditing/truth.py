@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from discreet.auditing import broken
 from discreet.auditing.audit_runner import KeptRows, play_all
 from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.rows import (
-    FULL,
-    QUICK,
-    Attack,
-    Effort,
-    OnProgress,
-    against_claim,
-    attacks_on,
-    statistic,
-)
+from discreet.auditing.rows import FULL, QUICK, Attack, Effort, OnProgress, against_claim, attacks_on, statistic
 from discreet.core import check
 from discreet.core.command import package_versions
 from discreet.runs.audit_rows import AuditRow
@@ -50,9 +41,7 @@ class Scope:
         """One method: its release, and its paper's claim if there is an attack on it."""
         whole = Scope.everything()
         known = {m.name for m in whole.methods} | {c.method for c in whole.claims}
-        check.require(
-            name in known, f"a method of {', '.join(sorted(known))}", repr(name), "use --all for all"
-        )
+        check.require(name in known, f"a method of {', '.join(sorted(known))}", repr(name), "use --all for all")
         return Scope(
             methods=tuple(m for m in whole.methods if m.name == name),
             claims=tuple(c for c in whole.claims if c.method == name),

@@ -193,9 +193,7 @@ class WholeRun:
         plan = observing_releases(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
         optimizer = torch.optim.SGD(model.parameters(), lr=self._learning_rate)
         data = self._data(torch.from_numpy(there))
-        private = Private(
-            model, optimizer, plan, data, micro_batch=max(len(data), 1), inputs=lambda batch: batch
-        )
+        private = Private(model, optimizer, plan, data, micro_batch=max(len(data), 1), inputs=lambda batch: batch)
         try:
             for batch in private:
                 private.step(self.record.losses(model(*batch).flatten()))

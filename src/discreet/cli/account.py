@@ -33,9 +33,7 @@ def account(
     flags: PlanFlags,
     ledger: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A run's ledger, instead of a method; several on the same data compose.", show_default=False
-        ),
+        typer.Option(help="A run's ledger, instead of a method; several on the same data compose.", show_default=False),
     ] = None,
     curve: Annotated[
         Path | None, typer.Option(help="Draw epsilon against steps here (.svg or .png) and in the terminal.")
@@ -79,9 +77,7 @@ def account(
 
 def calibrate(
     flags: PlanFlags,
-    solve: Annotated[
-        Unknown, typer.Option(help="What to choose; steps and batch need --noise.")
-    ] = Unknown.NOISE,
+    solve: Annotated[Unknown, typer.Option(help="What to choose; steps and batch need --noise.")] = Unknown.NOISE,
     calibrate_to_claim: ToClaimFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -98,10 +94,7 @@ def calibrate(
         epsilon, delta = required_epsilon(flags.epsilon), required_delta(flags.delta)
         calibrated = recipe.for_claim if calibrate_to_claim else recipe.for_horizon
         plan = calibrated(
-            epsilon=epsilon,
-            delta=delta,
-            horizon=horizon_of(flags),
-            accept_large_delta=flags.accept_delta,
+            epsilon=epsilon, delta=delta, horizon=horizon_of(flags), accept_large_delta=flags.accept_delta
         )
         solved: dict[str, Any] = {}
     elif solve is Unknown.STEPS:
@@ -167,10 +160,7 @@ def _most_steps(recipe: Recipe, flags: PlanFlags) -> Plan:
         relation=recipe.relation,
     )
     check.require(
-        steps > 0,
-        "a budget that pays for one step",
-        f"epsilon={flags.epsilon}",
-        "raise the noise or the budget",
+        steps > 0, "a budget that pays for one step", f"epsilon={flags.epsilon}", "raise the noise or the budget"
     )
     return plan(steps)
 
@@ -210,9 +200,7 @@ def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as
     relation = flags.relation or records[0].relation
     for path, record in zip(paths, records, strict=True):
         remedy = "an epsilon holds for one relation: drop --relation, or account for these runs separately"
-        check.require(
-            record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy
-        )
+        check.require(record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy)
     _show("ledger", merge(paths), required_delta(flags.delta), relation, {}, as_json)
 
 

@@ -60,9 +60,7 @@ def audit(
         " and ".join(given) or "neither",
         "name a method, e.g. --method dp-sgd, audit --all, or a directory: --run DIR",
     )
-    check.require(
-        not one_run or method is not None, "--one-run with --method", given[0], "name a method, e.g. dp-sgd"
-    )
+    check.require(not one_run or method is not None, "--one-run with --method", given[0], "name a method, e.g. dp-sgd")
     planted = one_run or run is not None
     check.require(
         planted or (canary is None and canaries is None),
@@ -71,10 +69,7 @@ def audit(
         "drop them",
     )
     check.require(
-        everything or workers is None,
-        "--workers with --all",
-        given[0],
-        "drop it: few rows are played in turn",
+        everything or workers is None, "--workers with --all", given[0], "drop it: few rows are played in turn"
     )
     if out is not None:
         check_file(out)

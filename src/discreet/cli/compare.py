@@ -144,9 +144,7 @@ def _settings(flags: CompareFlags) -> CompareSettings:
 def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
     """The budget of the ranking, and the others."""
     if flags.epsilon is None:
-        check.refuse(
-            "--epsilon", "none", "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8"
-        )
+        check.refuse("--epsilon", "none", "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8")
     try:
         budgets = [required_epsilon(float(part)) for part in flags.epsilon.split(",")]
     except ValueError as error:
@@ -155,18 +153,11 @@ def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
         check.refuse("--epsilon to be a list of numbers", repr(flags.epsilon), "e.g. --epsilon 1,3,8")
     main = sorted(budgets)[(len(budgets) - 1) // 2] if flags.main is None else flags.main
     check.require(
-        main in budgets,
-        f"--main to be one of {flags.epsilon}",
-        f"{main:g}",
-        "name one of --epsilon's budgets",
+        main in budgets, f"--main to be one of {flags.epsilon}", f"{main:g}", "name one of --epsilon's budgets"
     )
     single = len(budgets) == 1
-    given = [
-        name for name, value in (("--main", flags.main), ("--other-repeats", flags.other_repeats)) if value
-    ]
-    check.require(
-        not (single and given), "several budgets with " + " and ".join(given), "one", "drop the flag"
-    )
+    given = [name for name, value in (("--main", flags.main), ("--other-repeats", flags.other_repeats)) if value]
+    check.require(not (single and given), "several budgets with " + " and ".join(given), "one", "drop the flag")
     return main, tuple(budget for index, budget in enumerate(budgets) if index != budgets.index(main))
 
 
@@ -178,10 +169,7 @@ def _seeds(flags: CompareFlags) -> tuple[int, ...] | None:
     if flags.seeds.strip() == "none":
         return None
     check.require(
-        flags.repeats is None,
-        "--seeds or --repeats",
-        "--seeds and --repeats",
-        "one run for each seed: drop --repeats",
+        flags.repeats is None, "--seeds or --repeats", "--seeds and --repeats", "one run for each seed: drop --repeats"
     )
     try:
         return tuple(int(seed) for seed in flags.seeds.split(","))

@@ -17,15 +17,7 @@ import discreet
 from discreet.cli.account import account, calibrate, methods
 from discreet.cli.audit import audit
 from discreet.cli.compare import compare
-from discreet.cli.output import (
-    BAD_INPUT,
-    DAMAGED,
-    FILES,
-    INTERNAL,
-    NO_MEMORY,
-    PROCESS_LOST,
-    STOPPED,
-)
+from discreet.cli.output import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
 from discreet.cli.plan import plan
 from discreet.cli.signature import Command, expanded
 from discreet.cli.train import resume, train
@@ -34,21 +26,10 @@ from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
-COMMANDS: tuple[Command, ...] = (
-    account,
-    calibrate,
-    plan,
-    train,
-    resume,
-    compare,
-    audit,
-    methods,
-)
+COMMANDS: tuple[Command, ...] = (account, calibrate, plan, train, resume, compare, audit, methods)
 
 
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Train PyTorch models with differential privacy, and tell the truth about epsilon."""
     if version:
         print(f"discreet {discreet.__version__}")
@@ -65,10 +46,7 @@ def build(commands: Sequence[Command] = COMMANDS) -> typer.Typer:
 
 
 def main(
-    args: Sequence[str] | None = None,
-    *,
-    commands: Sequence[Command] = COMMANDS,
-    program: str = "discreet",
+    args: Sequence[str] | None = None, *, commands: Sequence[Command] = COMMANDS, program: str = "discreet"
 ) -> int:
     """Run one command and return its exit code; errors are one line on standard error."""
     words = list(sys.argv[1:] if args is None else args) or ["--help"]

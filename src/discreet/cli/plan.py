@@ -85,9 +85,7 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
         measured = None if trial is None else trial.to_json()
         costs = dict(planned.costs(found, trial, micro_batch))
         warned = {"warnings": [warning]} if warning else {}
-        emit(
-            {**found.to_json(), "trial": measured, **costs, **warned, "files": [str(file) for file in files]}
-        )
+        emit({**found.to_json(), "trial": measured, **costs, **warned, "files": [str(file) for file in files]})
     else:
         lines = [f"Warning: {warning}"] if warning else []
         lines += [] if flags.out is None else [f"The page: {flags.out}"]
@@ -122,10 +120,7 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
     if flags.model is None:
         given = [name for name in ("data", "record_shape", "classes") if getattr(flags, name) is not None]
         check.require(
-            not given,
-            "--model with --" + " and --".join(given).replace("_", "-"),
-            "none",
-            "name a model to measure",
+            not given, "--model with --" + " and --".join(given).replace("_", "-"), "none", "name a model to measure"
         )
         return None
     if flags.data is not None:
@@ -137,20 +132,14 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
         )
         return _KNOWN[flags.data]
     if flags.record_shape is None or flags.classes is None:
-        check.refuse(
-            "--data, or --record-shape with --classes", "none", "e.g. --record-shape 1,28,28 --classes 10"
-        )
+        check.refuse("--data, or --record-shape with --classes", "none", "e.g. --record-shape 1,28,28 --classes 10")
     try:
         return tuple(int(size) for size in flags.record_shape.split(",")), flags.classes
     except ValueError:
-        check.refuse(
-            "--record-shape to be whole numbers", repr(flags.record_shape), "e.g. --record-shape 1,28,28"
-        )
+        check.refuse("--record-shape to be whole numbers", repr(flags.record_shape), "e.g. --record-shape 1,28,28")
 
 
-def _trial(
-    flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int
-) -> StepCost | None:
+def _trial(flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int) -> StepCost | None:
     if flags.model is None or shape is None:
         return None
     from discreet.runs.step_cost import measure

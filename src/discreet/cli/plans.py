@@ -58,8 +58,7 @@ class PlanFlags:
     steps: StepsFlag = None
     epochs: EpochsFlag = None
     schedule: Annotated[
-        str | None,
-        flag("Noise factors: constant, a list such as 1,0.9,0.8, or a JSON file with such a list.", "Run"),
+        str | None, flag("Noise factors: constant, a list such as 1,0.9,0.8, or a JSON file with such a list.", "Run")
     ] = None
     schedule_per: Annotated[Period | None, flag("What the list counts (default: step).", "Run")] = None
     relation: RelationFlag = None
@@ -105,10 +104,7 @@ def horizon_of(flags: PlanFlags) -> Horizon:
     not_both(flags, ("--rate",), ("--records", "--batch"))
     not_both(flags, ("--steps",), ("--epochs",))
     check.require(
-        flags.steps is not None or flags.epochs is not None,
-        "--steps or --epochs",
-        "none",
-        "say how long the run is",
+        flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "say how long the run is"
     )
     rate = flags.rate
     if rate is None and flags.records is None and flags.batch is None and flags.sampling in _WITHOUT_RATE:
@@ -132,9 +128,7 @@ def sampling_from(name: SamplingName | None, cap: int | None) -> Sampling:
         return sampling.TruncatedPoisson(cap)
     check.require(not truncated, "--cap with --sampling truncated-poisson", "none", "give the largest batch")
     if cap is not None or name is None:
-        check.refuse(
-            "--cap only with --sampling truncated-poisson", f"--cap {cap}", "drop it, or choose that sampling"
-        )
+        check.refuse("--cap only with --sampling truncated-poisson", f"--cap {cap}", "drop it, or choose that sampling")
     return _SAMPLINGS[name]()
 
 
@@ -142,10 +136,7 @@ def schedule_from(text: str | None, period: Period | None) -> Schedule:
     """The schedule that --schedule and --schedule-per name."""
     if text is None or text.strip() == "constant":
         check.require(
-            period is None,
-            "--schedule-per with a list in --schedule",
-            f"--schedule {text or 'not given'}",
-            "drop it",
+            period is None, "--schedule-per with a list in --schedule", f"--schedule {text or 'not given'}", "drop it"
         )
         return Constant()
     factors, own = _factors(text)

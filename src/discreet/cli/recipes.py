@@ -144,12 +144,7 @@ class Parameter:
 def parameters(method: Method) -> tuple[Parameter, ...]:
     """The parameters of a recipe that text can set, in its order."""
     return tuple(
-        Parameter(
-            method=method.name,
-            name=name,
-            annotation=parameter.annotation,
-            default=parameter.default,
-        )
+        Parameter(method=method.name, name=name, annotation=parameter.annotation, default=parameter.default)
         for name, parameter in inspect.signature(method.recipe, eval_str=True).parameters.items()
         if readable(parameter.annotation)
     )
@@ -187,9 +182,7 @@ def method_called(name: str | None) -> Method:
     if name not in METHODS:
         close = get_close_matches(name.lower(), METHODS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        check.refuse(
-            f"a method of {', '.join(METHODS)}", repr(name), f"{hint}`discreet methods` describes them"
-        )
+        check.refuse(f"a method of {', '.join(METHODS)}", repr(name), f"{hint}`discreet methods` describes them")
     return METHODS[name]
 
 
@@ -202,10 +195,7 @@ def arguments(method: Method, given: Given) -> dict[str, Any]:
             _belongs_elsewhere(key, method, own.values())
     missing = [p.flag for p in own.values() if p.default is _REQUIRED and p.key not in texts]
     check.require(
-        not missing,
-        f"{' and '.join(missing)} for {method.name}",
-        "none",
-        f"{method.name} has no default for it",
+        not missing, f"{' and '.join(missing)} for {method.name}", "none", f"{method.name} has no default for it"
     )
     return {own[key].name: read(own[key], text) for key, text in texts.items()}
 
@@ -239,11 +229,7 @@ def readable(annotation: Any) -> bool:
     if optional := _inside_optional(annotation):
         return readable(optional)
     if get_origin(annotation) is tuple:
-        return (
-            len(get_args(annotation)) == 2
-            and get_args(annotation)[1] is ...
-            and readable(get_args(annotation)[0])
-        )
+        return len(get_args(annotation)) == 2 and get_args(annotation)[1] is ... and readable(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return all(isinstance(choice, str) for choice in get_args(annotation))
     return annotation in (float, int, bool, str) or _is_enum(annotation)

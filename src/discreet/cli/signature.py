@@ -55,9 +55,7 @@ def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
             continue
         hints = get_type_hints(parameter.annotation, include_extras=True)
         groups[parameter.name] = {
-            field.name: inspect.Parameter(
-                field.name, kind, default=_default(field), annotation=hints[field.name]
-            )
+            field.name: inspect.Parameter(field.name, kind, default=_default(field), annotation=hints[field.name])
             for field in dataclasses.fields(parameter.annotation)
             if field.name != RECIPE_FLAGS
         }
@@ -73,6 +71,4 @@ def _is_group(annotation: Any) -> bool:
 
 
 def _takes_recipes(annotation: Any) -> bool:
-    return _is_group(annotation) and any(
-        field.name == RECIPE_FLAGS for field in dataclasses.fields(annotation)
-    )
+    return _is_group(annotation) and any(field.name == RECIPE_FLAGS for field in dataclasses.fields(annotation))

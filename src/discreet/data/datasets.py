@@ -66,16 +66,10 @@ def load(
     """
     if str(name).endswith(".npz"):
         if classes is None:
-            refuse(
-                "classes with an npz file",
-                "none",
-                "give the public number of classes: classes=3, --classes 3",
-            )
+            refuse("classes with an npz file", "none", "give the public number of classes: classes=3, --classes 3")
         return load_npz(name, classes=classes, records=records, public=public)
     if name not in DATASETS:
-        refuse(
-            f"a dataset of {', '.join(DATASETS)}, or a path that ends in .npz", name, "choose one of these"
-        )
+        refuse(f"a dataset of {', '.join(DATASETS)}, or a path that ends in .npz", name, "choose one of these")
     require(
         classes is None and records is None and not public,
         f"no classes, records or public with the benchmark {name}",
@@ -122,12 +116,8 @@ def load_npz(path: str | Path, *, classes: int, records: int | None = None, publ
         )
     shape, kind = arrays["x_train"].shape[1:], arrays["x_train"].dtype
     alike = (shape, kind) == (arrays["x_test"].shape[1:], arrays["x_test"].dtype)
-    require(
-        alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike"
-    )
-    train, test = (
-        _own_split(arrays[f"x_{part}"], arrays[f"y_{part}"], classes) for part in ("train", "test")
-    )
+    require(alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike")
+    train, test = (_own_split(arrays[f"x_{part}"], arrays[f"y_{part}"], classes) for part in ("train", "test"))
     return Task(
         name=file.stem,
         train=train,
@@ -170,10 +160,7 @@ def _digits() -> Task:
     from sklearn.datasets import load_digits
 
     bundle = load_digits()
-    held = {
-        "images": bundle.images.astype(np.uint8).tobytes(),
-        "labels": bundle.target.astype(np.uint8).tobytes(),
-    }
+    held = {"images": bundle.images.astype(np.uint8).tobytes(), "labels": bundle.target.astype(np.uint8).tobytes()}
     verified(DIGITS_SHA256, held, "digits of scikit-learn")
     x = torch.frombuffer(bytearray(held["images"]), dtype=torch.uint8).reshape(-1, 1, 8, 8).float().div_(16)
     y = torch.frombuffer(bytearray(held["labels"]), dtype=torch.uint8).long()

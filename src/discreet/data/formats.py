@@ -17,12 +17,7 @@ import numpy.typing as npt
 
 from discreet.core.check import refuse, require
 
-IDX_PARTS = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+IDX_PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 CIFAR_PARTS = ("x_train", "y_train", "x_test", "y_test")
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _RECORD = 1 + 3 * 32 * 32  # a label byte, then the red, green and blue planes
@@ -104,12 +99,7 @@ def _cifar_parts(batches: list[bytes]) -> dict[str, bytes]:
     """Canonical: images as (record, row, column, channel) bytes, labels as bytes, in the official order."""
     records = [np.frombuffer(batch, np.uint8).reshape(-1, _RECORD) for batch in batches]
     train = np.concatenate(records[:5])
-    parts = (
-        _channels_last(train),
-        train[:, 0].tobytes(),
-        _channels_last(records[5]),
-        records[5][:, 0].tobytes(),
-    )
+    parts = (_channels_last(train), train[:, 0].tobytes(), _channels_last(records[5]), records[5][:, 0].tobytes())
     return dict(zip(CIFAR_PARTS, parts, strict=True))
 
 

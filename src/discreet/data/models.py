@@ -32,12 +32,7 @@ class Model:
 
 
 def build(
-    name: str,
-    *,
-    shape: Shape,
-    classes: int,
-    seed: int | None = None,
-    vocabulary: int | None = None,
+    name: str, *, shape: Shape, classes: int, seed: int | None = None, vocabulary: int | None = None
 ) -> nn.Module:
     """The model of this name for records of this shape, with PyTorch's default initial weights.
 
@@ -49,9 +44,7 @@ def build(
     """
     if name not in MODELS and name != TEXT:
         refuse(f"a model of {', '.join((*MODELS, TEXT))}", repr(name), "choose one of these")
-    require(
-        len(shape) >= 1, "the shape of one record", shape, "give it without the batch axis, as (1, 28, 28)"
-    )
+    require(len(shape) >= 1, "the shape of one record", shape, "give it without the batch axis, as (1, 28, 28)")
     for size in shape:
         count("a shape holds the whole sizes of one record's axes", size=size)
     count("a classifier tells at least two classes apart", least=2, classes=classes)
@@ -96,9 +89,7 @@ class AgainstZero(nn.Module):
 
 def _logistic(shape: Shape, classes: int) -> nn.Module:
     """Logistic regression: d + 1 parameters (Adult: 108)."""
-    require(
-        classes == 2, "classes=2 with logistic", f"classes={classes}", "use softmax for more than two classes"
-    )
+    require(classes == 2, "classes=2 with logistic", f"classes={classes}", "use softmax for more than two classes")
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 1), AgainstZero())
 
 
@@ -110,9 +101,7 @@ def _softmax(shape: Shape, classes: int) -> nn.Module:
 def _mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 128, tanh (28x28, 10 classes: 118,282 parameters; Adult: 30,594)."""
     first = nn.Linear(math.prod(shape), 128)
-    return nn.Sequential(
-        nn.Flatten(), first, nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, classes)
-    )
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, classes))
 
 
 def _cnn_d2p2(shape: Shape, classes: int) -> nn.Module:
@@ -204,9 +193,7 @@ def _transformer(shape: Shape, classes: int) -> nn.Module:
 
 def _image(shape: Shape, *, least: int, name: str) -> tuple[int, int, int]:
     """Channels, height and width of an image of at least `least` pixels a side."""
-    remedy = (
-        f"{name} takes images (channels, height, width) with sides of at least {least}; see MODELS for others"
-    )
+    remedy = f"{name} takes images (channels, height, width) with sides of at least {least}; see MODELS for others"
     if len(shape) != 3:
         refuse(f"an image shape with {name}", f"shape={shape}", remedy)
     channels, height, width = shape

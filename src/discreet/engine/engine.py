@@ -91,9 +91,7 @@ class Engine:
         refuse_unsupported(model)
         self.model = model
         self._roots = [Tracked(name, parameter) for name, parameter in trainable(model)]
-        require(
-            bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained"
-        )
+        require(bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained")
         self.layout = Layout(
             tuple(root.name for root in self._roots), tuple(tuple(root.tensor.shape) for root in self._roots)
         )

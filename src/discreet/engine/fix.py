@@ -52,11 +52,7 @@ def _fixed(name: str, layer: nn.Module, swaps: list[Swap]) -> nn.Module:
     if isinstance(layer, _BatchNorm):
         normed = _group_norm(layer)
         swaps.append(
-            Swap(
-                name,
-                f"{kind}({layer.num_features})",
-                f"GroupNorm({normed.num_groups}, {normed.num_channels})",
-            )
+            Swap(name, f"{kind}({layer.num_features})", f"GroupNorm({normed.num_groups}, {normed.num_channels})")
         )
         return normed
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:

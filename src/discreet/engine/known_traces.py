@@ -146,6 +146,4 @@ def _structure(tree: Any) -> Any:
 
 
 def _shapes(tensors: Sequence[Tensor], batched: Sequence[bool]) -> Any:
-    return tuple(
-        tuple(tensor.shape[1:] if own else tensor.shape) for tensor, own in zip(tensors, batched, strict=True)
-    )
+    return tuple(tuple(tensor.shape[1:] if own else tensor.shape) for tensor, own in zip(tensors, batched, strict=True))

@@ -114,9 +114,7 @@ class RecordWatch(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.table = LineageTable(model, self._with_backward)
-        self.forward: Callable[[Any, Any, Any], Any] | None = (
-            None  # how the engine runs calls inside the model
-        )
+        self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs = KnownPrograms()
         self._records, self._opened = 0, 0
         self._is_open = self._is_paused = False
@@ -125,9 +123,7 @@ class RecordWatch(TorchFunctionMode):
 
     # -- one batch -------------------------------------------------------------------------------------
 
-    def open(
-        self, places: list[tuple[Tensor, RecordAxis | Lineage]], records: int, private: Any = None
-    ) -> None:
+    def open(self, places: list[tuple[Tensor, RecordAxis | Lineage]], records: int, private: Any = None) -> None:
         """Watch from here on; `places` says where the records lie in the tensors of the batch.
 
         private  what holds records before the first batch, such as the data
@@ -280,14 +276,7 @@ class RecordWatch(TorchFunctionMode):
             self.table.export(reading.tensors[0])
 
     def _places(
-        self,
-        form: Form,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        reading: Reading,
-        made: list[Tensor],
-        on_records: bool,
+        self, form: Form, func: Any, args: Any, kwargs: Any, reading: Reading, made: list[Tensor], on_records: bool
     ) -> tuple[Any, Any]:
         if func in HIDDEN:
             return [MIXED] * len(made), here(HIDDEN[func])
@@ -307,9 +296,7 @@ class RecordWatch(TorchFunctionMode):
         return verdict.outputs, None
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
-        by_size = (
-            func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
-        )
+        by_size = func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
         if self._read is None and (by_size or (func not in QUIET and name_of(func) in READS)):
             where = user_line(but_not_torch=True)
             if where is not None:

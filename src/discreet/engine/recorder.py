@@ -80,9 +80,7 @@ class _Source(torch.autograd.Function):
 class Recorder:
     """Follows one forward pass: derived parameters keep their graph, every other call leaves a `RecordedCall`."""
 
-    def __init__(
-        self, parameters: Sequence[Tracked], script: ForwardTrace, records: int, inputs: Any
-    ) -> None:
+    def __init__(self, parameters: Sequence[Tracked], script: ForwardTrace, records: int, inputs: Any) -> None:
         self.tracked = {id(root.tensor): root for root in parameters}
         self.uses: list[RecordedCall] = []
         self.anchor = torch.zeros((), requires_grad=True)
@@ -183,9 +181,7 @@ class Collector:
     use is there: per-sample gradients take the place of activations, instead of standing beside them.
     """
 
-    def __init__(
-        self, uses: Iterable[RecordedCall], layout: Layout, room: GradientBuffer | None = None
-    ) -> None:
+    def __init__(self, uses: Iterable[RecordedCall], layout: Layout, room: GradientBuffer | None = None) -> None:
         self._uses, self._layout, self._room = list(uses), layout, room or GradientBuffer()
         self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
         self._parts: dict[str, list[Part]] = {name: [] for name in layout.names}
@@ -281,13 +277,10 @@ def _is_plain_lookup(target: Tracked) -> bool:
 def _batched_vjp(output: Tensor, inputs: Sequence[Tensor], grads_N: Tensor) -> Sequence[Tensor | None]:
     grads_N = grads_N.to(output.dtype)
     try:  # all records in one backward pass, where every op on the way has a batching rule
-        return torch.autograd.grad(
-            output, inputs, grads_N, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
+        return torch.autograd.grad(output, inputs, grads_N, retain_graph=True, allow_unused=True, is_grads_batched=True)
     except RuntimeError:
         per_record = [
-            torch.autograd.grad(output, inputs, gradient, retain_graph=True, allow_unused=True)
-            for gradient in grads_N
+            torch.autograd.grad(output, inputs, gradient, retain_graph=True, allow_unused=True) for gradient in grads_N
         ]
     return [
         None if pieces[0] is None else torch.stack([piece for piece in pieces if piece is not None])

@@ -70,9 +70,7 @@ UNSEEN = (
 )
 
 
-def verify(
-    model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: ForwardTrace, inputs: Any
-) -> None:
+def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: ForwardTrace, inputs: Any) -> None:
     """Refuse a script whose per-sample gradients are not autograd's.
 
     Compares, record by record and parameter by parameter, with autograd's gradient of that record's loss,

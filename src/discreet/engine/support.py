@@ -56,9 +56,7 @@ def refuse_unsupported(model: nn.Module) -> None:
             )
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
-        refuse(
-            "all parameters on one device", str(sorted(map(str, devices))), "move the model with .to(device)"
-        )
+        refuse("all parameters on one device", str(sorted(map(str, devices))), "move the model with .to(device)")
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

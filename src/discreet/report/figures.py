@@ -154,9 +154,7 @@ def _course(key: str, title: str, label: str, percent: bool, series: tuple[Serie
 
 def save_all(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
     """Each chart and the ranking as SVG and PNG files, for papers and slides."""
-    written = [
-        path for chart in every_chart(comparison) for path in save(chart, *files(directory, chart.key))
-    ]
+    written = [path for chart in every_chart(comparison) for path in save(chart, *files(directory, chart.key))]
     ranking = partial(_draw_ranking, comparison)
     return (*written, *save_drawing(ranking, *files(directory, "ranking")))
 
@@ -198,9 +196,7 @@ def _where_lines_end(series: Sequence[Series]) -> Interval:
     last = _in_the_race([line.points[-1][1] for line in series if line.points])
     if not last:
         return 0.0, 1.0
-    halfway = [
-        line.points[len(line.points) // 2][1] for line in series if line.points and line.points[-1][1] in last
-    ]
+    halfway = [line.points[len(line.points) // 2][1] for line in series if line.points and line.points[-1][1] in last]
     return _in_steps(min(*halfway, min(last) - SHOWN_BELOW_WORST), max(last) + 0.01)
 
 

@@ -47,12 +47,8 @@ def read(path: Path) -> Comparison:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        check.refuse(
-            "a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote"
-        )
-    check.require(
-        isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file"
-    )
+        check.refuse("a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote")
+    check.require(isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file")
     return Comparison.from_json(held)
 
 
@@ -148,9 +144,7 @@ def _strips(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     ends += [run.accuracy for entry, _ in found for run in entry.runs]
     return {
         entry.name: Markup(
-            svg.strip(
-                accuracy, [run.accuracy for run in entry.runs], numbers[entry.name], min(ends), max(ends)
-            )
+            svg.strip(accuracy, [run.accuracy for run in entry.runs], numbers[entry.name], min(ends), max(ends))
         )
         for entry, accuracy in found
     }

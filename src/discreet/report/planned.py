@@ -14,9 +14,7 @@ from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
 from discreet.runs.step_cost import StepCost
 
-UNKNOWN = (
-    "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"
-)
+UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"
 
 
 def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
@@ -90,15 +88,11 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
     for row in answer.methods:
         if row.curve:
             lists.setdefault(row.curve, []).append(row.name)
-    lines = tuple(
-        Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items())
-    )
+    lines = tuple(Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items()))
     step = Series.exact("on a step's mean gradient", 0, [(at.batch, at.effective) for at in answer.batches])
     whole = Series.exact("over the whole run", 1, [(at.batch, at.path) for at in answer.batches])
     return (
-        _chart(
-            "noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines
-        ),
+        _chart("noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines),
         _chart(
             "noise-by-batch",
             "Noise against batch, at the same epochs",
@@ -132,9 +126,7 @@ def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: st
     )
 
 
-def write(
-    answer: Answer, trial: StepCost | None, micro_batch: int, command: str, page: Path
-) -> tuple[Path, ...]:
+def write(answer: Answer, trial: StepCost | None, micro_batch: int, command: str, page: Path) -> tuple[Path, ...]:
     """The page, and its charts as SVG and PNG files beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
     replace(page, render(answer, trial, micro_batch, command))

@@ -52,10 +52,7 @@ def put(text: str, name: str, part: str) -> str:
     """
     pattern = re.compile(f"(<!-- {name} -->).*?(<!-- /{name} -->)", re.DOTALL)
     check.require(
-        len(pattern.findall(text)) == 1,
-        f"one place <!-- {name} --> <!-- /{name} -->",
-        "none",
-        "add the marks",
+        len(pattern.findall(text)) == 1, f"one place <!-- {name} --> <!-- /{name} -->", "none", "add the marks"
     )
     return pattern.sub(lambda found: f"{found[1]}\n\n{part}\n\n{found[2]}", text)
 
@@ -86,13 +83,7 @@ def truth(rows: tuple[AuditRow, ...]) -> str:
         [row.method, wording.audit_settings(row), shown(row.claimed), _shown(row), shown(row.certified)]
         for row in broken
     ]
-    heads = [
-        "method",
-        "setting",
-        "claimed epsilon",
-        "an attack shows at least",
-        "certified for the same noise",
-    ]
+    heads = ["method", "setting", "claimed epsilon", "an attack shows at least", "certified for the same noise"]
     return _table(heads, cells)
 
 

@@ -138,9 +138,7 @@ def comparison_table(found: Comparison) -> RenderableType:
         notes.append(f"not separated from the best by {wording.counted(found.repeats, 'run')}: {names}")
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
-    notes += [
-        line for line in (wording.together(found), wording.tuning(found), wording.warning(found)) if line
-    ]
+    notes += [line for line in (wording.together(found), wording.tuning(found), wording.warning(found)) if line]
     further = [_frontier_table(found)] if found.others else []
     return Group(_table(title, columns, rows), *further, *(Text(note) for note in notes))
 
@@ -171,11 +169,7 @@ def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
         for row in rows
     ]
     least = min((row.confidence for row in rows), default=None)
-    note = (
-        []
-        if least is None
-        else [Text(f"audited: a lower bound on epsilon by an attack, confidence {least:g}")]
-    )
+    note = [] if least is None else [Text(f"audited: a lower bound on epsilon by an attack, confidence {least:g}")]
     return Group(_table("truth table", columns, cells), *note)
 
 
@@ -204,9 +198,7 @@ def pricing_bar(*, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
 def training_bar(*, visible: bool) -> Iterator[Callable[[RunProgress], None]]:
     """A progress bar on standard error for a run: step, epsilon spent, accuracy on the test data."""
     with _bar(visible) as follow:
-        yield lambda news: follow(
-            "step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded)
-        )
+        yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded))
 
 
 @contextlib.contextmanager

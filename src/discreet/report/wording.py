@@ -169,9 +169,7 @@ def together(of: Comparison) -> str:
     if of.together is None or count < 2:
         return each
     seeded = f" ({SEEDED})" if of.seeded else ""
-    composed = (
-        f"All {count} runs together cost ε\u00a0=\u00a0{epsilon(of.together)} {at}, by composition{seeded}."
-    )
+    composed = f"All {count} runs together cost ε\u00a0=\u00a0{epsilon(of.together)} {at}, by composition{seeded}."
     if of.public:
         rest = (
             f"The records of {of.data} are published, so this exposes nobody; on private data it would be the cost "

@@ -11,14 +11,7 @@ from typing import Any, Final, final
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
-from discreet.stages.sampling import (
-    BallsInBins,
-    FixedSize,
-    FullBatch,
-    Poisson,
-    Sampling,
-    TruncatedPoisson,
-)
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 
 SAMPLERS: Final = MappingProxyType(
     {
@@ -143,10 +136,7 @@ class RunConfig:
         known = {f.name for f in dataclasses.fields(RunConfig)}
         unknown = sorted(set(body) - known)
         check.require(
-            not unknown,
-            "settings of a run",
-            f"{', '.join(unknown)}",
-            "read it with the version that wrote it",
+            not unknown, "settings of a run", f"{', '.join(unknown)}", "read it with the version that wrote it"
         )
         pairs = tuple((name, value) for name, value in body.get("parameters", ()))
         return RunConfig(**{**body, "parameters": pairs})
@@ -171,9 +161,7 @@ class RunConfig:
 
 
 def _one_of(name: str, value: object, known: Any) -> None:
-    check.require(
-        value in known, f"{name} to be one of {', '.join(known)}", f"{name}={value!r}", "choose one of these"
-    )
+    check.require(value in known, f"{name} to be one of {', '.join(known)}", f"{name}={value!r}", "choose one of these")
 
 
 def _either(one: str, first: object, other: str, second: object) -> None:

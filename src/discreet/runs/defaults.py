@@ -46,18 +46,12 @@ _ANY: Final = Defaults(model="mlp", batch=256, epochs=20)
 
 DEFAULTS: Final = MappingProxyType(
     {
-        "digits": Defaults(
-            model="cnn-digits", batch=256, steps=300, clip=0.2, reach=0.8, adam_rate=0.01, average=0.97
-        ),
-        "mnist": Defaults(
-            model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98
-        ),
+        "digits": Defaults(model="cnn-digits", batch=256, steps=300, clip=0.2, reach=0.8, adam_rate=0.01, average=0.97),
+        "mnist": Defaults(model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98),
         "fashion-mnist": Defaults(
             model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98
         ),
-        "cifar10": Defaults(
-            model="cnn-550k", batch=1024, epochs=30, clip=0.1, reach=0.2, momentum=0.9, average=0.98
-        ),
+        "cifar10": Defaults(model="cnn-550k", batch=1024, epochs=30, clip=0.1, reach=0.2, momentum=0.9, average=0.98),
         "adult": Defaults(model="logistic", batch=1024, epochs=10, clip=1.0, reach=1.0, average=0.95),
     }
 )
@@ -153,18 +147,12 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
     horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)
     if config.noise is not None:
         return recipe.bind(
-            noise=config.noise,
-            horizon=horizon,
-            delta=config.delta,
-            accept_large_delta=config.accept_large_delta,
+            noise=config.noise, horizon=horizon, delta=config.delta, accept_large_delta=config.accept_large_delta
         )
     assert config.epsilon is not None
     calibrated = recipe.for_claim if config.calibrate_to_claim else recipe.for_horizon
     return calibrated(
-        epsilon=config.epsilon,
-        delta=config.delta,
-        horizon=horizon,
-        accept_large_delta=config.accept_large_delta,
+        epsilon=config.epsilon, delta=config.delta, horizon=horizon, accept_large_delta=config.accept_large_delta
     )
 
 

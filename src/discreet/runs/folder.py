@@ -162,9 +162,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         check.refuse(f"{path} to be JSON", error, "restore the file")
-    check.require(
-        isinstance(value, dict), f"{path} to be a JSON object", type(value).__name__, "restore the file"
-    )
+    check.require(isinstance(value, dict), f"{path} to be a JSON object", type(value).__name__, "restore the file")
     return dict(value)
 
 

@@ -76,9 +76,7 @@ class Question:
 
     def bind(self, recipe: Recipe, *, noise: float, horizon: Horizon) -> Plan:
         """A plan at this delta."""
-        return recipe.bind(
-            noise=noise, horizon=horizon, delta=self.delta, accept_large_delta=self.accept_large_delta
-        )
+        return recipe.bind(noise=noise, horizon=horizon, delta=self.delta, accept_large_delta=self.accept_large_delta)
 
 
 @final
@@ -195,9 +193,7 @@ class _Pricing:
         first = next((m.name for m in methods if m.certified and m.price.noise is not None), None)
         if first is None:
             reasons = "; ".join(dict.fromkeys(method.price.why for method in methods))
-            check.refuse(
-                "a method with a certificate for these numbers", reasons, "choose other methods or numbers"
-            )
+            check.refuse("a method with a certificate for these numbers", reasons, "choose other methods or numbers")
         recipe = METHODS[first].recipe()
         batches = tuple(found for batch in self._batches if (found := self._batch(recipe, batch)))
         return Answer(question=self._of, methods=methods, batches=batches)
@@ -278,9 +274,7 @@ class _Pricing:
         if price.noise is None or price.steps is None or price.effective is None:
             return None
         path = price.effective / math.sqrt(price.steps)
-        return BatchPrice(
-            batch=batch, steps=price.steps, noise=price.noise, effective=price.effective, path=path
-        )
+        return BatchPrice(batch=batch, steps=price.steps, noise=price.noise, effective=price.effective, path=path)
 
     def _tell(self, label: str) -> None:
         self._listener(label, self._done, self._total)
@@ -290,10 +284,7 @@ class _Pricing:
 def _priced(plan: Plan) -> Price:
     horizon = plan.horizon
     return Price(
-        noise=plan.noise,
-        effective=plan.noise / horizon.size.batch,
-        steps=horizon.steps,
-        relation=str(plan.relation),
+        noise=plan.noise, effective=plan.noise / horizon.size.batch, steps=horizon.steps, relation=str(plan.relation)
     )
 
 

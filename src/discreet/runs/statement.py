@@ -50,11 +50,7 @@ def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resum
 
 
 def _page(
-    spent: Spent,
-    records: int | None,
-    rows: Sequence[tuple[str, str]],
-    also: Sequence[str],
-    not_covered: Sequence[str],
+    spent: Spent, records: int | None, rows: Sequence[tuple[str, str]], also: Sequence[str], not_covered: Sequence[str]
 ) -> str:
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     parts = [
@@ -103,10 +99,7 @@ def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, s
         ("protected", data),
         ("unit", "one record; a person with several records is protected less"),
         ("neighbours", _NEIGHBOURS[plan.relation]),
-        (
-            "epsilon, certified",
-            f"{format_epsilon(proven.epsilon)}{seeded}, by {proven.accountant} accounting",
-        ),
+        ("epsilon, certified", f"{format_epsilon(proven.epsilon)}{seeded}, by {proven.accountant} accounting"),
         (
             "epsilon, claimed by the method's paper",
             "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed),

@@ -45,9 +45,7 @@ class StepCost:
         return held
 
 
-def measure(
-    name: str, *, shape: tuple[int, ...], classes: int, micro_batch: int = 512, seed: int = 0
-) -> StepCost:
+def measure(name: str, *, shape: tuple[int, ...], classes: int, micro_batch: int = 512, seed: int = 0) -> StepCost:
     """Build the model and take steps of DP-SGD on random records of this shape.
 
     Guarantee: no data is read.
@@ -72,9 +70,7 @@ def measure(
     plan = recipe.bind(noise=1.0, horizon=Horizon.of(records=count, batch=count, steps=3), delta=1e-5)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     activations = _outputs(model, x[:1])
-    private = Private(
-        model, optimizer, plan, TensorDataset(x, y), micro_batch=count, streams=Streams.seeded(seed)
-    )
+    private = Private(model, optimizer, plan, TensorDataset(x, y), micro_batch=count, streams=Streams.seeded(seed))
     started = 0.0
     for inputs, labels in private:
         private.step(F.cross_entropy(model(inputs), labels, reduction="none"))

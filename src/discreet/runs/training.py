@@ -24,14 +24,7 @@ from discreet.data import Task, build
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
-from discreet.runs.folder import (
-    RunFolder,
-    read_json,
-    resume_line,
-    write_json,
-    write_text,
-    write_weights,
-)
+from discreet.runs.folder import RunFolder, read_json, resume_line, write_json, write_text, write_weights
 from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
@@ -92,9 +85,7 @@ def load_result(directory: str | Path) -> RunResult:
 class _Run:
     """One session of a run: from its start or a resume to its end or the next crash."""
 
-    def __init__(
-        self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None
-    ) -> None:
+    def __init__(self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None) -> None:
         self._config, self._task, self._plan, self._folder = config, task, plan, folder
         self._listener = listener
         self._eval_every, self._save_every = every_of(config, plan)
@@ -119,9 +110,7 @@ class _Run:
             self.loop()
             return self.finish(time.perf_counter() - started)
         except KeyboardInterrupt:
-            if (
-                self.private.settled
-            ):  # otherwise the last checkpoint is kept, and the ledger has what came after
+            if self.private.settled:  # otherwise the last checkpoint is kept, and the ledger has what came after
                 self.private.save(self._folder.checkpoint)
             raise
         finally:
@@ -206,12 +195,7 @@ class _Run:
             values |= {"train_accuracy": right, "train_loss": _finite(train_loss), "test_loss": _finite(loss)}
         self._folder.add_metrics(**values)
         self._last = RunProgress(
-            step=step,
-            steps=steps,
-            accuracy=accuracy,
-            averaged_accuracy=averaged,
-            epsilon=epsilon,
-            seeded=spent.seeded,
+            step=step, steps=steps, accuracy=accuracy, averaged_accuracy=averaged, epsilon=epsilon, seeded=spent.seeded
         )
         return self._last
 

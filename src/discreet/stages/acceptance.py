@@ -52,9 +52,7 @@ class LossTest:
 
     def __post_init__(self) -> None:
         check.positive(
-            "choose positive values, e.g. loss_clip=0.01 and share=4.0",
-            loss_clip=self.loss_clip,
-            share=self.share,
+            "choose positive values, e.g. loss_clip=0.01 and share=4.0", loss_clip=self.loss_clip, share=self.share
         )
         check.require(
             abs(self.threshold) < self.loss_clip,

@@ -20,12 +20,7 @@ Bill = tuple[tuple[events.Event, int], ...]
 
 
 def bill_run(
-    sampling: Sampling,
-    schedule: Schedule,
-    release: Callable[[float], Any],
-    horizon: Horizon,
-    start: int,
-    stop: int,
+    sampling: Sampling, schedule: Schedule, release: Callable[[float], Any], horizon: Horizon, start: int, stop: int
 ) -> Bill:
     """The cost of the steps from `start` up to `stop`.
 
@@ -36,9 +31,7 @@ def bill_run(
         pieces = schedule.pieces(start, stop, per_epoch)
         return tuple((_billed(sampling, release(factor), horizon), count) for factor, count in pieces)
     first = -(-start // per_epoch) * per_epoch
-    return tuple(
-        (event_at(sampling, schedule, release, horizon, step), 1) for step in range(first, stop, per_epoch)
-    )
+    return tuple((event_at(sampling, schedule, release, horizon, step), 1) for step in range(first, stop, per_epoch))
 
 
 def event_at(

@@ -164,9 +164,7 @@ class AutoS(NonAdaptive, OneGroup):
 
     def __post_init__(self) -> None:
         check.positive(
-            "choose a clipping norm and a stability constant gamma, e.g. 1.0 and 0.01",
-            clip=self.clip,
-            gamma=self.gamma,
+            "choose a clipping norm and a stability constant gamma, e.g. 1.0 and 0.01", clip=self.clip, gamma=self.gamma
         )
 
     def vectors(self, scale: float) -> tuple[Query, ...]:

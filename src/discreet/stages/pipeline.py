@@ -108,9 +108,7 @@ class Pipeline:
             "relation": relation,
             "claims": claims,
         }
-        return dataclasses.replace(
-            self, **{name: stage for name, stage in given.items() if stage is not None}
-        )
+        return dataclasses.replace(self, **{name: stage for name, stage in given.items() if stage is not None})
 
     def queries(self, scale: float) -> tuple[Query, ...]:
         """All queries on one batch, vector queries first; `scale` is the bounder's public state."""
@@ -124,9 +122,7 @@ class Pipeline:
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values, without the claim."""
         fields = {
-            field.name: plain(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name != "claims"
+            field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self) if field.name != "claims"
         }
         return {"is": type(self).__name__, **fields}
 

@@ -54,9 +54,7 @@ class Plan(Pipeline):
         whole = self.analysis.whole_run(self)
         if whole is None:
             releases = (self._release, self._test) if self.has_tests else (self._release,)
-            bills = (
-                bill_run(self.sampling, self.schedule, release, self.horizon, 0, stop) for release in releases
-            )
+            bills = (bill_run(self.sampling, self.schedule, release, self.horizon, 0, stop) for release in releases)
             return tuple(itertools.chain.from_iterable(bills))
         check.require(
             stop <= self.horizon.steps,

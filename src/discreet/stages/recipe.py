@@ -30,9 +30,7 @@ class Recipe(Pipeline):
         delta must be below 1/records, unless `accept_large_delta` is true.
         """
         stages = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Plan(
-            **stages, noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta
-        )
+        return Plan(**stages, noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
 
     def for_budget(
         self,
@@ -50,27 +48,19 @@ class Recipe(Pipeline):
         Give the length of the run as `epochs` or as `steps`.
         """
         horizon = Horizon.of(records=records, batch=batch, epochs=epochs, steps=steps)
-        return self.for_horizon(
-            epsilon=epsilon, delta=delta, horizon=horizon, accept_large_delta=accept_large_delta
-        )
+        return self.for_horizon(epsilon=epsilon, delta=delta, horizon=horizon, accept_large_delta=accept_large_delta)
 
-    def for_horizon(
-        self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False
-    ) -> Plan:
+    def for_horizon(self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False) -> Plan:
         """Like `for_budget`, for an existing `Horizon`."""
 
         def plan(noise: float) -> Plan:
             return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
 
         return plan(
-            calibrate_noise(
-                lambda noise: plan(noise).charge(), epsilon=epsilon, delta=delta, relation=self.relation
-            )
+            calibrate_noise(lambda noise: plan(noise).charge(), epsilon=epsilon, delta=delta, relation=self.relation)
         )
 
-    def for_claim(
-        self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False
-    ) -> Plan:
+    def for_claim(self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False) -> Plan:
         """Return the plan with the noise multiplier that the paper CLAIMS to suffice.
 
         The plan's `certificate` states the epsilon that is proven for it, which may be larger.

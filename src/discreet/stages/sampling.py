@@ -76,9 +76,7 @@ class Horizon:
             check.count("give the number of epochs", epochs=epochs)
             steps = epochs * per_epoch
         assert steps is not None
-        return Horizon(
-            rate=batch / records, steps=steps, steps_per_epoch=per_epoch, batch=batch, records=records
-        )
+        return Horizon(rate=batch / records, steps=steps, steps_per_epoch=per_epoch, batch=batch, records=records)
 
     @staticmethod
     def of_rate(*, rate: float, steps: int) -> Horizon:
@@ -205,9 +203,7 @@ class FixedSize(_PerStep):
     @staticmethod
     def _batch(horizon: Horizon) -> int:
         batch = horizon.size.batch
-        check.require(
-            batch == int(batch), "a whole number as batch size", f"batch={batch}", "round the batch size"
-        )
+        check.require(batch == int(batch), "a whole number as batch size", f"batch={batch}", "round the batch size")
         return int(batch)
 
 
@@ -255,10 +251,7 @@ class FullBatch(_PerStep):
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         check.require(
-            horizon.rate == 1.0,
-            "rate 1 for full batches",
-            f"rate={horizon.rate}",
-            "set batch equal to records",
+            horizon.rate == 1.0, "rate 1 for full batches", f"rate={horizon.rate}", "set batch equal to records"
         )
         event: events.Event = release
         return event

@@ -63,9 +63,7 @@ class Table:
     period: Period = Period.STEP
 
     def __post_init__(self) -> None:
-        check.require(
-            bool(self.factors), "at least one factor", "an empty table", "give one factor per period"
-        )
+        check.require(bool(self.factors), "at least one factor", "an empty table", "give one factor per period")
         for factor in self.factors:
             check.positive("use positive factors only: they multiply the noise", factor=factor)
 
@@ -155,9 +153,7 @@ class Linear(PerPeriod):
         return 1 + (self.last - 1) * (k - 1) / (self.periods - 1)
 
 
-def run_lengths(
-    schedule: Schedule, start: int, stop: int, steps_per_epoch: int
-) -> Iterator[tuple[float, int]]:
+def run_lengths(schedule: Schedule, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
     """The pieces of any schedule, computed step by step."""
     factors = (schedule.factor(step, steps_per_epoch) for step in range(start, stop))
     for factor, group in itertools.groupby(factors):

@@ -46,9 +46,7 @@ class BoundedSum:
         object.__setattr__(self, "sensitivity", sensitivity)
 
     def __setattr__(self, name: str, _: object) -> None:
-        check.refuse(
-            "an unchanged BoundedSum", f"a new value for {name}", "divide it by a Public, or sum again"
-        )
+        check.refuse("an unchanged BoundedSum", f"a new value for {name}", "divide it by a Public, or sum again")
 
     def __truediv__(self, divisor: Public) -> BoundedSum:
         check.require(

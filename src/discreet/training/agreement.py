@@ -72,9 +72,7 @@ def _by_rank(name: str, everyone: Sequence[Mapping[str, str]]) -> str:
     ranks: dict[str, list[str]] = {}
     for rank, settings in enumerate(everyone):
         ranks.setdefault(settings.get(name, _MISSING), []).append(str(rank))
-    return ", ".join(
-        f"{value} on rank{'s' * (len(which) > 1)} {' and '.join(which)}" for value, which in ranks.items()
-    )
+    return ", ".join(f"{value} on rank{'s' * (len(which) > 1)} {' and '.join(which)}" for value, which in ranks.items())
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -89,8 +87,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
 def _model(model: nn.Module) -> dict[str, str]:
     """Shape and dtype of each parameter and buffer by name, and whether it is frozen."""
     settings = {
-        name: f"{_tensor(value)}{'' if value.requires_grad else ', frozen'}"
-        for name, value in model.named_parameters()
+        name: f"{_tensor(value)}{'' if value.requires_grad else ', frozen'}" for name, value in model.named_parameters()
     }
     return settings | {name: f"{_tensor(value)}, buffer" for name, value in model.named_buffers()}
 

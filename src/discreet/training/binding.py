@@ -90,9 +90,7 @@ def records_in(batch: Any) -> int:
     """The number of records in a batch: the length of its first tensor."""
     first = next(iter(tensors_in(batch)), None)
     if first is None or first.dim() == 0:
-        check.refuse(
-            "a batch of tensors", type(batch).__name__, "use tensors with the records along the first axis"
-        )
+        check.refuse("a batch of tensors", type(batch).__name__, "use tensors with the records along the first axis")
     return int(first.shape[0])
 
 

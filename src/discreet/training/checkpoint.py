@@ -91,9 +91,7 @@ class Checkpoint:
             check.damaged(f"{path} to be a whole checkpoint", "one that lost its digest", _WHOLE)
         known = held in (FORMAT, WITHOUT_DIGEST)
         known = known and state.keys() == Checkpoint.__dataclass_fields__.keys()
-        check.require(
-            known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it"
-        )
+        check.require(known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it")
         return Checkpoint(**state)
 
     # -- checks ----------------------------------------------------------------------------------------
@@ -123,9 +121,7 @@ class Checkpoint:
         now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
         _same("the sizes of the optimizer's groups", sizes, now, "build the optimizer of the run")
         decay = None if self.average is None else self.average["decay"]
-        _same(
-            "average", decay, None if average is None else average.decay, "resume with the average of the run"
-        )
+        _same("average", decay, None if average is None else average.decay, "resume with the average of the run")
         remedy = "resume with the schedulers of the run"
         _same("number of schedulers", len(self.schedulers), len(schedulers), remedy)
 
@@ -133,10 +129,7 @@ class Checkpoint:
         """Refuse the ledger of another run, and a ledger that lost entries since this checkpoint."""
         remedy = "restore the ledger from a backup; without one, count the whole plan as spent"
         check.require(
-            record.length >= self.charges,
-            f"a ledger of at least {self.charges} charges",
-            record.length,
-            remedy,
+            record.length >= self.charges, f"a ledger of at least {self.charges} charges", record.length, remedy
         )
         found = record.entries[self.charges - 1].digest if self.charges else record.identity
         _same(f"digest after {self.charges} charges", self.digest, found, remedy)
@@ -174,12 +167,7 @@ def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams:
 
     def due(record: LedgerRecord) -> Event:  # holds the ledger's lock, so nothing is written in between
         _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
-        _same(
-            "the ledger's relation",
-            str(plan.relation),
-            str(record.relation),
-            "resume with the relation of the run",
-        )
+        _same("the ledger's relation", str(plan.relation), str(record.relation), "resume with the relation of the run")
         saved.check_ledger(record)
         refuse_old_keys(record, streams)
         return plan.due(record.length)

@@ -338,9 +338,7 @@ class Private:
 
     def _sampled(self) -> tuple[Loader, int]:
         if self._loader is None or self._data is None or isinstance(self.plan.sampling, OwnLoader):
-            check.refuse(
-                "data to draw batches from", "a plan for your own loader", "iterate private.over(loader)"
-            )
+            check.refuse("data to draw batches from", "a plan for your own loader", "iterate private.over(loader)")
         size = len(self._data)  # type: ignore[arg-type]
         self._guard.data(size)
         if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
@@ -369,9 +367,7 @@ class Private:
     def _reopen_ledger(self, path: str | Path | None, resume: str | Path) -> Ledger:
         """Restore a checkpoint. The ledger determines the next step."""
         if path is None:
-            check.refuse(
-                "the ledger of the resumed run", "none", "pass ledger=, the file of the original run"
-            )
+            check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
         saved = checkpoint.Checkpoint.read(resume)
         saved.check_fits(self.plan, self.model, self.optimizer, self._parameters.average, self._schedulers)
         if self.world.is_first:

@@ -40,9 +40,7 @@ class Spent:
         claim = plan.charge().claimed if finished else None
         claimed = None if claim is None else claim.epsilon(plan.delta)
         keyed = SEEDED if charge.seeded else streams.statement
-        return Spent(
-            certified=certified, claimed=claimed, steps=steps, statement=keyed, warnings=plan.warnings
-        )
+        return Spent(certified=certified, claimed=claimed, steps=steps, statement=keyed, warnings=plan.warnings)
 
     @property
     def seeded(self) -> bool:

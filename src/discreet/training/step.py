@@ -71,9 +71,7 @@ class PrivateStep:
     Guarantee: information about the records is released by `_publish` only, which records the charge first.
     """
 
-    def __init__(
-        self, plan: Plan, engine: Engine, state: RunState, streams: Streams, pay: Pay, world: World
-    ) -> None:
+    def __init__(self, plan: Plan, engine: Engine, state: RunState, streams: Streams, pay: Pay, world: World) -> None:
         self._plan, self._engine, self._state, self._pay, self._world = plan, engine, state, pay, world
         now = StepContext(
             step=state.step,

@@ -50,9 +50,7 @@ def bounded(value: Tensor, sensitivity: float = 1.0) -> BoundedSum:
     return BoundedSum(value.clone(), sensitivity, key=_AGGREGATION)
 
 
-def release(
-    mechanism: ProjectedNoise | GaussianNoise, value: Tensor, noise: float, when: StepContext
-) -> Tensor:
+def release(mechanism: ProjectedNoise | GaussianNoise, value: Tensor, noise: float, when: StepContext) -> Tensor:
     return mechanism.release([bounded(value)], [QUERY], noise, when)[0]
 
 
@@ -79,9 +77,7 @@ def test_nothing_removed_costs_nothing_more() -> None:
 
 @pytest.mark.parametrize("bounder", [TwoLevel(clip=1.0, residual=3.0), AdaptiveQuantile()])
 @pytest.mark.parametrize("projection", [DENSE, BLOCKS])
-def test_no_price_for_a_dense_projection_of_several_queries(
-    bounder: TwoLevel, projection: DenseLayers
-) -> None:
+def test_no_price_for_a_dense_projection_of_several_queries(bounder: TwoLevel, projection: DenseLayers) -> None:
     queries = [*bounder.vectors(1.0), *bounder.scalars()]
     with pytest.raises(Refused, match="a single vector query"):
         ProjectedNoise(reduction=0.5, projection=projection).event(queries, 1.1)
@@ -94,14 +90,10 @@ def test_no_price_for_a_dense_projection_of_several_queries(
     "projection", [Orthonormal(), OrthonormalLayers(), DENSE, BLOCKS], ids=lambda p: type(p).__name__
 )
 @pytest.mark.parametrize("lift", [UnbiasedLift(), PaperLift()], ids=lambda p: type(p).__name__)
-def test_nothing_removed_is_the_gaussian_mechanism_bit_for_bit(
-    projection: DenseLayers, lift: UnbiasedLift
-) -> None:
+def test_nothing_removed_is_the_gaussian_mechanism_bit_for_bit(projection: DenseLayers, lift: UnbiasedLift) -> None:
     mechanism = ProjectedNoise(reduction=0.0, projection=projection, lift=lift)
     value = torch.randn(LAYOUT.size)
-    assert torch.equal(
-        release(mechanism, value, 1.1, context()), release(GaussianNoise(), value, 1.1, context())
-    )
+    assert torch.equal(release(mechanism, value, 1.1, context()), release(GaussianNoise(), value, 1.1, context()))
 
 
 @pytest.mark.parametrize(
@@ -183,10 +175,7 @@ class Watched:
 
 
 def moved(
-    mechanism: ProjectedNoise,
-    value: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-    layout: Layout | None = None,
+    mechanism: ProjectedNoise, value: Tensor, monkeypatch: pytest.MonkeyPatch, layout: Layout | None = None
 ) -> float:
     """How far one record that contributes `value` moves the vector that the noise is added to."""
     images = []
@@ -227,9 +216,7 @@ def test_a_record_never_moves_the_projected_sum_by_more_than_the_clip(
 
 
 @pytest.mark.parametrize("sizes", [(1, 11), (54, 9), (600, 400)])
-def test_nor_when_every_layer_is_projected_by_itself(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nor_when_every_layer_is_projected_by_itself(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """At the clip in one layer, or spread over both, along rows of the layers' own projections."""
     layout = Layout(("w", "b"), tuple((size,) for size in sizes))
     mechanism = ProjectedNoise(reduction=0.5, projection=OrthonormalLayers())
@@ -261,18 +248,14 @@ def test_dense_projections_do_move_it_by_more(monkeypatch: pytest.MonkeyPatch) -
     assert max(moved(mechanism, vector, monkeypatch) for vector in unit_vectors(size)) > 1.1
 
 
-@pytest.mark.parametrize(
-    "projection", [Orthonormal(), OrthonormalLayers(), DENSE], ids=lambda p: type(p).__name__
-)
+@pytest.mark.parametrize("projection", [Orthonormal(), OrthonormalLayers(), DENSE], ids=lambda p: type(p).__name__)
 def test_what_lies_on_frozen_coordinates_does_not_leave(projection: DenseLayers) -> None:
     mechanism = ProjectedNoise(reduction=0.5, projection=projection)
     mask = Mask((True, False))
     value = torch.randn(LAYOUT.size)
     other = value.clone()
     other[54:] += 100
-    one, two = (
-        release(mechanism, total, 1.0, dataclasses.replace(context(), mask=mask)) for total in (value, other)
-    )
+    one, two = (release(mechanism, total, 1.0, dataclasses.replace(context(), mask=mask)) for total in (value, other))
     assert torch.equal(one, two)
     assert not torch.equal(release(mechanism, value, 1.0, context()), one)
 
@@ -335,9 +318,7 @@ def test_the_model_that_was_priced_is_welcome(mechanism: ProjectedNoise) -> None
 
 def test_a_sum_with_a_larger_bound_is_refused() -> None:
     with pytest.raises(Refused, match="sensitivity"):
-        ProjectedNoise(reduction=0.3).release(
-            [bounded(torch.zeros(LAYOUT.size), 2.0)], [QUERY], 1.0, context()
-        )
+        ProjectedNoise(reduction=0.3).release([bounded(torch.zeros(LAYOUT.size), 2.0)], [QUERY], 1.0, context())
 
 
 def test_widths() -> None:

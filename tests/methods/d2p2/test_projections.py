@@ -186,9 +186,7 @@ def test_lifting_is_right_on_average(name: str, make: Callable[[int], Projection
 
 
 @pytest.mark.parametrize(("name", "make"), FAMILIES, ids=[name for name, _ in FAMILIES])
-def test_fresh_at_each_step_and_the_same_when_asked_again(
-    name: str, make: Callable[[int], ProjectionMap]
-) -> None:
+def test_fresh_at_each_step_and_the_same_when_asked_again(name: str, make: Callable[[int], ProjectionMap]) -> None:
     value = torch.randn(64 if "without" in name else 37)
     first, again, other = make(0).project(value), make(0).project(value), make(1).project(value)
     assert torch.equal(first, again)

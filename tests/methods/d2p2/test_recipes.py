@@ -204,12 +204,7 @@ def test_a_plan_says_what_its_mechanism_does() -> None:
 
 def test_settings_survive_a_run_directory() -> None:
     """Choices become text and lists in JSON; the recipe reads them back to the same plan."""
-    given = {
-        "decay": Decay.INVERSE_ROOT,
-        "projection": Projection.DENSE,
-        "widths": (3, 4),
-        "lift": Scale.PAPER,
-    }
+    given = {"decay": Decay.INVERSE_ROOT, "projection": Projection.DENSE, "widths": (3, 4), "lift": Scale.PAPER}
     config = RunConfig(delta=DELTA, out="x", method="d2p2-sgd", noise=1.0, parameters=tuple(given.items()))
     back = RunConfig.from_json(json.loads(json.dumps(config.to_json())))
     assert methods.d2p2_sgd(**dict(back.parameters)).digest == methods.d2p2_sgd(**given).digest
@@ -239,9 +234,7 @@ def test_account_of_dense_projections() -> None:
 
 def test_train_from_the_command_line(tmp_path: Path) -> None:
     words = ("--data", "digits", "--noise", 1, "--delta", 1e-5, "--steps", 3, "--seed", 1)
-    answer = run(
-        "train", "--method", "d2p2-sgd", *words, "--reduction", 0.5, "--out", tmp_path / "run", "--json"
-    ).json
+    answer = run("train", "--method", "d2p2-sgd", *words, "--reduction", 0.5, "--out", tmp_path / "run", "--json").json
     assert answer
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert plan["mechanism"]["reduction"] == 0.5

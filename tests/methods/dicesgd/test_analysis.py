@@ -43,13 +43,7 @@ def test_the_event_is_the_run() -> None:
     assert plan.charge().certified == (
         (
             FeedbackEvent(
-                rate=0.02,
-                steps=100,
-                batch=1000,
-                clip=2.0,
-                feedback_clip=0.5,
-                noise_std_on_mean=0.3,
-                preclip=7.0,
+                rate=0.02, steps=100, batch=1000, clip=2.0, feedback_clip=0.5, noise_std_on_mean=0.3, preclip=7.0
             ),
             1,
         ),
@@ -159,10 +153,7 @@ def test_the_ledger_holds_the_run_once_and_counts_its_steps() -> None:
     assert run.ledger.length == loop.STEPS
     assert [type(entry.event).__name__ for entry in run.ledger.entries][:2] == ["ClippedFeedback", "Free"]
     spent = run.spent()
-    assert (
-        spent.certified.epsilon
-        == certify(run.plan.charge(), delta=DELTA, relation=Neighbouring.ADD_REMOVE).epsilon
-    )
+    assert spent.certified.epsilon == certify(run.plan.charge(), delta=DELTA, relation=Neighbouring.ADD_REMOVE).epsilon
     assert spent.claimed == claimed(run.plan)
 
 

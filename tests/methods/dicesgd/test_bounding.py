@@ -59,9 +59,7 @@ def test_the_split_is_the_best(clip: float, residual: float, kappa: float) -> No
 def test_golden_noise_of_the_split() -> None:
     """C1 = 1, Cr = 9, kappa = 0.1: 3.06 per step instead of 10; 11.1 at zero frequency instead of 10."""
     first, second = TwoLevel.smoothed(1.0, 9.0, 0.1).vectors(1.0)
-    assert math.hypot(first.std(1.0), math.sqrt(0.1 / 1.9) * second.std(1.0)) == pytest.approx(
-        3.06, abs=0.005
-    )
+    assert math.hypot(first.std(1.0), math.sqrt(0.1 / 1.9) * second.std(1.0)) == pytest.approx(3.06, abs=0.005)
     assert math.hypot(first.std(1.0), second.std(1.0)) == pytest.approx(11.1, abs=0.05)
 
 
@@ -107,11 +105,7 @@ def test_with_a_limit_nothing_is_lost() -> None:
 def test_the_noise_per_step_is_the_formula(times: float) -> None:
     """Empty batches, long after the start: z (C1 + sqrt(rho) Cr), by a Kolmogorov-Smirnov test; 1.2 times is seen."""
     kappa, size = 0.2, 20_000
-    bounder, combine, memory = (
-        TwoLevel.smoothed(1.0, 4.0, kappa),
-        SmoothedResidual(kappa),
-        dict[str, Tensor](),
-    )
+    bounder, combine, memory = (TwoLevel.smoothed(1.0, 4.0, kappa), SmoothedResidual(kappa), dict[str, Tensor]())
     stream = Streams.seeded(3).noise
     for _ in range(40):
         noisy = [stream.add_normal_(torch.zeros(size), query.std(1.5)) for query in bounder.vectors(1.0)]

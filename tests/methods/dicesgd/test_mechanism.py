@@ -36,9 +36,7 @@ BATCH = 4
 class Line:
     """A linear model whose gradient on a record is the record itself, step by step through the library's stages."""
 
-    def __init__(
-        self, recipe: Recipe, *, noise: float = 0.0, size: int = 3, steps: int = 50, seed: int = 0
-    ) -> None:
+    def __init__(self, recipe: Recipe, *, noise: float = 0.0, size: int = 3, steps: int = 50, seed: int = 0) -> None:
         horizon = Horizon.of(records=40, batch=BATCH, steps=steps)
         self.plan = recipe.bind(noise=noise, horizon=horizon, delta=1e-5)
         self.net = nn.Linear(size, 1, bias=False)
@@ -170,9 +168,7 @@ def test_a_single_step_has_no_price() -> None:
 HOSTILE = [1e30, 3e38, 1e19, 1e7, math.inf, math.nan]
 
 
-@pytest.mark.parametrize(
-    "recipe", [methods.dicesgd(), methods.dicesgd(preclip=5.0), methods.dicesgd_automatic()]
-)
+@pytest.mark.parametrize("recipe", [methods.dicesgd(), methods.dicesgd(preclip=5.0), methods.dicesgd_automatic()])
 @pytest.mark.parametrize("size", HOSTILE)
 def test_a_hostile_record_poisons_nothing(recipe: Recipe, size: float) -> None:
     """The release stays within clip * records + feedback clip * batch, the error within what is kept of a record."""
@@ -211,14 +207,11 @@ def test_what_is_fed_back_is_bounded(shortening: ErrorFeedback, size: float) -> 
     assert float(fed.float().double().norm()) <= 5.0
 
 
-@pytest.mark.parametrize(
-    "bounder", [FeedbackClip(0.7), FeedbackClip(0.7, preclip=9.0), FeedbackNormalised(2.0)]
-)
+@pytest.mark.parametrize("bounder", [FeedbackClip(0.7), FeedbackClip(0.7, preclip=9.0), FeedbackNormalised(2.0)])
 def test_bounders(bounder: Any) -> None:
     bounder_contract(bounder)
     norms = torch.tensor(
-        [[0.0, 1e-12, 0.7, 0.71, 2.0, 8.9, 9.1, 1e4, 1e19, 1e38, 1e300, math.inf, math.nan]],
-        dtype=torch.float64,
+        [[0.0, 1e-12, 0.7, 0.71, 2.0, 8.9, 9.1, 1e4, 1e19, 1e38, 1e300, math.inf, math.nan]], dtype=torch.float64
     )
     hidden = bounder.hidden(norms, 1.0)
     assert hidden.shape == (1, *norms.shape)
@@ -263,9 +256,7 @@ def test_the_energy_of_a_run_is_bounded() -> None:
     joins = {2, 3, 7, 11}
     one, other = Line(recipe), Line(recipe)
     energy = sum(
-        float(
-            (one.step(rows) - other.step(torch.cat([rows, loud]) if step in joins else rows)).square().sum()
-        )
+        float((one.step(rows) - other.step(torch.cat([rows, loud]) if step in joins else rows)).square().sum())
         for step, rows in enumerate(common)
     )
     n = len(joins)

@@ -40,9 +40,7 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(**(fields | changes))
 
 
-def bound(
-    recipe: Recipe, *, noise: float = math.sqrt(1000), steps: int = 50_000, batch: float = 1000
-) -> Plan:
+def bound(recipe: Recipe, *, noise: float = math.sqrt(1000), steps: int = 50_000, batch: float = 1000) -> Plan:
     return recipe.bind(noise=noise, horizon=Horizon.of(records=1000, batch=batch, steps=steps), delta=1e-5)
 
 
@@ -61,9 +59,7 @@ def test_the_golden_plateau() -> None:
 def test_never_above_composition_and_equal_to_it_in_short_runs() -> None:
     for steps in (1, 10, 100, 999):
         plan = bound(recipe(), steps=steps)
-        assert plan.certificate().epsilon == pytest.approx(
-            with_visible_iterates(plan).certificate().epsilon, rel=1e-9
-        )
+        assert plan.certificate().epsilon == pytest.approx(with_visible_iterates(plan).certificate().epsilon, rel=1e-9)
     for steps in (1010, 5000):
         plan = bound(recipe(), steps=steps)
         assert plan.certificate().epsilon < with_visible_iterates(plan).certificate().epsilon
@@ -86,9 +82,7 @@ def test_minibatches_do_not_pay() -> None:
 
 def test_weight_decay_makes_the_plateau_early() -> None:
     """An L2 term outside of the clip contracts: the start is forgotten geometrically, whatever the diameter."""
-    pulled = recipe(
-        domain=Ball(radius=10.0), analysis=LastIterate(learning_rate=7.9, curvature=LOGISTIC, decay=1e-3)
-    )
+    pulled = recipe(domain=Ball(radius=10.0), analysis=LastIterate(learning_rate=7.9, curvature=LOGISTIC, decay=1e-3))
     still = recipe(domain=Ball(radius=10.0), analysis=LastIterate(learning_rate=7.9, curvature=LOGISTIC))
     assert pulled.analysis.expansion(bound(pulled)) == pytest.approx(1 - 7.9e-3)  # type: ignore[attr-defined]
     far, further = bound(pulled).certificate().epsilon, bound(pulled, steps=10**6).certificate().epsilon
@@ -129,9 +123,7 @@ def test_the_event_of_each_sampling() -> None:
     event = capped.analysis.whole_run(bound(capped, batch=100))
     assert isinstance(event, LastIterateRun)
     assert isinstance(event.step, TruncatedPoissonSampled)
-    assert event.expansion == pytest.approx(
-        abs(1 - 8 * 0.25 * 1.5)
-    )  # batches half as large again as the divisor
+    assert event.expansion == pytest.approx(abs(1 - 8 * 0.25 * 1.5))  # batches half as large again as the divisor
 
 
 def test_one_charge_and_then_free_steps() -> None:
@@ -167,10 +159,7 @@ def test_assumed_smoothness_is_said_everywhere() -> None:
         ({"bounder": bounding.AutoS()}, "FlatClip, which projects each gradient.*got AutoS"),
         ({"bounder": PerLayer(1.0)}, "FlatClip.*got PerLayer"),
         ({"bounder": AdaptiveQuantile()}, "FlatClip.*got AdaptiveQuantile"),
-        (
-            {"mechanism": ProjectedNoise(reduction=0.5)},
-            "Gaussian noise on the whole gradient.*got Projected",
-        ),
+        ({"mechanism": ProjectedNoise(reduction=0.5)}, "Gaussian noise on the whole gradient.*got Projected"),
         ({"selection": RandomFreeze(final_rate=0.5)}, "all coordinates in every step.*got RandomFreeze"),
         ({"schedule": InverseRoot()}, "the same noise at every step.*got InverseRoot"),
         ({"domain": Unbounded()}, "a bounded domain.*got Unbounded"),

@@ -41,9 +41,7 @@ def test_smoothness_is_an_upper_bound_and_is_attained(link: Link) -> None:
     for trial in range(60):
         features = torch.randn(4, generator=generator, dtype=torch.float64)
         features = torch.cat([features / features.norm() * bound, torch.ones(1, dtype=torch.float64)])
-        weights = torch.randn(classes, 5, generator=generator, dtype=torch.float64) * (
-            2.0 if trial % 2 else 0.0
-        )
+        weights = torch.randn(classes, 5, generator=generator, dtype=torch.float64) * (2.0 if trial % 2 else 0.0)
         if link is Link.SOFTMAX and trial % 3 == 0:
             weights[2] = -50 * features / features.norm()  # two classes of probability 1/2: the worst case
             weights[:2] = 0
@@ -59,9 +57,7 @@ def test_without_a_bias_the_features_alone_count() -> None:
     assert LinearModel(link=Link.SOFTMAX, features=2.0).smoothness == 2.5
 
 
-def step(
-    link: Link, x: Tensor, records: Tensor, labels: Tensor, eta: float, clip: float, decay: float
-) -> Tensor:
+def step(link: Link, x: Tensor, records: Tensor, labels: Tensor, eta: float, clip: float, decay: float) -> Tensor:
     """The noiseless update with per-sample clipping, over a divisor of four."""
     total = torch.zeros_like(x)
     for features, label in zip(records, labels.tolist(), strict=True):
@@ -72,9 +68,7 @@ def step(
 
 
 @pytest.mark.parametrize("link", Link)
-@pytest.mark.parametrize(
-    ("eta", "decay", "size"), [(0.7, 0.0, 4), (1.5, 0.1, 4), (0.7, 0.0, 6), (5.0, 0.0, 4)]
-)
+@pytest.mark.parametrize(("eta", "decay", "size"), [(0.7, 0.0, 4), (1.5, 0.1, 4), (0.7, 0.0, 6), (5.0, 0.0, 4)])
 def test_no_pair_of_points_is_pushed_apart_by_more(link: Link, eta: float, decay: float, size: int) -> None:
     """Random pairs, clips that bite and clips that do not, batches larger than the divisor."""
     generator = torch.Generator().manual_seed(6)
@@ -89,9 +83,7 @@ def test_no_pair_of_points_is_pushed_apart_by_more(link: Link, eta: float, decay
         x = torch.randn(width, generator=generator, dtype=torch.float64) * (0.1, 1.0, 5.0)[trial % 3]
         y = x + torch.randn(width, generator=generator, dtype=torch.float64) * (1e-3, 1.0)[trial % 2]
         clip = (0.2, 1.0, 100.0)[trial % 3]
-        apart = step(link, x, records, labels, eta, clip, decay) - step(
-            link, y, records, labels, eta, clip, decay
-        )
+        apart = step(link, x, records, labels, eta, clip, decay) - step(link, y, records, labels, eta, clip, decay)
         assert float(apart.norm()) <= factor * float((x - y).norm()) * (1 + 1e-9)
 
 
@@ -110,9 +102,7 @@ def test_factors() -> None:
 def test_assumptions_are_conditions() -> None:
     assert LinearModel(link=Link.LOGISTIC, features=1.0).condition is None
     assert Assumed(smoothness=3.0).condition == "if every loss is L-smooth with L = 3"
-    assert (
-        Assumed(smoothness=0.5, convex=True).condition == "if every loss is convex and L-smooth with L = 0.5"
-    )
+    assert Assumed(smoothness=0.5, convex=True).condition == "if every loss is convex and L-smooth with L = 0.5"
     assert Assumed(smoothness=1.0).expansion(learning_rate=0.2, ratio=1.0, decay=0.0) == pytest.approx(1.2)
     convex = Assumed(smoothness=1.0, convex=True).expansion(learning_rate=1.0, ratio=1.0, decay=0.0)
     assert convex == pytest.approx(2 / math.sqrt(3))

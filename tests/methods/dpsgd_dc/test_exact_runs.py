@@ -136,31 +136,10 @@ class Case:
 _ADD, _REPLACE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
 CASES = [
     Case(sampling=FullBatch(), relation=_ADD, batch=5, steps=40, radius=0.3, learning_rate=4.0, noise=2.0),
-    Case(
-        sampling=FullBatch(), relation=_REPLACE, batch=4, steps=25, radius=0.3, learning_rate=8.0, noise=3.0
-    ),
-    Case(
-        sampling=FullBatch(),
-        relation=_ADD,
-        batch=5,
-        steps=60,
-        radius=1.0,
-        learning_rate=4.0,
-        noise=4.0,
-        decay=0.1,
-    ),
-    Case(
-        sampling=FixedSize(), relation=_REPLACE, batch=2, steps=20, radius=0.2, learning_rate=4.0, noise=2.0
-    ),
-    Case(
-        sampling=TruncatedPoisson(cap=3),
-        relation=_ADD,
-        batch=2,
-        steps=20,
-        radius=0.2,
-        learning_rate=4.0,
-        noise=1.5,
-    ),
+    Case(sampling=FullBatch(), relation=_REPLACE, batch=4, steps=25, radius=0.3, learning_rate=8.0, noise=3.0),
+    Case(sampling=FullBatch(), relation=_ADD, batch=5, steps=60, radius=1.0, learning_rate=4.0, noise=4.0, decay=0.1),
+    Case(sampling=FixedSize(), relation=_REPLACE, batch=2, steps=20, radius=0.2, learning_rate=4.0, noise=2.0),
+    Case(sampling=TruncatedPoisson(cap=3), relation=_ADD, batch=2, steps=20, radius=0.2, learning_rate=4.0, noise=1.5),
 ]
 IDS = [f"{type(case.sampling).__name__}, {case.relation}, decay {case.decay:g}" for case in CASES]
 
@@ -192,9 +171,7 @@ def test_the_certificate_covers_the_exact_run(case: Case) -> None:
 )
 def test_a_wrong_certificate_is_exceeded(fault: dict[str, float]) -> None:
     """Negative control: little noise on a wide interval, where the steps add up."""
-    case = Case(
-        sampling=FullBatch(), relation=_ADD, batch=5, steps=12, radius=1.0, learning_rate=1.0, noise=4.0
-    )
+    case = Case(sampling=FullBatch(), relation=_ADD, batch=5, steps=12, radius=1.0, learning_rate=1.0, noise=4.0)
     plan = case.plan
     event = plan.event_at(0)
     assert isinstance(event, LastIterateRun)

@@ -63,9 +63,7 @@ def test_the_update_is_the_one_of_the_theorem() -> None:
     x, y = data().tensors
     rows = torch.cat([ClippedFeatures(1.0)(x), torch.ones(RECORDS, 1)], 1).double()
     by_hand = torch.cat([p.detach().flatten() for p in net.parameters()]).double()
-    run = private(
-        net, plan(recipe, noise=0.0), optimizer=lambda p: torch.optim.SGD(p, lr=RATE, weight_decay=0.1)
-    )
+    run = private(net, plan(recipe, noise=0.0), optimizer=lambda p: torch.optim.SGD(p, lr=RATE, weight_decay=0.1))
     train(run)
     for _ in range(STEPS):
         gradients = (torch.sigmoid(rows @ by_hand) - y)[:, None] * rows
@@ -96,14 +94,8 @@ def test_assumed_smoothness_takes_any_model_and_says_so() -> None:
     [
         (lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.9), r"SGD without momentum.*got momentum=0\.9"),
         (lambda p: torch.optim.Adam(p, lr=RATE), r"torch\.optim\.SGD.*got Adam"),
-        (
-            lambda p: torch.optim.SGD(p, lr=1.0),
-            r"the learning rate 2\.0 that the certificate states.*got lr=1\.0",
-        ),
-        (
-            lambda p: torch.optim.SGD(p, lr=RATE, weight_decay=0.1),
-            r"the weight decay 0\.0.*got weight_decay=0\.1",
-        ),
+        (lambda p: torch.optim.SGD(p, lr=1.0), r"the learning rate 2\.0 that the certificate states.*got lr=1\.0"),
+        (lambda p: torch.optim.SGD(p, lr=RATE, weight_decay=0.1), r"the weight decay 0\.0.*got weight_decay=0\.1"),
         (lambda p: torch.optim.SGD(p, lr=RATE, maximize=True), "SGD that minimises"),
     ],
 )
@@ -183,18 +175,14 @@ def test_checkpoints_are_marked_private_until_the_end(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "state.pt", weights_only=True)["hidden"] is True
     run.close()
     net = model()
-    again = private(
-        net, streams=Streams.seeded(6), ledger=tmp_path / "ledger.jsonl", resume=tmp_path / "state.pt"
-    )
+    again = private(net, streams=Streams.seeded(6), ledger=tmp_path / "ledger.jsonl", resume=tmp_path / "state.pt")
     train(again)
     again.save(tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True)["hidden"] is False
     assert again.progress.step == STEPS
     again.close()
     resumed = Ledger.resume(tmp_path / "ledger.jsonl", planned=again.plan.event_at(0))
-    assert (
-        resumed.charge().certified == again.plan.charge().certified
-    )  # one event, whatever happened on the way
+    assert resumed.charge().certified == again.plan.charge().certified  # one event, whatever happened on the way
     resumed.close()
 
 

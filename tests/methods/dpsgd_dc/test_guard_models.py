@@ -55,9 +55,7 @@ def test_a_bias_that_was_not_stated() -> None:
 
 def test_frozen_layers_may_stand_before_the_features() -> None:
     front = nn.Sequential(nn.Linear(5, 7), nn.Tanh()).requires_grad_(False)
-    net = nn.Sequential(
-        front, ClippedFeatures(1.0), nn.Linear(7, 1), build("logistic", shape=(5,), classes=2)[2]
-    )
+    net = nn.Sequential(front, ClippedFeatures(1.0), nn.Linear(7, 1), build("logistic", shape=(5,), classes=2)[2])
     train(private(net))
 
 
@@ -70,9 +68,7 @@ def test_views_of_a_record() -> None:
     "loss",
     [
         pytest.param(lambda s, y: 2 * F.cross_entropy(s, y, reduction="none"), id="weighted"),
-        pytest.param(
-            lambda s, y: F.cross_entropy(s, y, reduction="none", label_smoothing=0.1), id="smoothed labels"
-        ),
+        pytest.param(lambda s, y: F.cross_entropy(s, y, reduction="none", label_smoothing=0.1), id="smoothed labels"),
         pytest.param(lambda s, y: (s[:, 1] - y).square(), id="squared"),
         pytest.param(lambda s, y: F.relu(1 - (2 * y - 1) * s[:, 1]), id="hinge"),
         pytest.param(lambda s, y: F.cross_entropy(s * 3, y, reduction="none"), id="a temperature"),
@@ -91,9 +87,7 @@ def test_another_loss_than_the_stated_one(loss: Any) -> None:
 def test_the_stated_losses_pass(link: Link) -> None:
     generator = torch.Generator().manual_seed(9)
     for size in (1e-3, 1.0, 30.0):
-        scores = (torch.randn(50, 1 if link.one_score else 4, generator=generator) * size).requires_grad_(
-            True
-        )
+        scores = (torch.randn(50, 1 if link.one_score else 4, generator=generator) * size).requires_grad_(True)
         labels = torch.randint(0, 2 if link.one_score else 4, (50,), generator=generator)
         if link is Link.LOGISTIC:
             values = F.binary_cross_entropy_with_logits(scores[:, 0], labels.float(), reduction="none")

@@ -45,13 +45,10 @@ def test_a_hidden_run_is_evaluated_at_its_end_alone(tmp_path: Path) -> None:
 
 
 def test_a_condition_is_in_the_first_sentence_of_the_statement(tmp_path: Path) -> None:
-    word = config(
-        tmp_path, parameters=(("smoothness", 2.0),), model="mlp", steps=2, seed=None, weight_decay=0.0
-    )
+    word = config(tmp_path, parameters=(("smoothness", 2.0),), model="mlp", steps=2, seed=None, weight_decay=0.0)
     result = train_run(word)
     assert (
-        "**If every loss is L-smooth with L = 2**, which has not been checked, the released model"
-        in result.statement
+        "**If every loss is L-smooth with L = 2**, which has not been checked, the released model" in result.statement
     )
     assert "if every loss is L-smooth with L = 2" in str(result.spent)
 

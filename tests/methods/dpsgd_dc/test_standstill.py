@@ -15,9 +15,7 @@ from discreet.stages.sampling import Horizon
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_standstill(decay: float) -> None:
     """From that step on the last iterate is cheaper than composition, and not before."""
-    recipe = methods.dpsgd_dc(
-        link=Link.LOGISTIC, learning_rate=3.8, radius=1.0, weight_decay=decay, features=1.0
-    )
+    recipe = methods.dpsgd_dc(link=Link.LOGISTIC, learning_rate=3.8, radius=1.0, weight_decay=decay, features=1.0)
 
     def plan(steps: int) -> object:
         return recipe.bind(noise=30.0, horizon=Horizon.of(records=1000, batch=1000, steps=steps), delta=1e-5)

@@ -46,9 +46,7 @@ BOUNDERS = [
 def hard_records(size: int) -> Tensor:
     """Gradients that are hard to bound: near zero, opposite, at the ends of every angle's range, not finite."""
     generator = torch.Generator().manual_seed(size)
-    rows = [
-        torch.randn(size, generator=generator) * factor for factor in (1e-38, 1e-20, 1e-3, 1.0, 1e6, 1e30)
-    ]
+    rows = [torch.randn(size, generator=generator) * factor for factor in (1e-38, 1e-20, 1e-3, 1.0, 1e6, 1e30)]
     rows += [-rows[3], torch.zeros(size), rows[3].clone()]
     for sign in (1.0, -1.0):
         for index in (0, size - 2, size - 1):
@@ -184,9 +182,7 @@ def test_the_specified_examples() -> None:
     assert first == pytest.approx(1.149392, abs=1e-6)
     assert Queries((Gaussian(2.0), Gaussian(3.0))).whitened.noise == pytest.approx(1.66410, abs=1e-5)
     split = (first / 1.2) ** 2
-    plan = methods.polar(split=split).bind(
-        noise=first, horizon=Horizon.of_rate(rate=0.01, steps=1000), delta=1e-5
-    )
+    plan = methods.polar(split=split).bind(noise=first, horizon=Horizon.of_rate(rate=0.01, steps=1000), delta=1e-5)
     assert [query.event(first).noise for query in plan.queries(1.0)] == pytest.approx([1.2, 4.0])
     assert plan.certificate().epsilon == pytest.approx(1.4002, rel=0.005)
 
@@ -207,9 +203,7 @@ def test_the_window_is_a_share(beta: float) -> None:
 # -- the split ------------------------------------------------------------------------------------------------
 
 
-def error(
-    split: float, *, size: int, noise: float, batch: float, magnitude: float, agreement: float
-) -> float:
+def error(split: float, *, size: int, noise: float, batch: float, magnitude: float, agreement: float) -> float:
     """The expected squared error of mean magnitude times noisy sum, over (C z)^2: as derived in the docs."""
     a, b = 1 / split, 1 / (1 - split)
     number = b * noise**2 / batch**2  # variance of the mean magnitude

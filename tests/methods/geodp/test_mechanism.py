@@ -39,9 +39,7 @@ def context(size: int, streams: Streams, mask: Mask | None = None, batch: float 
     return StepContext(step=0, steps_per_epoch=1, batch=batch, layout=layout, streams=streams, mask=mask)
 
 
-def release(
-    mechanism: GeometricNoise, value: Tensor, noise: float, when: StepContext, clip: float = CLIP
-) -> Tensor:
+def release(mechanism: GeometricNoise, value: Tensor, noise: float, when: StepContext, clip: float = CLIP) -> Tensor:
     total = BoundedSum(value.clone(), clip, key=_AGGREGATION)
     return mechanism.release([total], [Query(clip)], noise, when)[0]
 
@@ -125,9 +123,7 @@ def test_the_claim_is_broken_by_the_mechanism_itself() -> None:
     claim = _bound(methods.geodp(clip=1.0, beta=1.0), steps=1).charge().claimed
     assert claim is not None
     assert claim.epsilon(1e-5) == pytest.approx(4.84481, abs=1e-5)
-    audited = play(
-        Turned(100.0), trials=3000, delta=1e-5, confidence=0.999, generator=np.random.default_rng(0)
-    )
+    audited = play(Turned(100.0), trials=3000, delta=1e-5, confidence=0.999, generator=np.random.default_rng(0))
     assert audited.epsilon > 4.845
     # Negative control: where the noise on angles covers their whole range, the attack shows nothing of the kind.
     hidden = play(Turned(1.0), trials=1500, delta=1e-5, confidence=0.999, generator=np.random.default_rng(0))

@@ -127,9 +127,7 @@ def test_a_sum_on_other_coordinates_does_not_leave(monkeypatch: pytest.MonkeyPat
     """An engine that forgets the mask puts signal on frozen coordinates: the mechanism never reads them."""
     real = Engine.add_weighted
 
-    def forgetful(
-        self: Engine, weights: Tensor, totals: Tensor, groups: Any = None, mask: Any = None
-    ) -> None:
+    def forgetful(self: Engine, weights: Tensor, totals: Tensor, groups: Any = None, mask: Any = None) -> None:
         real(self, weights, totals, groups, None)
 
     monkeypatch.setattr(Engine, "add_weighted", forgetful)
@@ -150,9 +148,7 @@ def test_one_mask_serves_a_logical_batch(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(RandomFreeze, "mask", mask)
     monkeypatch.setattr(Engine, "norms", lambda self, g, m: used.append(m) or norms(self, g, m))
-    monkeypatch.setattr(
-        Engine, "add_weighted", lambda self, w, t, g, m: used.append(m) or add(self, w, t, g, m)
-    )
+    monkeypatch.setattr(Engine, "add_weighted", lambda self, w, t, g, m: used.append(m) or add(self, w, t, g, m))
     plan = loop.plan(PLANS["elements step freeze-then-clip"], steps=3)
     released = steps_of(plan, micro=7)
     assert len(asked) == 3
@@ -204,9 +200,7 @@ def test_freezing_first_leaves_more_of_the_gradient() -> None:
         )
         for order in Order
     }
-    norms = {
-        order: steps_of(loop.plan(plan, noise=0.0, steps=1), records=1)[0] for order, plan in made.items()
-    }
+    norms = {order: steps_of(loop.plan(plan, noise=0.0, steps=1), records=1)[0] for order, plan in made.items()}
     first, after = (float(norms[order].value.norm()) * loop.BATCH for order in Order)
     assert first == pytest.approx(0.05, rel=1e-4)
     assert after < 0.9 * first
@@ -293,11 +287,7 @@ def test_freezing_composes_with_every_bounder(name: str, selection: Any) -> None
 def test_what_needs_all_coordinates_is_refused(name: str) -> None:
     """What is defined on whole vectors says so."""
     with pytest.raises(Refused, match="all coordinates"):
-        loop.train(
-            loop.private(
-                which=loop.plan(dataclasses.replace(METHODS[name].recipe(), selection=HALF.selection))
-            )
-        )
+        loop.train(loop.private(which=loop.plan(dataclasses.replace(METHODS[name].recipe(), selection=HALF.selection))))
 
 
 @pytest.mark.parametrize("refresh", Refresh)

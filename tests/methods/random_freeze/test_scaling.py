@@ -21,8 +21,7 @@ def test_the_pair_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"clip": 0.0}, {"momentum": 1.0}, {"to_momentum": 1.0}, {"momentum": -0.1}, {"clip": float("nan")}],
+    "wrong", [{"clip": 0.0}, {"momentum": 1.0}, {"to_momentum": 1.0}, {"momentum": -0.1}, {"clip": float("nan")}]
 )
 def test_settings_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(Refused, match=next(iter(wrong))):

@@ -27,9 +27,7 @@ CPU = torch.device("cpu")
 ALPHA = 1e-6  # false-alarm rate of every statistical test here
 
 
-def context(
-    step: int = 0, *, layout: Layout = LAYOUT, streams: Streams | None = None, **more: Any
-) -> StepContext:
+def context(step: int = 0, *, layout: Layout = LAYOUT, streams: Streams | None = None, **more: Any) -> StepContext:
     streams = streams or Streams.seeded(1)
     return StepContext(step=step, steps_per_epoch=5, batch=10.0, layout=layout, streams=streams, **more)
 
@@ -82,9 +80,7 @@ def _lines(granularity: Granularity, active: torch.Tensor) -> Any:
             lines = view.reshape(1, -1)
         else:
             by_column = granularity is Granularity.COLUMNS and view.dim() > 1
-            lines = (
-                view.transpose(0, 1) if by_column else view.reshape(-1, 1) if view.dim() < 2 else view
-            ).flatten(1)
+            lines = (view.transpose(0, 1) if by_column else view.reshape(-1, 1) if view.dim() < 2 else view).flatten(1)
         for line in lines:
             assert line.all() or not line.any()
             yield line
@@ -250,9 +246,7 @@ def test_a_run_that_lost_its_releases_ranks_by_noise() -> None:
         (0.9, 80, 100, 80, 0.575),  # printed as 0.58
     ],
 )
-def test_density_of_the_paper(
-    rate: float, cooling: int, epochs: int, baseline: int | None, paper: float
-) -> None:
+def test_density_of_the_paper(rate: float, cooling: int, epochs: int, baseline: int | None, paper: float) -> None:
     horizon = Horizon.of(records=50_000, batch=1000, epochs=epochs)
     freeze = RandomFreeze(final_rate=rate, cooling_epochs=cooling)
     assert freeze.density(horizon, baseline_epochs=baseline) == pytest.approx(paper, abs=1e-12)

@@ -20,9 +20,7 @@ from discreet.stages.values import Released
 LAYOUT = Layout(("w", "b"), ((50, 60), (50,)))
 
 
-def random_mask(
-    rate: float, layout: Layout = LAYOUT, unit: Granularity = Granularity.ELEMENTS
-) -> Mask | None:
+def random_mask(rate: float, layout: Layout = LAYOUT, unit: Granularity = Granularity.ELEMENTS) -> Mask | None:
     streams = Streams.seeded(1)
     now = StepContext(step=0, steps_per_epoch=1, batch=1.0, layout=layout, streams=streams)
     return RandomFreeze(final_rate=rate, granularity=unit).mask(now)

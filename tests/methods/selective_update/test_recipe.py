@@ -77,10 +77,7 @@ def test_every_test_is_charged_kept_or_not(tmp_path: Path) -> None:
     assert bound().charge() == Charge(((GRADIENT, 8), (TEST, 8)))
     assert (
         bound().certificate().epsilon
-        > dataclasses.replace(methods.dp_sgd())
-        .bind(noise=1.0, horizon=HORIZON, delta=1e-5)
-        .certificate()
-        .epsilon
+        > dataclasses.replace(methods.dp_sgd()).bind(noise=1.0, horizon=HORIZON, delta=1e-5).certificate().epsilon
     )
 
 
@@ -152,9 +149,7 @@ def test_gradients_and_tests_draw_the_noise_that_they_are_charged_for(
     assert len(drawn) == len(charged) == 16
     for event, std in zip(charged, drawn, strict=True):
         release = event.event  # type: ignore[attr-defined]
-        priced = (
-            release.sigma if isinstance(release, SelectionQuery) else release.noise * 1.0
-        )  # the clip is 1
+        priced = release.sigma if isinstance(release, SelectionQuery) else release.noise * 1.0  # the clip is 1
         assert std == pytest.approx(priced, rel=1e-12)
 
 
@@ -276,8 +271,7 @@ def test_what_is_not_proven_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe",
-    [methods.sur(clipping=Clipping.PSAC), methods.sur(clipping=Clipping.AUTO_S), methods.geodp_sound()],
+    "recipe", [methods.sur(clipping=Clipping.PSAC), methods.sur(clipping=Clipping.AUTO_S), methods.geodp_sound()]
 )
 def test_companions_cost_what_their_releases_and_tests_cost(recipe: Recipe) -> None:
     plan = recipe.using(acceptance=LossTest()).bind(noise=1.0, horizon=HORIZON, delta=1e-5)

@@ -43,9 +43,7 @@ class Geometry:
 class Convolution:
     """g_n = the weight gradient of record n alone, for `images` and output gradients `outputs`."""
 
-    def __init__(
-        self, images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
-    ) -> None:
+    def __init__(self, images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int) -> None:
         self.images, self.outputs = widen(images), widen(outputs)
         self.shape, self.geometry = tuple(shape), geometry
         self._records, self._seal = records, VersionGuard(self.images, self.outputs)
@@ -153,9 +151,7 @@ def _weight_gradient(images: Tensor, outputs: Tensor, shape: Sequence[int], geom
     return gradient
 
 
-def _by_groups(
-    images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int
-) -> Tensor:
+def _by_groups(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int) -> Tensor:
     """All records at once as the groups of one convolution, their frames as its batch."""
     alone = Geometry(geometry.stride, geometry.padding, geometry.dilation, records * geometry.groups)
     images_FNC, outputs_FNC = (

@@ -180,10 +180,7 @@ class Sum:
 
 
 def merge(
-    parts: Sequence[Part],
-    shape: Sequence[int],
-    room: int,
-    keep: Callable[[WriteOnce], FormedGradients] | None = None,
+    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
 ) -> Factors:
     """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
     outers = [part for part in parts if isinstance(part, Outer)]

@@ -15,9 +15,7 @@ from discreet.engine.factors.recorded_call import Parts, RecordedCall, Rule, sum
 from discreet.engine.trace.capture import RecordAxis
 
 
-def _affine(
-    use: RecordedCall, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None
-) -> Parts:
+def _affine(use: RecordedCall, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None) -> Parts:
     """weight * plain + bias along the channels (`axis`) or over the trailing shape (None)."""
     for argument, product in ((weight, plain), (bias, None)):
         if argument is None or not use.wants(argument):

@@ -9,14 +9,7 @@ from torch import Tensor
 
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.linear import OneHot, Outer, settle
-from discreet.engine.factors.parts import (
-    BoundedFactors,
-    Factors,
-    FormedGradients,
-    Part,
-    norms_by_chunks,
-    row_norms,
-)
+from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part, norms_by_chunks, row_norms
 from discreet.engine.layout import Lines, Mask
 
 
@@ -53,9 +46,7 @@ def _on_lines(outer: Outer, lines: Lines) -> Factors:
 class _OnLines:
     """Factors of some rows and columns of a matrix."""
 
-    def __init__(
-        self, inner: Factors, shape: tuple[int, ...], rows: Tensor | None, columns: Tensor | None
-    ) -> None:
+    def __init__(self, inner: Factors, shape: tuple[int, ...], rows: Tensor | None, columns: Tensor | None) -> None:
         self.inner, self.shape = inner, shape
         self._rows, self._columns = rows, columns
 

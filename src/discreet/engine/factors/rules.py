@@ -51,9 +51,7 @@ def _reverse_matmul(use: RecordedCall, weight: Tensor, input: Tensor) -> Parts:
     return _matmul(use, input, weight)
 
 
-def _addmm(
-    use: RecordedCall, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> Parts:
+def _addmm(use: RecordedCall, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Parts:
     if beta != 1 or alpha != 1 or use.wants(input):
         raise UnfitError
     if use.wants(weight):
@@ -156,17 +154,9 @@ def _add(use: RecordedCall, first: Any, second: Any, *, alpha: Any = 1) -> Parts
 
 def _mul(use: RecordedCall, first: Any, second: Any) -> Parts:
     argument, other = (first, second) if use.wants(first) else (second, first)
-    if (
-        use.wants(other)
-        or not isinstance(other, Tensor)
-        or use.gradient is None
-        or other.shape != use.gradient.shape
-    ):
+    if use.wants(other) or not isinstance(other, Tensor) or use.gradient is None or other.shape != use.gradient.shape:
         raise UnfitError
-    yield (
-        argument,
-        FormedGradients(summed_to(widen(use.gradient_by_record) * use.by_record(other), argument.shape)),
-    )
+    yield (argument, FormedGradients(summed_to(widen(use.gradient_by_record) * use.by_record(other), argument.shape)))
 
 
 def _expand(use: RecordedCall, input: Tensor, *sizes: Any, **named: Any) -> Parts:
@@ -247,9 +237,7 @@ def parts_of(use: RecordedCall) -> list[tuple[Tracked, Part]]:
     """The part of every parameter in a recorded call."""
     found = simple_parts(use)
     if found is None:
-        found = [
-            (use.targets[id(argument)], part) for argument, part in _general(use, *use.args, **use.kwargs)
-        ]
+        found = [(use.targets[id(argument)], part) for argument, part in _general(use, *use.args, **use.kwargs)]
     return found
 
 

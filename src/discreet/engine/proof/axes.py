@@ -19,9 +19,7 @@ def record_axis(small: Tensor, large: Tensor, moved: Sequence[Tensor], what: str
     `moved` are the values of the large batch with one record after the other replaced.
     """
     if small.dim() != large.dim():
-        _refuse_mixing(
-            what, f"shape {tuple(small.shape)} for {SMALL} records, {tuple(large.shape)} for {LARGE}"
-        )
+        _refuse_mixing(what, f"shape {tuple(small.shape)} for {SMALL} records, {tuple(large.shape)} for {LARGE}")
     axis = _follower(small, large)
     if isinstance(axis, str):
         _refuse_mixing(what, axis)

@@ -38,10 +38,7 @@ UNKNOWN: Final = Blame(
 )
 
 UNINITIALISED: Final = Blame(
-    "torch.empty",
-    "",
-    "its memory may still hold values of records",
-    "use torch.zeros, or torch.full",
+    "torch.empty", "", "its memory may still hold values of records", "use torch.zeros, or torch.full"
 )
 GRADIENTS: Final = Blame(
     "a gradient that backward() left",
@@ -79,33 +76,8 @@ def user_line(*, but_not_torch: bool = False) -> str | None:
 
 _REDUCTIONS: Final = frozenset(
     [
-        *(
-            "mean",
-            "sum",
-            "std",
-            "var",
-            "amax",
-            "amin",
-            "max",
-            "min",
-            "any",
-            "all",
-            "median",
-            "quantile",
-            "nanmean",
-        ),
-        *(
-            "nansum",
-            "norm",
-            "prod",
-            "logsumexp",
-            "argmax",
-            "argmin",
-            "count_nonzero",
-            "mode",
-            "nanmedian",
-            "aminmax",
-        ),
+        *("mean", "sum", "std", "var", "amax", "amin", "max", "min", "any", "all", "median", "quantile", "nanmean"),
+        *("nansum", "norm", "prod", "logsumexp", "argmax", "argmin", "count_nonzero", "mode", "nanmedian", "aminmax"),
         *("std_mean", "var_mean", "softmax", "log_softmax", "cumsum", "sort", "argsort", "topk", "kthvalue"),
     ]
 )
@@ -115,9 +87,7 @@ def blame_for(func: Callable[..., Any], verdict: Verdict) -> Blame:
     """Why the outputs of a call are mixed, and what to write instead."""
     name = name_of(func).strip("_")
     if verdict.sized_by_values:
-        remedy = (
-            "keep every record and every position: pad to a public length, and multiply by a mask of 0 and 1"
-        )
+        remedy = "keep every record and every position: pad to a public length, and multiply by a mask of 0 and 1"
     elif name.endswith("_loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
         remedy = 'pass reduction="none" and reduce each record by itself'
     elif name in _REDUCTIONS:

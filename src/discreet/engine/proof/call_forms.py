@@ -39,9 +39,7 @@ class Follows(enum.IntEnum):
 
 
 TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
-_PLAIN: Final = frozenset(
-    [type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format]
-)
+_PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
 _AT_MOST: Final = 4  # entries of an axis whose size does not matter
 
 
@@ -135,9 +133,7 @@ class Reading:
         if not origin.is_made:
             return tuple(tensor.shape)
         factors = [self.follows.factor(size, self.records) for size in tensor.shape]
-        return tuple(
-            size if factor is None else (factor,) for size, factor in zip(tensor.shape, factors, strict=True)
-        )
+        return tuple(size if factor is None else (factor,) for size, factor in zip(tensor.shape, factors, strict=True))
 
     def leaf(self, tensor: Tensor, origin: Origin, *, shrink: bool, exact: bool) -> Leaf:
         """What the proof needs to know of one tensor."""
@@ -193,13 +189,7 @@ def provable(
 
 
 def _rebuilt(
-    args: Any,
-    kwargs: Any,
-    reading: Reading,
-    values: bool,
-    shapes: bool,
-    tensors: Sequence[Tensor],
-    records: int,
+    args: Any, kwargs: Any, reading: Reading, values: bool, shapes: bool, tensors: Sequence[Tensor], records: int
 ) -> tuple[Any, Any]:
     ahead = iter(tensors)
 
@@ -254,9 +244,7 @@ def without_values(description: Any) -> Any:
         if description[:1] == ("float",) or (description[:1] == ("records",) and len(description) == 2):
             return "a number"
         return tuple(
-            part
-            if isinstance(part, tuple) and part and isinstance(part[0], torch.dtype)
-            else without_values(part)
+            part if isinstance(part, tuple) and part and isinstance(part[0], torch.dtype) else without_values(part)
             for part in description
         )
     return "a number" if type(description) is int else description
@@ -266,9 +254,7 @@ def _named(*names: str) -> frozenset[Any]:
     found = []
     for name in names:
         for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__"):
-            found += [
-                getattr(room, form, None) for room in (torch, Tensor, F, torch.special, torch.nn.functional)
-            ]
+            found += [getattr(room, form, None) for room in (torch, Tensor, F, torch.special, torch.nn.functional)]
     return frozenset(func for func in found if callable(func))
 
 
@@ -294,137 +280,17 @@ SIZE_FREE: Final = (
     ELEMENTWISE
     | _NORMALISING
     | _named(
-        *(
-            "relu",
-            "gelu",
-            "silu",
-            "elu",
-            "selu",
-            "celu",
-            "leaky_relu",
-            "mish",
-            "softplus",
-            "softsign",
-            "tanh",
-        ),
-        *(
-            "sigmoid",
-            "logsigmoid",
-            "hardtanh",
-            "hardswish",
-            "hardsigmoid",
-            "relu6",
-            "exp",
-            "expm1",
-            "log",
-            "log1p",
-        ),
-        *(
-            "log2",
-            "log10",
-            "sqrt",
-            "rsqrt",
-            "square",
-            "abs",
-            "neg",
-            "sign",
-            "sin",
-            "cos",
-            "tan",
-            "erf",
-            "reciprocal",
-        ),
-        *(
-            "round",
-            "floor",
-            "ceil",
-            "trunc",
-            "isnan",
-            "isinf",
-            "isfinite",
-            "logical_not",
-            "logical_and",
-            "logical_or",
-        ),
-        *(
-            "logical_xor",
-            "bitwise_not",
-            "bitwise_and",
-            "bitwise_or",
-            "and",
-            "or",
-            "xor",
-            "invert",
-            "nan_to_num",
-        ),
-        *(
-            "clone",
-            "detach",
-            "contiguous",
-            "float",
-            "double",
-            "half",
-            "long",
-            "int",
-            "bool",
-            "zeros_like",
-            "ones_like",
-        ),
-        *(
-            "rand_like",
-            "randn_like",
-            "dropout",
-            "alpha_dropout",
-            "softmax",
-            "log_softmax",
-            "logsumexp",
-            "linear",
-        ),
-        *(
-            "matmul",
-            "bmm",
-            "scaled_dot_product_attention",
-            "embedding",
-            "sum",
-            "mean",
-            "amax",
-            "amin",
-            "argmax",
-        ),
-        *(
-            "argmin",
-            "max",
-            "min",
-            "any",
-            "all",
-            "norm",
-            "std",
-            "var",
-            "prod",
-            "cumsum",
-            "flip",
-            "cat",
-            "stack",
-        ),
-        *(
-            "transpose",
-            "permute",
-            "unsqueeze",
-            "squeeze",
-            "t",
-            "swapaxes",
-            "movedim",
-            "cross_entropy",
-            "nll_loss",
-        ),
-        *(
-            "mse_loss",
-            "l1_loss",
-            "smooth_l1_loss",
-            "huber_loss",
-            "binary_cross_entropy_with_logits",
-            "kl_div",
-        ),
+        *("relu", "gelu", "silu", "elu", "selu", "celu", "leaky_relu", "mish", "softplus", "softsign", "tanh"),
+        *("sigmoid", "logsigmoid", "hardtanh", "hardswish", "hardsigmoid", "relu6", "exp", "expm1", "log", "log1p"),
+        *("log2", "log10", "sqrt", "rsqrt", "square", "abs", "neg", "sign", "sin", "cos", "tan", "erf", "reciprocal"),
+        *("round", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"),
+        *("logical_xor", "bitwise_not", "bitwise_and", "bitwise_or", "and", "or", "xor", "invert", "nan_to_num"),
+        *("clone", "detach", "contiguous", "float", "double", "half", "long", "int", "bool", "zeros_like", "ones_like"),
+        *("rand_like", "randn_like", "dropout", "alpha_dropout", "softmax", "log_softmax", "logsumexp", "linear"),
+        *("matmul", "bmm", "scaled_dot_product_attention", "embedding", "sum", "mean", "amax", "amin", "argmax"),
+        *("argmin", "max", "min", "any", "all", "norm", "std", "var", "prod", "cumsum", "flip", "cat", "stack"),
+        *("transpose", "permute", "unsqueeze", "squeeze", "t", "swapaxes", "movedim", "cross_entropy", "nll_loss"),
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
         *("baddbmm", "addmm", "mv", "dot", "sort", "normalize", "cosine_similarity", "gaussian_nll_loss"),
     )
 )

@@ -217,9 +217,7 @@ class _Proof:
                 found.append(RecordAxis(axis))
                 if size > records:
                     found.append(RecordAxis(axis, minor=True))
-        found.sort(
-            key=lambda axis: (axis not in inputs, axis.minor)
-        )  # an output that never moves looks like its input
+        found.sort(key=lambda axis: (axis not in inputs, axis.minor))  # an output that never moves looks like its input
         return found, factors
 
     def _compare(self, before: _Run, after: _Run, half: Tensor, records: int) -> None:
@@ -249,9 +247,7 @@ class _Proof:
     # -- gradients -------------------------------------------------------------------------------------
 
     def _gradients_apart(self, records: int, places: Sequence[Place]) -> bool:
-        wanted = [
-            i for i, leaf in enumerate(self.call.leaves) if leaf.needs_grad and leaf.like.is_floating_point()
-        ]
+        wanted = [i for i, leaf in enumerate(self.call.leaves) if leaf.needs_grad and leaf.like.is_floating_point()]
         wanted = [i for i in wanted if isinstance(self.call.leaves[i].place, RecordAxis)]
         if not wanted:
             return True
@@ -263,13 +259,7 @@ class _Proof:
                 continue
             for half in chosen:
                 after = self._pulled(
-                    self._replaced(base, half, records, pattern),
-                    before[1],
-                    half,
-                    records,
-                    places,
-                    pattern,
-                    wanted,
+                    self._replaced(base, half, records, pattern), before[1], half, records, places, pattern, wanted
                 )
                 if after is None:
                     continue
@@ -303,9 +293,7 @@ class _Proof:
         free = Range(-(2**20), 2**20)
         if pulls is None or half is None:
             # Copies, as products round differently where memory is not aligned.
-            pulls = [
-                _SOURCE.drawn(tensor.detach(), tensor.shape, pattern, free).clone() for tensor in run.outputs
-            ]
+            pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, pattern, free).clone() for tensor in run.outputs]
         else:
             pulls = [
                 put(pull, _SOURCE.drawn(pull, pull.shape, pattern, free), place, half)
@@ -345,9 +333,7 @@ class _Proof:
         values = []
         for leaf, value in zip(self.call.leaves, base, strict=True):
             if isinstance(leaf.place, RecordAxis):
-                value = put(
-                    value, _SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half
-                )
+                value = put(value, _SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half)
             values.append(value)
         return values
 

@@ -22,9 +22,7 @@ from discreet.engine.trace.capture import RecordAxis
 class BackwardWatch(Protocol):
     """What runs a function under the watch."""
 
-    def watched(
-        self, place: RecordAxis, tensors: list[Tensor]
-    ) -> AbstractContextManager[Callable[[Tensor], Origin]]:
+    def watched(self, place: RecordAxis, tensors: list[Tensor]) -> AbstractContextManager[Callable[[Tensor], Origin]]:
         """Inside the block, `tensors` are records along `place` and calls are watched; reading values is refused."""
 
 
@@ -50,9 +48,7 @@ def backward_of(tensor: Tensor, origin: Origin, watch: BackwardWatch) -> Origin:
     except ValueError:
         raise
     except Exception as error:
-        return _blamed(
-            origin, function, f"its backward pass fails on other gradients ({type(error).__name__})"
-        )
+        return _blamed(origin, function, f"its backward pass fails on other gradients ({type(error).__name__})")
     for result in results if isinstance(results, tuple) else (results,):
         if isinstance(result, Tensor):
             came = find(result)

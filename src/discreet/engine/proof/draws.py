@@ -28,9 +28,7 @@ class Draw:
         """`tree` with more random rows after its own."""
         return _where(tree, batched, lambda t: torch.cat([t, self._random(t, rows, generator)]))
 
-    def replaced(
-        self, tree: Any, batched: Sequence[bool], record: int, views: int, generator: torch.Generator
-    ) -> Any:
+    def replaced(self, tree: Any, batched: Sequence[bool], record: int, views: int, generator: torch.Generator) -> Any:
         """`tree` with one record drawn anew: floats four times as large, and no whole number as it was."""
         own = slice(record * views, (record + 1) * views)
 
@@ -58,9 +56,7 @@ class Draw:
 
 
 # Token ids may have to lie below 2, lengths above 0; some models take logarithms.
-DRAWS = tuple(
-    Draw(positive, low, span) for low, span in ((0, 4), (0, 2), (1, 2)) for positive in (False, True)
-)
+DRAWS = tuple(Draw(positive, low, span) for low, span in ((0, 4), (0, 2), (1, 2)) for positive in (False, True))
 
 
 def _where(tree: Any, chosen: Sequence[bool], change: Any) -> Any:

@@ -67,9 +67,7 @@ class ValueSource:
         kinds = torch.randint(0, 4, (_POOL,), generator=generator)
         for kind, value in enumerate((float("nan"), float("inf"), -float("inf"))):
             self._broken[kinds == kind] = value
-        self._single = {
-            id(pool): pool.float() for pool in (self._normal, self._uniform, self._spread, self._broken)
-        }
+        self._single = {id(pool): pool.float() for pool in (self._normal, self._uniform, self._spread, self._broken)}
         self._at = 0
 
     def base(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:

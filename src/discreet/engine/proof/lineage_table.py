@@ -54,9 +54,7 @@ class LineageTable:
         self._entries: dict[int, Entry] = {}
         self._writes: dict[int, list[_Write]] = {}
         self._silent: set[int] = set()  # memories that can be written to without a new version
-        self._exported: dict[
-            int, int
-        ] = {}  # what memories held when something outside torch got hold of them
+        self._exported: dict[int, int] = {}  # what memories held when something outside torch got hold of them
         self._used: list[Tensor] = []  # tensors of old that this step has used
         self._records, self.clock = 0, 0
         self.has_sizes_by_values = False
@@ -130,9 +128,7 @@ class LineageTable:
                 origin = Origin(MIXED, 0, blame=current.blame or here(UNKNOWN))
                 break
             if origin is None or place is not PUBLIC:
-                origin = Origin(
-                    place, current.digest, current.clock, current.func, current.settings, current.parents
-                )
+                origin = Origin(place, current.digest, current.clock, current.func, current.settings, current.parents)
         if origin is None and storage in self._held_storages and storage not in self._writes:
             origin = Origin(PUBLIC, hash(("held memory", tuple(tensor.shape))))
         origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
@@ -158,9 +154,7 @@ class LineageTable:
         new = write.origin
         digest, parents = hash((origin.digest, new.digest)), (origin, new)
         if MIXED in (origin.lineage, new.lineage):
-            return Origin(
-                MIXED, digest, new.clock, new.func, new.settings, parents, origin.blame or new.blame
-            )
+            return Origin(MIXED, digest, new.clock, new.func, new.settings, parents, origin.blame or new.blame)
         place: Lineage | RecordAxis
         if SOLE in (origin.lineage, new.lineage):
             place = SOLE
@@ -197,9 +191,7 @@ class LineageTable:
             storage = storage_of(tensor)
             if storage in self._held_storages and origin.lineage is not PUBLIC:
                 refuse_writing(origin)
-            write = _Write(
-                origin.clock, _geometry(tensor), reading.origins[index].lineage, origin, tensor.dtype
-            )
+            write = _Write(origin.clock, _geometry(tensor), reading.origins[index].lineage, origin, tensor.dtype)
             self._writes.setdefault(storage, []).append(write)
             if storage in self._exported:
                 self._exported[storage] = memory_of(tensor)
@@ -255,9 +247,7 @@ def _place_of(
     owner = torch.full((entries,), -1, dtype=torch.int32)
     size, stride, offset = geometry
     target = known.split(owner.as_strided(size, stride, offset), records)
-    target.copy_(
-        torch.arange(records, dtype=torch.int32).view(-1, *[1] * (target.dim() - 1)).expand_as(target)
-    )
+    target.copy_(torch.arange(records, dtype=torch.int32).view(-1, *[1] * (target.dim() - 1)).expand_as(target))
     seen = owner.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     if bool((seen == -1).all()):
         return PUBLIC

@@ -27,9 +27,7 @@ def check_losses(losses: Tensor, script: ForwardTrace, outputs: Sequence[Tensor]
     if records < 2:
         return False
     clear = True
-    reached = [
-        (output, axis) for output, axis in zip(outputs, script.outputs, strict=True) if axis is not None
-    ]
+    reached = [(output, axis) for output, axis in zip(outputs, script.outputs, strict=True) if axis is not None]
     for chosen in _splits(records, losses.device) if reached else ():
         grads = torch.autograd.grad(
             losses,
@@ -44,9 +42,7 @@ def check_losses(losses: Tensor, script: ForwardTrace, outputs: Sequence[Tensor]
     for chosen in (even, ~even):
         for use in recorder.uses:
             use.gradient = None
-        torch.autograd.grad(
-            losses, recorder.anchor, chosen.to(losses.dtype), retain_graph=True, allow_unused=True
-        )
+        torch.autograd.grad(losses, recorder.anchor, chosen.to(losses.dtype), retain_graph=True, allow_unused=True)
         for use in recorder.uses:
             clear &= use.gradient is None or _silent(use.gradient, use.output_axis, ~chosen)
     return clear

@@ -24,9 +24,7 @@ def _entries(half: Tensor, axis: RecordAxis, tensor: Tensor) -> Tensor:
 
 def follows(axis: int, shapes: dict[int, torch.Size], factors: dict[int, int]) -> bool:
     """Whether the size of an axis is the same multiple of every number of records."""
-    return all(
-        axis < len(shape) and shape[axis] == factors[axis] * records for records, shape in shapes.items()
-    )
+    return all(axis < len(shape) and shape[axis] == factors[axis] * records for records, shape in shapes.items())
 
 
 def changed(old: Tensor, new: Tensor) -> Tensor | None:

@@ -16,17 +16,7 @@ from discreet.engine.trace.capture import RecordAxis, name_of
 
 _RANDOM: Final = frozenset(
     [
-        *(
-            "rand",
-            "randn",
-            "randint",
-            "rand_like",
-            "randn_like",
-            "randint_like",
-            "bernoulli",
-            "bernoulli_",
-            "normal",
-        ),
+        *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal"),
         *(
             "normal_",
             "uniform_",

@@ -21,15 +21,7 @@ from discreet.engine.proof.axes import record_axis, same_for_every_size
 from discreet.engine.proof.draws import DRAWS, Draw
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.passes import Passed, ProbeMode, Prober, SeenTensor
-from discreet.engine.trace.capture import (
-    Call,
-    CallWatch,
-    ForwardTrace,
-    Marks,
-    RecordAxis,
-    Tracked,
-    tensors_in,
-)
+from discreet.engine.trace.capture import Call, CallWatch, ForwardTrace, Marks, RecordAxis, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.trace.settings import LARGE, SMALL, learned
 
@@ -70,12 +62,7 @@ class Probe:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        parameters: Sequence[Tracked],
-        inputs: Any,
-        batched: Sequence[bool],
-        views: int = 1,
+        self, model: nn.Module, parameters: Sequence[Tracked], inputs: Any, batched: Sequence[bool], views: int = 1
     ) -> None:
         self._model, self._parameters, self._views = model, parameters, views
         self._inputs, self._batched = inputs, tuple(batched)
@@ -174,9 +161,7 @@ class Probe:
             )
         return ForwardTrace(self._batched, calls, first.path, outputs)
 
-    def _pass(
-        self, inputs: Any, spreads: frozenset[int], manner: ProbeMode = ProbeMode.PLAIN, seed: int = 0
-    ) -> Passed:
+    def _pass(self, inputs: Any, spreads: frozenset[int], manner: ProbeMode = ProbeMode.PLAIN, seed: int = 0) -> Passed:
         args, kwargs = inputs
         tracked = {id(root.tensor): root for root in self._parameters}
         records = [t for t, own in zip(tensors_in(inputs), self._batched, strict=True) if own]
@@ -243,10 +228,7 @@ def _with_settings(
         learned(small, large, others)
         for small, large, *others in zip(first.settings, grown.settings, *redrawn, strict=True)
     ]
-    calls = [
-        replace(call, settings=own)
-        for call, own in zip(script.calls, every[: len(script.calls)], strict=True)
-    ]
+    calls = [replace(call, settings=own) for call, own in zip(script.calls, every[: len(script.calls)], strict=True)]
     path = [replace(step, settings=own) for step, own in zip(script.path, every[len(calls) :], strict=True)]
     return replace(script, calls=calls, path=path)
 
@@ -274,9 +256,7 @@ def _apart(script: ForwardTrace, whole: Passed, other: Passed, replaced: Sequenc
             )
 
 
-def _placed(
-    script: ForwardTrace, whole: Passed, other: Passed
-) -> Iterator[tuple[RecordAxis | None, Tensor, Tensor]]:
+def _placed(script: ForwardTrace, whole: Passed, other: Passed) -> Iterator[tuple[RecordAxis | None, Tensor, Tensor]]:
     """What two passes saw that is not derived from parameters alone, with the axis of its records."""
     for call, one, two in zip(script.calls, whole.seen, other.seen, strict=True):
         if not call.derives:

@@ -84,10 +84,7 @@ class Comparison:
         first, second = self.sizes
         return any(
             first != second
-            and (
-                math.isclose(a * first, b * second, rel_tol=1e-6)
-                or math.isclose(a * second, b * first, rel_tol=1e-6)
-            )
+            and (math.isclose(a * first, b * second, rel_tol=1e-6) or math.isclose(a * second, b * first, rel_tol=1e-6))
             for a, b in self.numbers
             if a and b and math.isfinite(a) and math.isfinite(b)
         )
@@ -126,9 +123,7 @@ class KnownPrograms:
         self._declared: set[tuple[Any, ...]] = set()
         self._sizes: dict[int, set[int]] = {}
 
-    def check(
-        self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]
-    ) -> None:
+    def check(self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]) -> None:
         """Refuse losses made in another way than before, if a value of the records was read before they were made.
 
         read      when and where a value of the records was first read

@@ -10,22 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.engine.proof.call_forms import (
-    SIZE_FREE,
-    TENSORS,
-    Follows,
-    Opaque,
-    Reading,
-    provable,
-    without_values,
-)
+from discreet.engine.proof.call_forms import SIZE_FREE, TENSORS, Follows, Opaque, Reading, provable, without_values
 from discreet.engine.proof.call_proof import UnprovableError, Verdict, prove
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 
 NUMBERS: Final = ELEMENTWISE | {
-    *(torch.tensor, torch.as_tensor, torch.scalar_tensor, Tensor.new_tensor, Tensor.fill_, Tensor.clamp_),
+    *(torch.tensor, torch.as_tensor, torch.scalar_tensor, Tensor.new_tensor, Tensor.fill_, Tensor.clamp_)
 }
 """Functions whose numbers are values, never sizes or axes."""
 
@@ -201,9 +193,7 @@ def _unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
         return "it takes a tensor that is not dense, or of a class of its own"
     module = getattr(func, "__module__", None) or "torch"
     ours = module == "torch" or module.startswith("torch.")
-    if not ours or (
-        module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")
-    ):
+    if not ours or (module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")):
         return "it is an operator of its own, which values of ours prove nothing about"
     if module.startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
         return "it runs functions that are not watched"

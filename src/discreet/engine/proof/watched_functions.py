@@ -10,42 +10,11 @@ from torch import Tensor
 from discreet.engine.proof.blame import GRADIENTS, UNINITIALISED, UNKNOWN
 
 _GETTERS: Final = (
-    *(
-        "shape",
-        "dtype",
-        "device",
-        "requires_grad",
-        "ndim",
-        "layout",
-        "is_leaf",
-        "is_cuda",
-        "is_sparse",
-        "names",
-    ),
-    *(
-        "is_quantized",
-        "is_nested",
-        "is_meta",
-        "is_mps",
-        "itemsize",
-        "nbytes",
-        "is_mkldnn",
-        "is_cpu",
-        "output_nr",
-    ),
+    *("shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "is_cuda", "is_sparse", "names"),
+    *("is_quantized", "is_nested", "is_meta", "is_mps", "itemsize", "nbytes", "is_mkldnn", "is_cpu", "output_nr"),
 )
 _METHODS: Final = (
-    *(
-        "dim",
-        "size",
-        "numel",
-        "nelement",
-        "ndimension",
-        "__len__",
-        "stride",
-        "storage_offset",
-        "is_floating_point",
-    ),
+    *("dim", "size", "numel", "nelement", "ndimension", "__len__", "stride", "storage_offset", "is_floating_point"),
     *("is_complex", "is_contiguous", "element_size", "get_device", "is_signed", "is_inference", "__hash__"),
 )
 QUIET: Final = frozenset(
@@ -75,8 +44,7 @@ TO_MEMORY: Final = frozenset(
 
 HIDDEN: Final[dict[Any, Any]] = {
     **dict.fromkeys(
-        (torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty),
-        UNINITIALISED,
+        (torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty), UNINITIALISED
     ),
     Tensor.new_empty_strided: UNINITIALISED,
     torch.from_file: UNKNOWN,

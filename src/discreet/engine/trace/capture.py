@@ -117,12 +117,7 @@ class ForwardTrace:
 
 
 def track_derived(
-    tracked: dict[int, Tracked],
-    func: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    result: Any,
-    found: Sequence[Tracked],
+    tracked: dict[int, Tracked], func: Callable[..., Any], args: Any, kwargs: Any, result: Any, found: Sequence[Tracked]
 ) -> None:
     """Remember the differentiable outputs of a call on parameters alone."""
     for tensor in tensors_in(result):
@@ -159,8 +154,7 @@ class Marks:
     def on(self, tensors: Iterable[Tensor]) -> bool:
         """Whether any of the tensors carries records."""
         return any(
-            id(tensor) not in self._tracked if tensor.requires_grad else self._is_marked(tensor)
-            for tensor in tensors
+            id(tensor) not in self._tracked if tensor.requires_grad else self._is_marked(tensor) for tensor in tensors
         )
 
     def follow(self, func: Callable[..., Any], args: Any, tensors: list[Tensor], result: Any) -> bool:

@@ -77,9 +77,7 @@ def attention(
     return F.linear(joined, out_proj_weight, out_proj_bias), shown
 
 
-def _project(
-    query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None
-) -> Sequence[Tensor]:
+def _project(query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None) -> Sequence[Tensor]:
     """Queries, keys and values, records first; `weights` are three, or one that holds them all."""
     inputs = [x.transpose(0, 1) for x in (query, key, value)]
     if isinstance(weights, Tensor):

@@ -90,9 +90,7 @@ def _collect(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return _OTHER
     if kind is slice:
-        return tuple(
-            int(b) if isinstance(b, Tensor) else _collect(b) for b in (tree.start, tree.stop, tree.step)
-        )
+        return tuple(int(b) if isinstance(b, Tensor) else _collect(b) for b in (tree.start, tree.stop, tree.step))
     if isinstance(tree, dict):
         return tuple((name, _collect(branch)) for name, branch in tree.items())
     if isinstance(tree, np.ndarray):

@@ -260,10 +260,7 @@ class ProjectedNoise:
     def __post_init__(self) -> None:
         check.not_negative("choose the fraction of dimensions to remove, e.g. 0.3", reduction=self.reduction)
         check.require(
-            self.reduction < 1,
-            "reduction < 1",
-            f"reduction={self.reduction!r}",
-            "remove fewer dimensions, e.g. 0.3",
+            self.reduction < 1, "reduction < 1", f"reduction={self.reduction!r}", "remove fewer dimensions, e.g. 0.3"
         )
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:

@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import (
-    ROUND_DOWN,
-    FlatClip,
-    NonAdaptive,
-    OneGroup,
-    Query,
-    clip_factor,
-    zero_non_finite,
-)
+from discreet.stages.bounding import ROUND_DOWN, FlatClip, NonAdaptive, OneGroup, Query, clip_factor, zero_non_finite
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -67,6 +67,4 @@ class AutomaticDiceClaim(Claim):
         if run.noise_std_on_mean == 0:
             return math.inf
         square = run.clip**2 + 2 * run.feedback_clip**2
-        return math.sqrt(32 * run.steps * square * math.log(1 / delta)) / (
-            self.records * run.noise_std_on_mean
-        )
+        return math.sqrt(32 * run.steps * square * math.log(1 / delta)) / (self.records * run.noise_std_on_mean)

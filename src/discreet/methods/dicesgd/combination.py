@@ -39,9 +39,7 @@ class SmoothedResidual:
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        check.fraction(
-            "choose the weight of the newest value, e.g. 0.1; 1 means no averaging", kappa=self.kappa
-        )
+        check.fraction("choose the weight of the newest value, e.g. 0.1; 1 means no averaging", kappa=self.kappa)
         if self.limit is not None:
             check.positive("choose the largest norm of the residual in one step, e.g. 1.0", limit=self.limit)
 

@@ -82,9 +82,7 @@ class ErrorFeedback:
     shortening: Shortening = Projecting()
 
     def __post_init__(self) -> None:
-        check.not_negative(
-            "choose a bound on the fed-back error, e.g. 1.0; 0 means no feedback", clip=self.clip
-        )
+        check.not_negative("choose a bound on the fed-back error, e.g. 1.0; 0 means no feedback", clip=self.clip)
 
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         """The privacy event of one release, before amplification by sampling; non-private unless `clip` is 0."""

@@ -26,11 +26,7 @@ def dicesgd(clip: float = 1.0, feedback_clip: float = 1.0, preclip: float | None
     """
     bounder = FeedbackClip(clip, preclip) if feedback_clip != 0 else FlatClip(clip)
     return Recipe(
-        method="dicesgd",
-        bounder=bounder,
-        mechanism=ErrorFeedback(feedback_clip),
-        analysis=FeedbackRun(),
-        claims=_claim,
+        method="dicesgd", bounder=bounder, mechanism=ErrorFeedback(feedback_clip), analysis=FeedbackRun(), claims=_claim
     )
 
 
@@ -46,9 +42,7 @@ def dicesgd_automatic(feedback_clip: float = 1.0) -> Recipe:
     )
 
 
-def two_level(
-    clip: float = 1.0, residual: float = 9.0, kappa: float = 0.1, share: float | None = None
-) -> Recipe:
+def two_level(clip: float = 1.0, residual: float = 9.0, kappa: float = 0.1, share: float | None = None) -> Recipe:
     """Two-level clipping: adds a moving average of the released residuals to the clipped gradient.
 
     clip      clipping norm of the gradients

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import (
-    FlatClip,
-    NonAdaptive,
-    OneGroup,
-    Query,
-    WeightsOnly,
-    clip_factor,
-    zero_non_finite,
-)
+from discreet.stages.bounding import FlatClip, NonAdaptive, OneGroup, Query, WeightsOnly, clip_factor, zero_non_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,9 +33,7 @@ class PerLayer(NonAdaptive):
         return [[index] for index in range(len(layout.names))]
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return zero_non_finite(
-            clip_factor(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN
-        )
+        return zero_non_finite(clip_factor(norms_GN, self.clip * scale / math.sqrt(norms_GN.shape[0])), norms_GN)
 
 
 @final
@@ -66,15 +56,9 @@ class AdaptiveQuantile(WeightsOnly, OneGroup):
     count_noise: float = 10.0
 
     def __post_init__(self) -> None:
-        check.positive(
-            "choose an initial clipping norm and a rate, e.g. 1.0 and 0.2", clip=self.clip, rate=self.rate
-        )
-        check.inside_unit(
-            "choose the fraction of records to leave unclipped, e.g. 0.5", quantile=self.quantile
-        )
-        check.positive(
-            "choose the standard deviation of the count, about batch / 20", count_noise=self.count_noise
-        )
+        check.positive("choose an initial clipping norm and a rate, e.g. 1.0 and 0.2", clip=self.clip, rate=self.rate)
+        check.inside_unit("choose the fraction of records to leave unclipped, e.g. 0.5", quantile=self.quantile)
+        check.positive("choose the standard deviation of the count, about batch / 20", count_noise=self.count_noise)
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         return (Query(self.clip * scale),)

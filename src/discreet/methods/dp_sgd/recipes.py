@@ -32,9 +32,7 @@ def per_layer(clip: float = 1.0) -> Recipe:
     return Recipe(method="per-layer", bounder=PerLayer(clip))
 
 
-def adaptive_quantile(
-    clip: float = 1.0, quantile: float = 0.5, rate: float = 0.2, count_noise: float = 10.0
-) -> Recipe:
+def adaptive_quantile(clip: float = 1.0, quantile: float = 0.5, rate: float = 0.2, count_noise: float = 10.0) -> Recipe:
     """DP-SGD whose clipping norm tracks a quantile of the gradient norms (Andrew et al. 2021)."""
     bounder = AdaptiveQuantile(clip=clip, quantile=quantile, rate=rate, count_noise=count_noise)
     return Recipe(method="adaptive-quantile", bounder=bounder)

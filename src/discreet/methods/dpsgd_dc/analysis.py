@@ -9,13 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, final
 
-from discreet.accounting.events import (
-    Event,
-    Gaussian,
-    LastIterateRun,
-    TruncatedPoissonSampled,
-    WithoutReplacement,
-)
+from discreet.accounting.events import Event, Gaussian, LastIterateRun, TruncatedPoissonSampled, WithoutReplacement
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dpsgd_dc.curvature import Curvature, LinearModel

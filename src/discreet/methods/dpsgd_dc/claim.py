@@ -34,9 +34,7 @@ class LastIterateClaim(Claim):
     def __post_init__(self) -> None:
         check.count("give public whole numbers", records=self.records, steps=self.steps)
         check.positive("give the batch size and the clipping norm", batch=self.batch, clip=self.clip)
-        check.not_negative(
-            "give the standard deviation of the noise", noise_std_on_mean=self.noise_std_on_mean
-        )
+        check.not_negative("give the standard deviation of the noise", noise_std_on_mean=self.noise_std_on_mean)
         domain = (self.learning_rate, self.smoothness, self.diameter)
         known = [value is not None for value in domain]
         remedy = "for a domain, give its diameter, the learning rate and the smoothness of the loss"

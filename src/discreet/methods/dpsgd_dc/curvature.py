@@ -116,9 +116,7 @@ class Assumed:
     def expansion(self, *, learning_rate: float, ratio: float, decay: float) -> float:
         if self.convex:
             return _convex(learning_rate, self.smoothness, ratio, decay)
-        return lipschitz_smooth(
-            learning_rate=learning_rate, smoothness=self.smoothness, ratio=ratio, decay=decay
-        )
+        return lipschitz_smooth(learning_rate=learning_rate, smoothness=self.smoothness, ratio=ratio, decay=decay)
 
 
 def _convex(learning_rate: float, smoothness: float, ratio: float, decay: float) -> float:

@@ -100,9 +100,7 @@ class Box(_Centred):
     centre: Centre = Centre.ORIGIN
 
     def __post_init__(self) -> None:
-        check.positive(
-            "choose the largest distance of a coordinate from the centre", half_width=self.half_width
-        )
+        check.positive("choose the largest distance of a coordinate from the centre", half_width=self.half_width)
         check.count("give the number of trainable parameters", dimensions=self.dimensions)
         object.__setattr__(self, "centre", Centre(self.centre))
 

@@ -40,10 +40,7 @@ class FromPolar:
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
         check.require(
-            isinstance(bounder, Polar),
-            "the bounder Polar",
-            repr(bounder),
-            "use the recipe methods.polar(...)",
+            isinstance(bounder, Polar), "the bounder Polar", repr(bounder), "use the recipe methods.polar(...)"
         )
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:

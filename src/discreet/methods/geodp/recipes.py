@@ -68,9 +68,7 @@ def polar(clip: float = 1.0, split: float = DEFAULT_SPLIT) -> Recipe:
     return Recipe(method="polar", bounder=Polar(clip=clip, split=split), combination=FromPolar())
 
 
-def best_split(
-    *, size: int, batch: float, noise: float, magnitude: float = 1.0, agreement: float = 1.0
-) -> float:
+def best_split(*, size: int, batch: float, noise: float, magnitude: float = 1.0, agreement: float = 1.0) -> float:
     """The split with the smallest expected error of polar's gradient.
 
     With x = (1 - split) / split:

@@ -86,9 +86,7 @@ def _read_mask(name: Any, bitmap: bytes, layout: Layout) -> Mask | None:
         active = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=layout.size)
         return from_indices(torch.from_numpy(np.flatnonzero(active)), layout)
     key = MaskKey(
-        stream=bytes.fromhex(name["stream"]),
-        granularity=Granularity(name["kind"]),
-        active=int(name["active"]),
+        stream=bytes.fromhex(name["stream"]), granularity=Granularity(name["kind"]), active=int(name["active"])
     )
     return key.mask(layout)
 

@@ -67,9 +67,7 @@ def _digits() -> Iterable[Candidate]:
     yield Candidate(method="psac", parameters=(("r", 0.5),), learning_rate=0.8)
     yield Candidate(method="per-layer", parameters=(("clip", 0.05),), learning_rate=16.0)
     yield Candidate(
-        method="adaptive-quantile",
-        parameters=(("clip", 0.5), ("quantile", 0.2), ("rate", 0.02)),
-        learning_rate=0.8,
+        method="adaptive-quantile", parameters=(("clip", 0.5), ("quantile", 0.2), ("rate", 0.02)), learning_rate=0.8
     )
     # Not searched: the clip that DP-SGD's search found, for methods that clip likewise.
     for method in ("sur", "polar", "geodp-sound", "dpsgd-dc", "dpsgd-gc"):

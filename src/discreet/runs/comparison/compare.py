@@ -85,9 +85,7 @@ class CompareSettings:
             "a repeated seed gives the same run twice",
         )
         names = [row.name for row in self.chosen]
-        check.require(
-            len(names) == len(set(names)) > 0, "rows with different names", f"{names}", "name them apart"
-        )
+        check.require(len(names) == len(set(names)) > 0, "rows with different names", f"{names}", "name them apart")
 
     @property
     def chosen(self) -> tuple[Candidate, ...]:

@@ -94,10 +94,7 @@ class ComparisonRunner:
         shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
         self.shared = shared
         self.horizon = Horizon.of(
-            records=records_of(shared, self.task),
-            batch=shared.batch or 0,
-            epochs=shared.epochs,
-            steps=shared.steps,
+            records=records_of(shared, self.task), batch=shared.batch or 0, epochs=shared.epochs, steps=shared.steps
         )
         check_delta(settings.delta, self.horizon.records, accepted=settings.accept_large_delta)
         self._model = build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
@@ -126,9 +123,7 @@ class ComparisonRunner:
 
     def _calibrated(self, place: int, candidate: Candidate) -> _Row:
         self._listener(
-            ComparisonProgress(
-                phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count
-            )
+            ComparisonProgress(phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count)
         )
         config = self._config(candidate)
         try:
@@ -231,9 +226,7 @@ class ComparisonRunner:
             steps=result.steps,
             seconds=result.seconds,
             noise=None if job.row.plan is None else job.row.plan.noise,
-            curve=tuple(
-                Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve
-            ),
+            curve=tuple(Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve),
             randomness=result.spent.statement,
             directory=folder.directory.relative_to(self._root).as_posix(),
             ledger=read(folder.ledger).digest,
@@ -317,11 +310,7 @@ def together(ledgers: list[Path], delta: float, relation: str) -> float | None:
 def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
     """Rows that cannot be run on the task, and every method without a certificate."""
     unfit = [
-        Excluded(
-            method=row.candidate.name,
-            guarantee=METHODS[row.candidate.method].guarantee,
-            reason=row.unfit,
-        )
+        Excluded(method=row.candidate.name, guarantee=METHODS[row.candidate.method].guarantee, reason=row.unfit)
         for row in rows
         if row.unfit
     ]

@@ -127,9 +127,7 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
 def _load(settings: CompareSettings) -> Task:
     name = str(settings.tune_on)
     classes = settings.classes if name.endswith(".npz") else None
-    return load_task(
-        dataclasses.replace(settings, data=name, classes=classes, records=None, public_data=True)
-    )
+    return load_task(dataclasses.replace(settings, data=name, classes=classes, records=None, public_data=True))
 
 
 def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Candidate, ...]:
@@ -154,9 +152,7 @@ def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Cand
         Candidate(
             method=row.method,
             name=f"{row.name}.{number}",
-            parameters=tuple(
-                sorted((parameters if clip is None else {**parameters, "clip": clip * wider}).items())
-            ),
+            parameters=tuple(sorted((parameters if clip is None else {**parameters, "clip": clip * wider}).items())),
             # SGD's rate falls as the clip grows: a clipped record moves the model as far. Adam's stays.
             learning_rate=start * faster / (1.0 if method.adam or clip is None else wider),
             momentum=usual.momentum if row.momentum is None else row.momentum,

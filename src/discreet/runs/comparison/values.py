@@ -311,9 +311,7 @@ class Comparison:
         try:
             found: Comparison = from_plain(Comparison, held)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            check.refuse(
-                "a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again"
-            )
+            check.refuse("a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again")
         return found
 
 
