@@ -102,7 +102,7 @@ class Engine:
         self.watch = RecordWatch(model)
         self._before: Snapshot | None = None
         self._records: int | None = None
-        self._views, self._watching = 1, False
+        self._views, self._watching, self._is_followed = 1, False, False
         self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
         self._passes: list[_Pass] = []
         self._factors: list[Factors | None] | None = None
@@ -142,20 +142,28 @@ class Engine:
         private  what holds records before the first batch, such as the data
         public   tensors of the batch that are the same whatever the records are
         """
+        self._is_followed = True
         constants = {id(tensor) for tensor in public}
         places = places_in(batch, records * views)
         self.watch.open([(t, PUBLIC if id(t) in constants else at) for t, at in places], records, private)
 
     def check(self, losses: Tensor) -> None:
-        """Refuse losses in which a record moves another one, call by call; the watch ends where they are accepted."""
+        """Refuse losses in which a record moves another one, call by call; the watch ends where they are accepted.
+
+        Refused losses may be followed by others of the same batch as long as the watch is on.
+        """
+        require(
+            self.watch.is_open,
+            "losses of a batch that is still watched",
+            "losses after others of this batch were accepted or refused",
+            "call private.step once for each batch, with its final losses",
+        )
         self.watch.finish(losses)
         self.watch.close()
 
     def backward(self, losses: Tensor) -> None:
         """One backward pass from the per-sample losses, shape [records]."""
         records = self._open_records()
-        if self.watch.is_open:
-            self.check(losses)
         self._trains_the_same()
         if self._before is not None:
             self._before.compare(self.model)
@@ -172,6 +180,8 @@ class Engine:
             "losses that do not depend on it",
             "call the model on the batch that the iterator gave, outside torch.no_grad()",
         )
+        if self._is_followed:
+            self.check(losses)
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
         self._watching = False
         passes, self._passes = self._passes, []
@@ -265,6 +275,7 @@ class Engine:
                 one.watching.close()
         self._open, self._passes = [], []
         self._records, self._watching, self._factors, self._restricted = None, False, None, None
+        self._is_followed = False
 
     def close(self) -> None:
         """Detach from the model, and give its memory back."""
