@@ -155,8 +155,8 @@ class Engine:
         require(
             self.watch.is_open,
             "losses of a batch that is still watched",
-            "losses after others of this batch were accepted or refused",
-            "call private.step once for each batch, with its final losses",
+            "a batch whose losses were accepted before, or whose loop has ended",
+            "call private.step once for each batch, inside `for batch in private` (keep the iterator of next(...))",
         )
         self.watch.finish(losses)
         self.watch.close()
