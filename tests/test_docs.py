@@ -18,7 +18,7 @@ from discreet.core import normals, streams
 from discreet.engine import memory
 from discreet.engine.factors import parts
 from discreet.runs import statement
-from discreet.stages import bounding
+from discreet.stages import clipping
 from discreet.training.private import Private
 
 PITFALLS = (written.ROOT / "docs" / "pitfalls.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ CONSTANTS = {
     "rounding of weights": (
         PITFALLS,
         r"rounded down by (?:a factor of 1 - )?2\^-(\d+)",
-        -math.log2(1 - bounding.ROUND_DOWN),
+        -math.log2(1 - clipping.ROUND_DOWN),
     ),
     "records at once": (inspect.getdoc(Private), r"at most\s+(\d+)", memory.ENOUGH),
 }

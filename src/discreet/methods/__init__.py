@@ -13,7 +13,7 @@ from discreet.methods.dp_sgd.recipes import adaptive_quantile, automatic, dp_ada
 from discreet.methods.dpsgd_dc.recipes import dpsgd_dc, dpsgd_gc
 from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
 from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
-from discreet.methods.selective_update.recipe import sur
+from discreet.methods.selective_update.recipes import sur
 from discreet.stages.recipe import Recipe
 
 __all__ = [

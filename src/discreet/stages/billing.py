@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from discreet.accounting import events
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Schedule
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Indices = npt.NDArray[np.int64]
-
 
 Bill = tuple[tuple[events.Event, int], ...]
 

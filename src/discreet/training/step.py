@@ -31,10 +31,9 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.stages.aggregation import Aggregation, sum_of_numbers
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
-from discreet.stages.mechanism import Mechanism
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.update import update
 from discreet.stages.values import BoundedSum, PrivateState, Released
