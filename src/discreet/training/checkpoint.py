@@ -10,10 +10,11 @@ and independent of the data, so this costs no privacy.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 import torch
 from torch import Tensor, nn
 
-from discreet.accounting.chain import LedgerRecord
+from discreet.accounting.chain import LedgerRecord, scan
 from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.streams import Streams
+from discreet.core.world import World
 from discreet.stages.plan import Plan
 from discreet.training.averaging import Average
 
@@ -140,14 +142,27 @@ class Checkpoint:
         optimizer: torch.optim.Optimizer,
         average: Average | None,
         schedulers: Sequence[LRScheduler],
-    ) -> None:
-        """Restore model, optimizer, average and schedulers."""
-        model.load_state_dict(self.model)
-        optimizer.load_state_dict(dict(self.optimizer))
-        if average is not None and self.average is not None:
-            average.load_state_dict(self.average)
-        for scheduler, state in zip(schedulers, self.schedulers, strict=True):
-            scheduler.load_state_dict(dict(state))
+    ) -> Callable[[], None]:
+        """Restore model, optimizer, average and schedulers: all of them, or none if one refuses its state.
+
+        Returns a function that undoes it.
+        """
+        averages = [] if average is None else [(average, self.average)]
+        parts: list[tuple[Any, Any]] = [(model, self.model), (optimizer, self.optimizer), *averages]
+        parts += zip(schedulers, self.schedulers, strict=True)
+        before = [(part, copy.deepcopy(part.state_dict())) for part, _ in parts]
+
+        def undo() -> None:
+            for part, state in before:
+                part.load_state_dict(state)
+
+        try:
+            for part, state in parts:
+                part.load_state_dict(dict(state))
+        except BaseException:
+            undo()
+            raise
+        return undo
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
@@ -155,9 +170,39 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
     return type(optimizer).__qualname__
 
 
-def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
-    """Open the ledger of a resumed run and check it against plan and checkpoint. A torn last line is charged."""
-    path = Path(path)
+def new_ledger(path: str | os.PathLike[str] | None, plan: Plan) -> Ledger:
+    """Create the ledger of a new run, as a file or (without a path) in memory."""
+    header = {
+        "plan": plan.digest,
+        "relation": str(plan.relation),
+        "delta": plan.delta,
+        "assumptions": list(plan.analysis.assumptions(plan)),
+    }
+    return Ledger.in_memory(header) if path is None else Ledger.create(path, header)
+
+
+def reopen(path: Path, plan: Plan, saved: Checkpoint, streams: Streams, world: World) -> Ledger:
+    """Open the ledger of a resumed run. The first process continues the file; the others keep a copy in memory."""
+    ledger = _open_checked(path, plan, saved, streams) if world.is_first else new_ledger(None, plan)
+    try:
+        if world.is_first and plan.has_tests and ledger.length % 2:
+            # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
+            # ledger and no released step is run again.
+            step = ledger.entries[-1].step
+            ledger.append(plan.test_at(step), step=step)
+        world.sum_(torch.zeros(1))  # the others read the file after the first has repaired it …
+        if not world.is_first:
+            for entry in scan(path)[0].entries:
+                ledger.append(entry.event, step=entry.step, note=entry.note)
+        world.sum_(torch.zeros(1))  # … and before it writes again
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _open_checked(path: Path, plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
+    """Open the ledger file and check it against plan and checkpoint. A torn last line is charged."""
     check.require(
         path.is_file(),
         f"the ledger of the run at {path}",
@@ -172,13 +217,7 @@ def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams:
         refuse_old_keys(record, streams)
         return plan.due(record.length)
 
-    ledger = Ledger.resume(path, planned=due)
-    if plan.has_tests and ledger.length % 2:
-        # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
-        # ledger and no released step is run again.
-        step = ledger.entries[-1].step
-        ledger.append(plan.test_at(step), step=step)
-    return ledger
+    return Ledger.resume(path, planned=due)
 
 
 def keys_of(streams: Streams) -> dict[str, str]:
