@@ -166,6 +166,26 @@ def test_files_named_on_pages_exist(page: Path) -> None:
     assert not {path for path in found if not (written.ROOT / path).exists()}
 
 
+FOLDERS = (written.ROOT, written.ROOT / "src" / "discreet", written.ROOT / "tests")
+INVENTED = "smooth_clip"  # the toy method of add-a-method.md
+
+
+def missing_modules(text: str) -> set[str]:
+    """Modules that are named with a folder, as `stages/plan.py`, and are in none of `FOLDERS`."""
+    named = set(re.findall(r"(?<![\w/.<>{*-])((?:[\w-]+/)+[\w-]+\.py)\b", text))
+    return {one for one in named if not any((folder / one).exists() for folder in FOLDERS) and INVENTED not in one}
+
+
+@pytest.mark.parametrize("page", written.PAGES, ids=name)
+def test_modules_named_on_pages_exist(page: Path) -> None:
+    assert not missing_modules(page.read_text(encoding="utf-8"))
+
+
+def test_the_search_for_modules_can_fail() -> None:
+    text = "`stages/plan.py`, `src/discreet/stages/plan.py`, `stages/gaussian.py`, tests/stages/test_plan.py"
+    assert missing_modules(text) == {"stages/gaussian.py"}
+
+
 def test_files_named_in_the_source_exist() -> None:
     found = {one for path in written.SOURCES for text in written.strings_of(path) for one in written.paths(text)}
     assert len(found) > 10, "the search finds nothing"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from discreet.accounting.chain import LedgerRecord, scan
 from discreet.accounting.events import Event
@@ -29,10 +29,11 @@ from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.stages.plan import Plan
-from discreet.training.averaging import Average
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
+
+    from discreet.training.step import Parameters
 
 FORMAT: Final = "discreet checkpoint 3"
 WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # written by an older version; changed bytes are not detected
@@ -98,26 +99,15 @@ class Checkpoint:
 
     # -- checks ----------------------------------------------------------------------------------------
 
-    def check_fits(
-        self,
-        plan: Plan,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        average: Average | None,
-        schedulers: Sequence[LRScheduler],
-    ) -> None:
+    def check_fits(self, plan: Plan, parameters: Parameters, schedulers: Sequence[LRScheduler]) -> None:
         """Refuse a relation, plan, model, optimizer class, average or schedulers that differ from the original run."""
         _same("relation", self.relation, str(plan.relation), "resume with the relation of the run")
         _same("plan", self.plan, plan.digest, "resume with the settings of the run, or begin a new run")
-        mine = {name: list(value.shape) for name, value in model.state_dict().items()}
+        absent, optimizer, average = "no such tensor", parameters.optimizer, parameters.average
+        mine = {name: list(value.shape) for name, value in parameters.model.state_dict().items()}
         held = {name: list(value.shape) for name, value in self.model.items()}
         for name in sorted(mine.keys() | held.keys()):
-            _same(
-                f"the model's {name}",
-                held.get(name, "no such tensor"),
-                mine.get(name, "no such tensor"),
-                "build the model of the run",
-            )
+            _same(f"the model's {name}", held.get(name, absent), mine.get(name, absent), "build the model of the run")
         _same("optimizer", self.optimizer_kind, kind_of(optimizer), "build the optimizer of the run")
         sizes = [len(group["params"]) for group in self.optimizer["param_groups"]]
         now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
@@ -136,19 +126,13 @@ class Checkpoint:
         found = record.entries[self.charges - 1].digest if self.charges else record.identity
         _same(f"digest after {self.charges} charges", self.digest, found, remedy)
 
-    def restore(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        average: Average | None,
-        schedulers: Sequence[LRScheduler],
-    ) -> Callable[[], None]:
+    def restore(self, parameters: Parameters, schedulers: Sequence[LRScheduler]) -> Callable[[], None]:
         """Restore model, optimizer, average and schedulers: all of them, or none if one refuses its state.
 
         Returns a function that undoes it.
         """
-        averages = [] if average is None else [(average, self.average)]
-        parts: list[tuple[Any, Any]] = [(model, self.model), (optimizer, self.optimizer), *averages]
+        parts: list[tuple[Any, Any]] = [(parameters.model, self.model), (parameters.optimizer, self.optimizer)]
+        parts += [] if parameters.average is None else [(parameters.average, self.average)]
         parts += zip(schedulers, self.schedulers, strict=True)
         before = [(part, copy.deepcopy(part.state_dict())) for part, _ in parts]
 

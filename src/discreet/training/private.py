@@ -323,10 +323,10 @@ class Private:
         if ledger is None:
             check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
         saved = checkpoint.Checkpoint.read(path)
-        saved.check_fits(self.plan, self.model, self.optimizer, self._parameters.average, self._schedulers)
+        saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
             reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, self.streams, self.world))
-            opened.callback(saved.restore(self.model, self.optimizer, self._parameters.average, self._schedulers))
+            opened.callback(saved.restore(self._parameters, self._schedulers))
             step = self.plan.steps_paid(reopened.length)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
             self._parameters.updates = saved.updates
