@@ -24,10 +24,8 @@ from discreet.training.loader import to_device
 TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 
 
-def check_arguments(
-    plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, *, micro_batch: int | None, views: int
-) -> None:
-    """Refuse arguments of `Private` that cannot be used together, before anything is changed."""
+def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> None:
+    """Refuse arguments of `Private` that no run can use."""
     check.require(
         isinstance(plan, Plan),
         "a Plan",
@@ -36,7 +34,6 @@ def check_arguments(
     )
     plan.certificate()  # refuses a plan that cannot be certified
     check_data(data)
-    check_optimizer(optimizer, model)
     if micro_batch is not None:
         check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
     check.count("give the number of augmented copies of each record", views=views)

@@ -29,6 +29,7 @@ from discreet.training.agreement import check_agreement
 from discreet.training.averaging import Average
 from discreet.training.binding import (
     check_arguments,
+    check_optimizer,
     check_processes,
     device_of,
     dry_run,
@@ -89,7 +90,7 @@ class Private:
         schedulers: Sequence[LRScheduler] = (),
         resume: str | Path | None = None,
     ) -> None:
-        check_arguments(plan, model, optimizer, data, micro_batch=micro_batch, views=views)
+        check_arguments(plan, data, micro_batch=micro_batch, views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
@@ -100,6 +101,7 @@ class Private:
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
         check_processes(plan, self.world)
+        check_optimizer(optimizer, model)
         self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
             self._engine = opened.enter_context(closing(Engine(model)))
