@@ -26,7 +26,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.engine import memory
 from discreet.stages.aggregation import Aggregation
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
 

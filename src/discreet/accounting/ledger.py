@@ -121,8 +121,13 @@ class Ledger:
         _lock_or_close(path, descriptor)
         body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
         digest, line = seal(GENESIS, body)
-        _write(descriptor, line)
-        _sync_directory(path.parent)
+        try:
+            _write(descriptor, line)
+            _sync_directory(path.parent)
+        except BaseException:  # no ledger was begun, so none may stay: it would stand in the way of the next run
+            os.close(descriptor)
+            path.unlink()
+            raise
         return cls(path, descriptor, LedgerRecord(header=fields, identity=digest, entries=()))
 
     @classmethod

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from discreet.accounting.events import NonPrivate, Release
     from discreet.engine.layout import Layout, Mask
-    from discreet.stages.bounding import Query
+    from discreet.stages.clipping import Query
     from discreet.stages.context import StepContext
-    from discreet.stages.mechanism import Mechanism
+    from discreet.stages.noise import Mechanism
     from discreet.stages.sampling import Horizon
     from discreet.stages.values import BoundedSum, Released
 

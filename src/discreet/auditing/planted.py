@@ -35,7 +35,7 @@ from discreet.auditing.whole_run import couples_nothing
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
-from discreet.methods.dp_sgd.bounding import PerLayer
+from discreet.methods.dp_sgd.clipping import PerLayer
 from discreet.stages.plan import Plan
 
 if TYPE_CHECKING:

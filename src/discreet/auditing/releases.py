@@ -25,13 +25,12 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.d2p2.projected_gaussian import ProjectedNoise
+from discreet.methods.d2p2.projected_noise import ProjectedNoise
 from discreet.methods.d2p2.projections import ProjectionMap
-from discreet.methods.geodp.mechanism import GeometricNoise
+from discreet.methods.geodp.noise import GeometricNoise
 from discreet.stages.combination import TakeFirst
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
-from discreet.stages.mechanism import Mechanism
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe

@@ -24,12 +24,12 @@ from discreet.auditing.bounds import Floats
 from discreet.auditing.observing import active_in, observing_releases
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.methods.dp_sgd.bounding import PerLayer
+from discreet.methods.dp_sgd.clipping import PerLayer
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import LinearModel
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages.bounding import AutoS, FlatClip, Psac
+from discreet.stages.clipping import AutoS, FlatClip, Psac
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe

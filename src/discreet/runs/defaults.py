@@ -14,7 +14,7 @@ from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
-from discreet.stages.bounding import Bounder
+from discreet.stages.clipping import Bounder
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 

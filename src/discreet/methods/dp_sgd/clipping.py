@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import FlatClip, NonAdaptive, OneGroup, Query, WeightsOnly, clip_factor, zero_non_finite
+from discreet.stages.clipping import ClippedSum, FlatClip, Query, clip_factor, zero_non_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,16 +18,13 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class PerLayer(NonAdaptive):
+class PerLayer(ClippedSum):
     """Clips the gradient of each of k parameter tensors to C / sqrt(k), so the whole gradient has norm at most C."""
 
     clip: float
 
     def __post_init__(self) -> None:
         check.positive("choose a clipping norm for the whole gradient, e.g. 1.0", clip=self.clip)
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
 
     def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
         return [[index] for index in range(len(layout.names))]
@@ -38,7 +35,7 @@ class PerLayer(NonAdaptive):
 
 @final
 @dataclass(frozen=True)
-class AdaptiveQuantile(WeightsOnly, OneGroup):
+class AdaptiveQuantile(ClippedSum):
     """Flat clipping whose clipping norm tracks a quantile of the gradient norms (Andrew et al. 2021).
 
     Each record adds +1/2 to a count if its norm is at most C, and -1/2 otherwise, so the count has sensitivity 1/2.
@@ -59,9 +56,6 @@ class AdaptiveQuantile(WeightsOnly, OneGroup):
         check.positive("choose an initial clipping norm and a rate, e.g. 1.0 and 0.2", clip=self.clip, rate=self.rate)
         check.inside_unit("choose the fraction of records to leave unclipped, e.g. 0.5", quantile=self.quantile)
         check.positive("choose the standard deviation of the count, about batch / 20", count_noise=self.count_noise)
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
 
     def scalars(self) -> tuple[Query, ...]:
         return (Query(0.5, sigma=self.count_noise),)

@@ -18,10 +18,10 @@ from discreet.accounting import Charge, Gaussian, PoissonSampled, SelectionQuery
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
 from discreet.core.world import World
-from discreet.methods.clipping_choice import Clipping
 from discreet.stages.acceptance import LossTest
 from discreet.stages.aggregation import sum_of_numbers
 from discreet.stages.analysis import Unproven
+from discreet.stages.clipping import Clipping
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FullBatch, Horizon

@@ -14,7 +14,7 @@ from discreet.accounting import events
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.d2p2.projected_gaussian import (
+from discreet.methods.d2p2.projected_noise import (
     DenseBlocks,
     DenseLayers,
     Orthonormal,
@@ -28,11 +28,11 @@ from discreet.methods.d2p2.projected_gaussian import (
     width,
 )
 from discreet.methods.d2p2.projections import Hadamard, padded_size
-from discreet.methods.dicesgd.bounding import TwoLevel
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
-from discreet.stages.bounding import FlatClip, Query
+from discreet.methods.dicesgd.clipping import TwoLevel
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
+from discreet.stages.clipping import FlatClip, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.values import _AGGREGATION, BoundedSum
 
 ALPHA = 1e-6

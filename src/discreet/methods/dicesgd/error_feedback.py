@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 from discreet.accounting.events import NonPrivate, Release
 from discreet.core import check
-from discreet.engine.layout import Layout
-from discreet.stages.bounding import ROUND_DOWN, Query
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.clipping import ROUND_DOWN, Query
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.values import BoundedSum, PrivateState
 
 if TYPE_CHECKING:
@@ -38,12 +37,10 @@ class Shortening(Protocol):
 class Projecting:
     """Projection onto the ball, min(1, radius / norm), as in Algorithm 2."""
 
+    is_projection: ClassVar[bool] = True
+
     def factor(self, norm: float, radius: float) -> float:
         return 1.0 if norm <= radius else radius / norm
-
-    @property
-    def is_projection(self) -> bool:
-        return True
 
 
 @final
@@ -51,17 +48,15 @@ class Projecting:
 class Normalising:
     """Normalisation, radius / norm (0 for a norm of 0), as in Algorithm 4."""
 
+    is_projection: ClassVar[bool] = False
+
     def factor(self, norm: float, radius: float) -> float:
         return radius / norm if norm > 0 else 0.0
-
-    @property
-    def is_projection(self) -> bool:
-        return False
 
 
 @final
 @dataclass(frozen=True)
-class ErrorFeedback:
+class ErrorFeedback(Mechanism):
     """Releases sum clip(g) + clip(E, batch * clip) + noise. The error E, on the scale of the sum, stays hidden.
 
         E <- E + sum (g - clip(g)) - clip(E, batch * clip),   E = 0 before the first step and after a resume
@@ -85,11 +80,8 @@ class ErrorFeedback:
         check.not_negative("choose a bound on the fed-back error, e.g. 1.0; 0 means no feedback", clip=self.clip)
 
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
-        """The privacy event of one release, before amplification by sampling; non-private unless `clip` is 0."""
+        """Non-private unless `clip` is 0: see the class."""
         return _PLAIN.event(queries, noise) if self.clip == 0 else NonPrivate()
-
-    def check(self, layout: Layout) -> None:
-        """Accept every model: the cost does not depend on it."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, final
 
 from discreet.accounting.events import NonPrivate
 from discreet.core import check
-from discreet.engine.layout import Layout
 from discreet.methods.geodp.spherical import from_spherical, to_spherical
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
+from discreet.stages.noise import Mechanism
 from discreet.stages.values import BoundedSum
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class GeometricNoise:
+class GeometricNoise(Mechanism):
     """Adds N(0, 1) times (C / B) sigma to the norm, and times sqrt(d + 2) (beta pi / B) sigma to each angle.
 
     This is GeoDP, Algorithm 1, step 6.
@@ -50,11 +50,7 @@ class GeometricNoise:
         return math.sqrt(size + 2) * self.beta * math.pi * noise / batch
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
-        """The privacy event of one release: non-private."""
         return NonPrivate()
-
-    def check(self, layout: Layout) -> None:
-        """Accept every model."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

@@ -1,15 +1,15 @@
-"""The Gaussian mechanism on the bounded sums of one batch."""
+"""Mechanisms add the noise. Information about the records is released through a mechanism only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
-from discreet.accounting.events import CountQuery, Gaussian, Queries
+from discreet.accounting.events import CountQuery, Gaussian, NonPrivate, Queries, Release
 from discreet.core import check
 from discreet.engine.layout import Layout
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
 from discreet.stages.values import BoundedSum
 
 if TYPE_CHECKING:
@@ -18,9 +18,28 @@ if TYPE_CHECKING:
     from discreet.stages.context import StepContext
 
 
+class Mechanism(Protocol):
+    """Adds noise to all bounded sums of one batch, for one charge."""
+
+    def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
+        """The privacy event of one release, before amplification by sampling."""
+
+    def check(self, layout: Layout) -> None:
+        """Refuse a model to which the stated cost does not apply. By default the cost holds for every model."""
+        return
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
+    ) -> list[Tensor]:
+        """Return the noisy sums in the order of the queries. The exact sums are overwritten.
+
+        A vector holds all coordinates of the gradient, or the active ones only.
+        """
+
+
 @final
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(Mechanism):
     """Adds N(0, (noise * share * sensitivity)^2) to every active coordinate of every sum.
 
     Guarantee: all sums of one batch together cost one Gaussian release with noise multiplier (sum_i z_i^-2)^(-1/2),
@@ -29,27 +48,27 @@ class GaussianNoise:
     """
 
     def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
-        """The privacy event of one release, before amplification by sampling."""
         events = tuple(query.event(noise) for query in queries)
         return events[0] if len(events) == 1 else Queries(events)
-
-    def check(self, layout: Layout) -> None:
-        """Accept every model: the cost does not depend on it."""
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
-        """Return the noisy sums, under a mask on the active coordinates only. The exact sums are overwritten."""
         noisy = []
         for total, query in zip(sums, queries, strict=True):
-            check.require(
-                isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
-                "sums with the sensitivity of their queries",
-                f"{total!r} for {query!r}",
-                "aggregate with the plan's bounder",
-            )
+            check_sensitivity(total, query)
             noisy.append(_add_noise(total.value, query.std(noise), context))
         return noisy
+
+
+def check_sensitivity(total: BoundedSum, query: Query) -> None:
+    """Refuse a sum without a proven bound, or with a larger bound than the query that sets its noise."""
+    check.require(
+        isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
+        "sums with the sensitivity of their queries",
+        f"{total!r} for {query!r}",
+        "aggregate with the plan's bounder",
+    )
 
 
 def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
 from discreet.methods.geodp.spherical import middle, to_spherical, wrapped
-from discreet.stages.bounding import ROUND_DOWN, OneGroup, Query, zero_non_finite
+from discreet.stages.clipping import ROUND_DOWN, Bounder, Query, zero_non_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ ANGLES = "geodp.angles"
 
 
 @dataclass(frozen=True)
-class _TwoQueries(OneGroup):
+class _TwoQueries(Bounder):
     """Each record contributes a vector of norm <= clip (direction) and a number in [0, 1] (magnitude)."""
 
     clip: float = 1.0
@@ -54,12 +54,6 @@ class _TwoQueries(OneGroup):
         shares = (norms_GN / (self.clip * scale)).clamp(max=1)
         return shares.where(norms_GN.isfinite(), norms_GN.new_zeros(()))
 
-    def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return norms_GN.new_zeros(0, *norms_GN.shape)
-
-    def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
-        return scale
-
 
 @final
 @dataclass(frozen=True)
@@ -71,9 +65,6 @@ class Polar(_TwoQueries):
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return zero_non_finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
-
-    def contribution_map(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
-        return None
 
 
 class Window(enum.StrEnum):

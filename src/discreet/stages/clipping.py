@@ -1,4 +1,4 @@
-"""Bounders limit the influence of one record: they map per-record gradient norms to weights.
+"""Clipping: bounders limit the influence of one record, by weights that depend on its gradient norm.
 
 A bounder maps norms [G, N] to weights [Q, G, N] for Q weighted sums of gradients. If it also queries numbers, it maps
 the norms to scalars [K, N]. Each query states its sensitivity: how far one record can move that sum.
@@ -10,6 +10,7 @@ Shape suffixes: N records, G groups of parameters, Q vector queries, K scalar qu
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
@@ -54,64 +55,52 @@ class Query:
 
 
 class Bounder(Protocol):
-    """Bounds each record's contribution. `scale` is public state; it stays 1 unless the bounder adapts."""
+    """Bounds each record's contribution. `scale` is public state; it stays 1 unless the bounder adapts.
+
+    By default a bounder uses the norm of the whole gradient, and has neither scalar queries nor hidden sums.
+    """
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         """The queries for weighted sums of gradients."""
 
-    def scalars(self) -> tuple[Query, ...]:
-        """The queries for sums of single numbers."""
-
-    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
-        """The groups of parameters for which norms are computed, as indices of parameters."""
-
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         """The weights [Q, G, N] of the vector queries."""
 
+    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
+        """The groups of parameters for which norms are computed, as indices of parameters."""
+        return [range(len(layout.names))]
+
+    def scalars(self) -> tuple[Query, ...]:
+        """The queries for sums of single numbers."""
+        return ()
+
     def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
         """The contributions [K, N] of the records to the scalar queries."""
+        return norms_GN.new_zeros(0, norms_GN.shape[1])
 
     def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
         """Weights [H, G, N] of hidden sums. Only the mechanism reads these sums; their sensitivity is not bounded."""
+        return norms_GN.new_zeros(0, *norms_GN.shape)
 
     def contribution_map(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
         """A function that replaces `weights`: it maps gradients [n, d] to sums [Q, d] of bounded contributions.
 
         None if `weights` suffices.
         """
+        return None
 
     def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
         """The scale of the next step, computed from the released scalar queries."""
-
-
-class WeightsOnly:
-    """Base of bounders that use weights only, without hidden sums."""
-
-    def hidden(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return norms_GN.new_zeros(0, *norms_GN.shape)
-
-    def contribution_map(self, memory: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
-        return None
-
-
-class NonAdaptive(WeightsOnly):
-    """Base of bounders without scalar queries, whose scale never changes."""
-
-    def scalars(self) -> tuple[Query, ...]:
-        return ()
-
-    def numbers(self, norms_GN: Tensor, scale: float) -> Tensor:
-        return norms_GN.new_zeros(0, norms_GN.shape[1])
-
-    def advance(self, scale: float, released: Sequence[float], batch: float) -> float:
         return scale
 
 
-class OneGroup:
-    """Base of bounders that use the norm of the whole gradient."""
+class ClippedSum(Bounder):
+    """Base of bounders with one vector query: a sum of gradients that are each bounded by norm `clip`."""
 
-    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
-        return [range(len(layout.names))]
+    clip: float
+
+    def vectors(self, scale: float) -> tuple[Query, ...]:
+        return (Query(self.clip * scale),)
 
 
 def clip_factor(norms_GN: Tensor, radius: float) -> Tensor:
@@ -128,7 +117,7 @@ def zero_non_finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class FlatClip(NonAdaptive, OneGroup):
+class FlatClip(ClippedSum):
     """Flat clipping, w = min(1, C / n): the projection onto the ball of radius C.
 
     C is rounded down once for all norms, so the map stays a projection and never increases the distance between two
@@ -144,16 +133,13 @@ class FlatClip(NonAdaptive, OneGroup):
     def __post_init__(self) -> None:
         check.positive("choose a clipping norm, e.g. 1.0", clip=self.clip)
 
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return zero_non_finite(clip_factor(norms_GN, self.clip * scale), norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class AutoS(NonAdaptive, OneGroup):
+class AutoS(ClippedSum):
     """Automatic clipping, w = C / (n + gamma): scales nearly every gradient to norm C.
 
     A gradient of zero gets w = C / gamma and contributes 0.
@@ -167,16 +153,13 @@ class AutoS(NonAdaptive, OneGroup):
             "choose a clipping norm and a stability constant gamma, e.g. 1.0 and 0.01", clip=self.clip, gamma=self.gamma
         )
 
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return zero_non_finite(self.clip * scale * ROUND_DOWN / (norms_GN + self.gamma), norms_GN)
 
 
 @final
 @dataclass(frozen=True)
-class Psac(NonAdaptive, OneGroup):
+class Psac(ClippedSum):
     """Per-sample adaptive clipping, w = C / (n + r / (n + r)): gives small gradients less weight than normalisation.
 
     A gradient of zero gets w = C and contributes 0.
@@ -188,9 +171,24 @@ class Psac(NonAdaptive, OneGroup):
     def __post_init__(self) -> None:
         check.positive("choose a clipping norm and a term r, e.g. 1.0 and 0.1", clip=self.clip, r=self.r)
 
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         denominator = norms_GN + self.r / (norms_GN + self.r)
         return zero_non_finite(self.clip * scale * ROUND_DOWN / denominator, norms_GN)
+
+
+class Clipping(enum.StrEnum):
+    """A choice of clipping rule, for recipes that offer several."""
+
+    FLAT = "flat"
+    AUTO_S = "auto-s"
+    PSAC = "psac"
+
+    def bounder(self, *, clip: float, gamma: float, r: float) -> Bounder:
+        """Return the bounder with clipping norm `clip`; `gamma` is used by auto-s, `r` by psac."""
+        match self:
+            case Clipping.FLAT:
+                return FlatClip(clip)
+            case Clipping.AUTO_S:
+                return AutoS(clip=clip, gamma=gamma)
+            case Clipping.PSAC:
+                return Psac(clip=clip, r=r)

@@ -6,10 +6,10 @@ import pytest
 
 from discreet import methods
 from discreet.core.check import Refused
-from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Link
-from discreet.methods.dpsgd_dc.standstill import standstill
+from discreet.stages.analysis import Composition
 from discreet.stages.sampling import Horizon
+from research.reproductions.dpsgd_dc.standstill import standstill
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -25,7 +25,7 @@ def test_standstill(decay: float) -> None:
         assert still.steps == pytest.approx(4 * 2 * 1000 / 3.8, rel=1e-2)
     for steps in (still.steps // 2, still.steps + 50, 10 * still.steps):
         hidden = plan(steps).certificate().epsilon  # type: ignore[attr-defined]
-        seen = with_visible_iterates(plan(steps)).certificate().epsilon  # type: ignore[arg-type]
+        seen = plan(steps).using(analysis=Composition()).certificate().epsilon  # type: ignore[attr-defined]
         assert (hidden < seen * (1 - 1e-6)) == (steps > still.steps)
 
 

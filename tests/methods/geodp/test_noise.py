@@ -19,13 +19,12 @@ from discreet.auditing.games import play
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.clipping_choice import Clipping
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
-from discreet.methods.geodp.mechanism import GeometricNoise
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
+from discreet.methods.geodp.noise import GeometricNoise
 from discreet.methods.geodp.spherical import to_spherical
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages import bounding
-from discreet.stages.bounding import Query
+from discreet.stages import clipping
+from discreet.stages.clipping import Clipping, Query
 from discreet.stages.context import StepContext
 from discreet.stages.sampling import FullBatch, Horizon
 from discreet.stages.values import _AGGREGATION, BoundedSum
@@ -149,7 +148,7 @@ def test_nothing_is_certified_and_several_steps_are_not_claimed() -> None:
 
 @pytest.mark.parametrize(
     ("clipping", "kind"),
-    [(Clipping.FLAT, bounding.FlatClip), (Clipping.AUTO_S, bounding.AutoS), (Clipping.PSAC, bounding.Psac)],
+    [(Clipping.FLAT, clipping.FlatClip), (Clipping.AUTO_S, clipping.AutoS), (Clipping.PSAC, clipping.Psac)],
 )
 def test_every_clipping_of_the_tables(clipping: Clipping, kind: type) -> None:
     plan = methods.geodp(clip=0.3, clipping=clipping)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, final
 from discreet.accounting import events
 from discreet.accounting.events import Release
 from discreet.core import check
-from discreet.stages.bounding import Query
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.clipping import Query
+from discreet.stages.noise import GaussianNoise, Mechanism, check_sensitivity
 from discreet.stages.values import BoundedSum
 
 if TYPE_CHECKING:
@@ -71,12 +72,13 @@ class ProjectionKind(Protocol):
         """Draw the projection of this step."""
 
     def check(self, layout: Layout, reduction: float) -> None:
-        """Refuse a model to which the stated cost does not apply."""
+        """Refuse a model to which the stated cost does not apply. By default the cost holds for every model."""
+        return
 
 
 @final
 @dataclass(frozen=True)
-class Orthonormal:
+class Orthonormal(ProjectionKind):
     """Keeps p random rows of an n x n Hadamard matrix with random signs; n >= d is the padded size. O(d log d).
 
     Guarantee: the projection never increases the norm of a vector, so the release costs the same as without it
@@ -92,13 +94,10 @@ class Orthonormal:
         kept = width(padded_size(layout.size), reduction)
         return Hadamard(layout.size, kept, context.streams.projection.at(context.step))
 
-    def check(self, layout: Layout, reduction: float) -> None:
-        """Accept every model: the cost does not depend on it."""
-
 
 @final
 @dataclass(frozen=True)
-class OrthonormalLayers:
+class OrthonormalLayers(ProjectionKind):
     """`Orthonormal` for each parameter separately: per layer as in the paper, but at no extra privacy cost.
 
     Guarantee: a block-diagonal matrix of such projections never increases the norm of a vector either.
@@ -116,97 +115,78 @@ class OrthonormalLayers:
             for part, size in enumerate(layout.sizes)
         )
 
-    def check(self, layout: Layout, reduction: float) -> None:
-        """Accept every model: the cost does not depend on it."""
 
-
-@final
-@dataclass(frozen=True)
-class DenseLayers:
-    """A dense Gaussian matrix for each parameter, as in the D2P2-SGD paper. O(d p).
+class _Dense(ProjectionKind):
+    """Base of dense projections: a Gaussian matrix for each part of the gradient, as in the D2P2-SGD paper. O(d p).
 
     Guarantee: a chi-square mixture of Gaussian mechanisms. It costs more than the same noise without projection
-    (docs/proofs/ProjectedGaussian.md).
-
-    dims  the width of each parameter's projection (`layer_widths`); the cost depends on it
+    (docs/proofs/ProjectedGaussian.md). The cost depends on `dims`, the width of each part's projection.
     """
 
     dims: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_dims(self.dims)
+        remedy = "compute the widths with layer_widths(sizes, reduction) or block_widths(size, block, reduction)"
+        given = isinstance(self.dims, tuple) and len(self.dims) > 0
+        check.require(given, "dims, a tuple of widths", f"{self.dims!r}", remedy)
+        for dim in self.dims:
+            check.count(remedy, dim=dim)
+
+    @abc.abstractmethod
+    def sizes(self, layout: Layout) -> tuple[int, ...]:
+        """The sizes of the parts."""
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
-        return _mixture(queries, noise, self.dims)
+        check.require(
+            len(queries) == 1 and queries[0].sigma is None,
+            "a single vector query with a dense projection",
+            f"{len(queries)} queries",
+            "use Orthonormal(), or a bounder without further queries such as AutoS",
+        )
+        return events.ProjectedGaussian(queries[0].share * noise, self.dims)
 
     def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
-        return _dense(layout.sizes, self.dims, context)
+        from discreet.methods.d2p2.projections import DenseProjection
+
+        return DenseProjection(self.sizes(layout), self.dims, lambda: context.streams.projection.at(context.step))
 
     def check(self, layout: Layout, reduction: float) -> None:
         """Refuse a model whose widths differ from `dims`."""
-        _check_fit(layout.sizes, self.dims, reduction)
+        fitting = layer_widths(self.sizes(layout), reduction)
+        shown = ",".join(map(str, fitting)) if len(fitting) <= 40 else f"{len(fitting)} widths"
+        check.require(
+            self.dims == fitting,
+            f"the widths of this model at reduction {reduction}: {shown}",
+            ",".join(map(str, self.dims[:40])),
+            "build the plan with the widths of this model: the cost depends on them",
+        )
 
 
 @final
 @dataclass(frozen=True)
-class DenseBlocks:
-    """A dense Gaussian matrix for each block of `block` coordinates of the flat gradient.
+class DenseLayers(_Dense):
+    """A dense Gaussian matrix for each parameter; `layer_widths` computes `dims`."""
 
-    Guarantee: as for `DenseLayers`.
+    dims: tuple[int, ...]
 
-    dims  the width of each block's projection (`block_widths`); the cost depends on it
-    """
+    def sizes(self, layout: Layout) -> tuple[int, ...]:
+        return layout.sizes
+
+
+@final
+@dataclass(frozen=True)
+class DenseBlocks(_Dense):
+    """A dense Gaussian matrix for each block of `block` coordinates; `block_widths` computes `dims`."""
 
     block: int
     dims: tuple[int, ...]
 
     def __post_init__(self) -> None:
         check.count("choose the number of coordinates in a block, e.g. 1024", block=self.block)
-        _check_dims(self.dims)
+        super().__post_init__()
 
-    def event(self, queries: Sequence[Query], noise: float) -> Release:
-        return _mixture(queries, noise, self.dims)
-
-    def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
-        return _dense(block_sizes(layout.size, self.block), self.dims, context)
-
-    def check(self, layout: Layout, reduction: float) -> None:
-        """Refuse a model whose widths differ from `dims`."""
-        _check_fit(block_sizes(layout.size, self.block), self.dims, reduction)
-
-
-def _check_dims(dims: tuple[int, ...]) -> None:
-    remedy = "compute the widths with layer_widths(sizes, reduction) or block_widths(size, block, reduction)"
-    check.require(isinstance(dims, tuple) and len(dims) > 0, "dims, a tuple of widths", f"{dims!r}", remedy)
-    for dim in dims:
-        check.count(remedy, dim=dim)
-
-
-def _mixture(queries: Sequence[Query], noise: float, dims: tuple[int, ...]) -> Release:
-    check.require(
-        len(queries) == 1 and queries[0].sigma is None,
-        "a single vector query with a dense projection",
-        f"{len(queries)} queries",
-        "use Orthonormal(), or a bounder without further queries such as AutoS",
-    )
-    return events.ProjectedGaussian(queries[0].share * noise, dims)
-
-
-def _dense(sizes: tuple[int, ...], dims: tuple[int, ...], context: StepContext) -> projections.ProjectionMap:
-    from discreet.methods.d2p2.projections import DenseProjection
-
-    return DenseProjection(sizes, dims, lambda: context.streams.projection.at(context.step))
-
-
-def _check_fit(sizes: tuple[int, ...], dims: tuple[int, ...], reduction: float) -> None:
-    fitting = layer_widths(sizes, reduction)
-    shown = ",".join(map(str, fitting)) if len(fitting) <= 40 else f"{len(fitting)} widths"
-    check.require(
-        dims == fitting,
-        f"the widths of this model at reduction {reduction}: {shown}",
-        ",".join(map(str, dims[:40])),
-        "build the plan with the widths of this model: the cost depends on them",
-    )
+    def sizes(self, layout: Layout) -> tuple[int, ...]:
+        return block_sizes(layout.size, self.block)
 
 
 # -- scale of the lift --------------------------------------------------------------------------------------
@@ -242,7 +222,7 @@ class PaperLift:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ProjectedNoise:
+class ProjectedNoise(Mechanism):
     """Projects each sum to fewer dimensions, adds N(0, (noise * share * sensitivity)^2), and lifts the result back.
 
     reduction   fraction of dimensions that is removed; 0 means no projection: exactly `GaussianNoise`
@@ -264,7 +244,6 @@ class ProjectedNoise:
         )
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
-        """The privacy event of one release, before amplification by sampling."""
         return (self.projection if self.reduction > 0 else _PLAIN).event(queries, noise)
 
     def check(self, layout: Layout) -> None:
@@ -285,12 +264,7 @@ class ProjectedNoise:
             if total.value.shape != (context.layout.size,):
                 noisy += _PLAIN.release([total], [query], noise, context)
                 continue
-            check.require(
-                isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
-                "sums with the sensitivity of their queries",
-                f"{total!r} for {query!r}",
-                "aggregate with the plan's bounder",
-            )
+            check_sensitivity(total, query)
             if context.mask is not None:
                 # Frozen coordinates are not clipped, so they must not enter the projection.
                 context.mask.apply_(context.layout.views(total.value))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.bounding import ROUND_DOWN, FlatClip, NonAdaptive, OneGroup, Query, clip_factor, zero_non_finite
+from discreet.stages.clipping import ROUND_DOWN, Bounder, ClippedSum, FlatClip, Query, clip_factor, zero_non_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ MAX_CLIPS = 1e6
 
 @final
 @dataclass(frozen=True)
-class FeedbackClip(NonAdaptive, OneGroup):
+class FeedbackClip(ClippedSum):
     """Releases the sum of clip(g, C) and hides the sum of clip(g, G) - clip(g, C), where G is the pre-clip.
 
     clip     C
@@ -53,9 +53,6 @@ class FeedbackClip(NonAdaptive, OneGroup):
         """The bound on how far one record moves the hidden sum."""
         return (MAX_CLIPS * self.clip if self.preclip is None else self.preclip) - self.clip
 
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return FlatClip(self.clip).weights(norms_GN, scale)
 
@@ -66,7 +63,7 @@ class FeedbackClip(NonAdaptive, OneGroup):
 
 @final
 @dataclass(frozen=True)
-class FeedbackNormalised(NonAdaptive, OneGroup):
+class FeedbackNormalised(ClippedSum):
     """Releases the sum of C g / |g| and hides the sum of g - C g / |g|. A gradient of zero contributes 0 to both.
 
     Gradients are clipped to MAX_CLIPS * C first.
@@ -82,9 +79,6 @@ class FeedbackNormalised(NonAdaptive, OneGroup):
         """The bound on how far one record moves the hidden sum."""
         return MAX_CLIPS * self.clip
 
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip * scale),)
-
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return zero_non_finite(self.clip * scale * ROUND_DOWN / norms_GN, norms_GN)
 
@@ -96,7 +90,7 @@ class FeedbackNormalised(NonAdaptive, OneGroup):
 
 @final
 @dataclass(frozen=True)
-class TwoLevel(NonAdaptive, OneGroup):
+class TwoLevel(Bounder):
     """Two sums over one batch: clip(g, C), and clip(g - clip(g, C), R), the clipped-off residual.
 
     clip      C

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from discreet.core.check import Refused
-from discreet.methods.random_freeze.scaling import scale_clip_with_momentum
+from research.reproductions.random_freeze.clip_scaling import scale_clip_with_momentum
 
 
 @pytest.mark.parametrize(("clip", "momentum"), [(0.1, 0.9), (1.0, 0.0), (0.37, 0.5)])

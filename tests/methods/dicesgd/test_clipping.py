@@ -15,10 +15,10 @@ from discreet.accounting.events import Queries
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.bounding import TwoLevel
+from discreet.methods.dicesgd.clipping import TwoLevel
 from discreet.methods.dicesgd.combination import HELD, SmoothedResidual
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
 from research.reproductions.dicesgd.appendix_b1 import Huber, settled

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import Refused
-from discreet.methods.dicesgd.bounding import FeedbackClip, TwoLevel
-from discreet.stages.bounding import ROUND_DOWN, FlatClip
+from discreet.methods.dicesgd.clipping import FeedbackClip, TwoLevel
+from discreet.stages.clipping import ROUND_DOWN, FlatClip
 
 NEAR = torch.tensor([1 + sign * 2.0**-k for k in range(12, 50) for sign in (-1, 1)], dtype=torch.float64)
 NORMS = torch.cat([NEAR, NEAR * ROUND_DOWN, torch.logspace(-3, 3, 50, dtype=torch.float64)]).sort().values

@@ -16,6 +16,7 @@ from discreet.core.plain import digest
 from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.granularity import Granularity, MaskKey
+from discreet.methods.random_freeze.masks import regenerate
 from discreet.stages.values import Released
 
 FORMAT: Final = "discreet release 1"
@@ -88,7 +89,7 @@ def _read_mask(name: Any, bitmap: bytes, layout: Layout) -> Mask | None:
     key = MaskKey(
         stream=bytes.fromhex(name["stream"]), granularity=Granularity(name["kind"]), active=int(name["active"])
     )
-    return key.mask(layout)
+    return regenerate(key, layout)
 
 
 def _read_header(line: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contracts import billing_contract, release
 from discreet import methods
 from discreet.accounting.events import CountQuery, Gaussian, PoissonSampled, Queries
 from discreet.core.check import Refused
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
 
 # -- per layer ------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from discreet.methods.clipping_choice import Clipping, bounder
 from discreet.stages.acceptance import LossTest
+from discreet.stages.clipping import Clipping
 from discreet.stages.recipe import Recipe
 
 
@@ -25,6 +25,6 @@ def sur(
     """
     return Recipe(
         method="sur",
-        bounder=bounder(Clipping(clipping), clip=clip, gamma=gamma, r=r),
+        bounder=Clipping(clipping).bounder(clip=clip, gamma=gamma, r=r),
         acceptance=LossTest(loss_clip=loss_clip, share=test_share, threshold=threshold),
     )
