@@ -49,6 +49,7 @@ from discreet.engine.proof.watched_functions import (
     saved_tensors_hooks,
 )
 from discreet.engine.trace.capture import RecordAxis, name_of
+from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
 
 
@@ -296,6 +297,8 @@ class RecordWatch(TorchFunctionMode):
         return verdict.outputs, None
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
+        if public_answer(func) is not None:
+            return
         by_size = func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
         if self._read is None and (by_size or (func not in QUIET and name_of(func) in READS)):
             where = user_line(but_not_torch=True)
