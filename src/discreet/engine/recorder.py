@@ -63,6 +63,9 @@ def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return own(*args, **kwargs)
 
 
+REDUCED: Final = (torch.bfloat16, torch.float16)
+
+
 class _Source(torch.autograd.Function):
     """A call none of whose inputs needs a gradient: run it, and keep the gradient of its output."""
 
@@ -87,6 +90,7 @@ class Recorder:
         self._marks = Marks(self.tracked, script.records_in(inputs))
         self._script, self._records = script, records
         self._position = self._place = 0
+        self.is_reduced = False  # whether a call with parameters computed in half precision (autocast)
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         result = func(*args, **kwargs)
@@ -166,12 +170,15 @@ class Recorder:
         self.uses.append(use)
         if any(tensor.requires_grad for tensor in swapped):
             result = _computed(call.func, args, kwargs)
+            self.is_reduced |= result.dtype in REDUCED
             if result.requires_grad:
                 if type(result.grad_fn).__name__ == "NativeGroupNormBackward0":
                     use.statistics = result.grad_fn._saved_result1, result.grad_fn._saved_result2  # type: ignore[union-attr]
                 result.register_hook(use.keep_gradient)
                 return result
-        return _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
+        result = _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
+        self.is_reduced |= result.dtype in REDUCED
+        return result
 
 
 class Collector:

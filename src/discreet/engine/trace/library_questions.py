@@ -2,7 +2,8 @@
 
 transformers skips the attention mask if no record is padded (`if padding_mask.all()`). The true answer depends on the
 records, and so would the calls that follow. Inside a private step the listed functions are told "no" instead: the mask
-is built and applied, which gives the same values for a batch without padding.
+is built and applied, which gives the same values for a batch without padding. torch.distributions asks whether all
+arguments are valid, and raises an error if not: it is told "yes".
 
 Guarantee: an answer is a constant of this table. It applies to the listed functions of the installed library only,
 recognised by their code; the same question in any other function is refused as before.
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
@@ -56,17 +57,29 @@ QUESTIONS: Final = (
         "PreTrainedModel.warn_if_padding_and_no_attention_mask",
         "the answer decides about a warning only",
     ),
+    *(
+        Question(
+            "torch.distributions.distribution",
+            f"Distribution.{method}",
+            "validation of arguments raises an error or changes nothing",
+            answer=True,
+        )
+        for method in ("__init__", "_validate_sample")
+    ),
 )
 _ASKING: Final = frozenset([Tensor.__bool__, Tensor.__contains__])
 
 
 def public_answer(func: Callable[..., Any]) -> bool | None:
     """The answer to the call under way if a listed function makes it, else None."""
-    if func not in _ASKING or not any(one.module in sys.modules for one in QUESTIONS):
+    if func not in _ASKING:
         return None
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PASSED_BY):
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is None:
-        return None
-    return next((one.answer for one in QUESTIONS if one.is_asked_by(frame.f_code)), None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for one in QUESTIONS:
+            if one.is_asked_by(frame.f_code):
+                return one.answer
+        if not frame.f_code.co_filename.startswith(_PASSED_BY):
+            return None
+        frame = frame.f_back
+    return None
