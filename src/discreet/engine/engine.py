@@ -188,6 +188,8 @@ class Engine:
             collector = Collector(uses, self.layout, self._room)
             collector.watch()
             each.sum().backward()
+            for one in passes:
+                one.recorder.fill()
         with torch.no_grad():
             self._factors = collector.finish()
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from discreet.core.check import refuse
+from discreet.engine.checkpointed import checkpoint_frame
 from discreet.engine.proof.blame import (
     CHANGED,
     READS,
@@ -228,7 +229,7 @@ class RecordWatch(TorchFunctionMode):
                 on_records = True
         if on_records and func in HOOKS:
             self._refuse_hook(func)
-        if on_records and saved_tensors_hooks(False) is not None:
+        if on_records and saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
             refuse(
                 "saved tensors that come back as they were",
                 f"saved_tensors_hooks around {name_of(func)} at {user_line()}",

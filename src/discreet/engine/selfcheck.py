@@ -53,11 +53,12 @@ def untouched(parameters: Sequence[Tracked], remedy: str) -> Iterator[None]:
             f"a use that was not seen of {', '.join(touched[:3])}",
             remedy,
         )
-    except CheckpointError:
+    except CheckpointError as error:
         refuse(
-            "a forward pass without activation checkpointing",
-            "torch.utils.checkpoint inside the model",
-            "remove it and use a smaller micro_batch, which saves memory too and does not change the result",
+            "a checkpointed region that computes the same when it runs again",
+            str(error).splitlines()[0],
+            "turn activation checkpointing off and use a smaller micro_batch, which saves memory too and does not "
+            "change the result",
         )
     finally:
         for root, gradient in zip(parameters, kept, strict=True):
@@ -65,8 +66,8 @@ def untouched(parameters: Sequence[Tracked], remedy: str) -> Iterator[None]:
 
 
 UNSEEN = (
-    "move the computation into forward(); replace reentrant checkpointing, scripted modules and autograd "
-    "functions of your own"
+    "move the computation into forward(); pass use_reentrant=False to torch.utils.checkpoint "
+    "(gradient_checkpointing_kwargs of transformers); replace scripted modules and autograd functions of your own"
 )
 
 
@@ -94,6 +95,7 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
         collector = Collector(recorder.uses, layout)
         collector.watch()  # as in training: while the backward pass runs
         _losses(script, output).sum().backward()
+        recorder.fill()
     with torch.no_grad():
         factors = collector.finish()
     script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
