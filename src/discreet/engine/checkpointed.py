@@ -1,4 +1,4 @@
-"""Activation checkpointing (`torch.utils.checkpoint`): a region of the pass that is computed again in the backward pass.
+"""Activation checkpointing (`torch.utils.checkpoint`): a region that is computed again in the backward pass.
 
 The recorder keeps no inputs of the calls in such a region. They are filled in when torch runs the region again, and are
 let go of as soon as their gradients are pulled back. The second run makes the same calls, so that it saves the same
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.engine.factors.recorded_call import RecordedCall
-from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.trace.capture import Call, CallWatch, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 
@@ -57,6 +56,7 @@ class CheckpointedRegion:
         self._position = self._filled = 0
         self._again: Callable[..., None] = frame.recompute_fn
         self.uses: list[RecordedCall] = []
+        self.tracked = recorder.tracked
         self.is_filled = False
         frame.recompute_fn = self._run_again
         frame.early_stop = False  # calls after the last saved tensor are needed, too
@@ -69,7 +69,7 @@ class CheckpointedRegion:
 
     def _run_again(self, *args: Any) -> None:
         self._position, self._filled = self._start, 0
-        with CallWatch(self, DECOMPOSITIONS, FORBIDDEN):
+        with CallWatch(self, DECOMPOSITIONS, forbidden={}):  # the first run was checked
             self._again(*args)
         if self._filled != len(self.uses):
             refuse(
@@ -81,10 +81,6 @@ class CheckpointedRegion:
         self.is_filled = True
 
     # -- the second run, as a follower -----------------------------------------------------------------
-
-    @property
-    def tracked(self) -> dict[int, Tracked]:
-        return self._recorder.tracked
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         return func(*args, **kwargs)

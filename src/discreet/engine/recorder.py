@@ -182,8 +182,8 @@ class Recorder:
             result = _computed(use.func, use.args, use.kwargs)
             if result.requires_grad:
                 return result
-        result = _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
-        return result
+        sourced: Tensor = _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
+        return sourced
 
     def _use(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Tensor:
         use = self.recorded(call, args, kwargs, found)
