@@ -32,7 +32,7 @@ from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import Snapshot, parameters_in, refuse_unsupported, trainable
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
-from discreet.engine.trace.unscripted import Unscripted
+from discreet.engine.unscripted import Unscripted
 
 Groups = Sequence[Sequence[int]]
 
