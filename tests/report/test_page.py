@@ -190,7 +190,7 @@ def test_write_and_read(tmp_path: Path) -> None:
     assert read(written.data) == found
     assert written.page.read_text(encoding="utf-8") == render(found)
     assert all(path.is_file() for path in written.figures)
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.new"))
 
 
 def test_a_character_that_no_file_can_hold_is_replaced(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
-from discreet.core.files import check_file
+from discreet.core.files import check_file, write_json
 from discreet.core.plain import plain
 
 if TYPE_CHECKING:
@@ -188,8 +188,6 @@ def told(found: RunAudit) -> str:
 
 def _answer(answer: dict[str, object], out: Path | None, as_json: bool) -> None:
     if out is not None:
-        from discreet.runs.folder import write_json
-
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, plain(answer))
     if as_json:

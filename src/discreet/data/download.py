@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import os
 import shutil
-import tempfile
 import urllib.request
 from pathlib import Path
 
 from discreet.core.check import require
+from discreet.core.files import replace_file
 
 TIMEOUT = 60.0
 LARGEST = 512 * 2**20
@@ -28,14 +27,9 @@ def fetch(url: str, target: Path) -> Path:
     _demand_https(url)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-                _demand_https(answer.geturl())  # a redirect must not leave https
-                shutil.copyfileobj(_Capped(answer), out)
-            os.replace(temporary, target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+            _demand_https(answer.geturl())  # a redirect must not leave https
+            replace_file(target, lambda out: shutil.copyfileobj(_Capped(answer), out))
     except (http.client.HTTPException, OSError) as error:  # URLError is an OSError
         raise NetworkError(f"{url}: {error}") from error
     return target

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from discreet.core.files import replace_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -167,7 +169,7 @@ def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]
             path.parent.mkdir(parents=True, exist_ok=True)
             kind = path.suffix.lower()[1:]
             metadata = {"Date": None} if kind == "svg" else {"Software": "discreet"}
-            figure.savefig(path, format=kind, dpi=160, metadata=metadata)
+            replace_file(path, partial(figure.savefig, format=kind, dpi=160, metadata=metadata))
     return paths
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from discreet.core.files import write_text
 from discreet.report import wording
 from discreet.report.charts import Chart, Series, above_zero, files, save
-from discreet.report.page import coordinates, drawn, filled, replace
+from discreet.report.page import coordinates, drawn, filled
 from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
 from discreet.runs.step_cost import StepCost
@@ -129,7 +130,7 @@ def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: st
 def write(answer: Answer, trial: StepCost | None, micro_batch: int, command: str, page: Path) -> tuple[Path, ...]:
     """The page, and its charts as SVG and PNG files beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
-    replace(page, render(answer, trial, micro_batch, command))
+    write_text(page, render(answer, trial, micro_batch, command))
     folder = page.parent / f"{page.stem}-figures"
     return (page, *(path for chart in charts(answer) for path in save(chart, *files(folder, chart.key))))
 

@@ -22,12 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
-import torch
-from torch import Tensor
-
 from discreet.accounting.ledger import lock
 from discreet.core import check
-from discreet.training.checkpoint import replace_file
+from discreet.core.files import write_text
 
 
 @final
@@ -141,18 +138,12 @@ class RunFolder:
     def mend_metrics(self) -> None:
         """Remove a last line that a crash cut short."""
         whole = "".join(json.dumps(values) + "\n" for values in self.read_metrics())
-        replace_file(self.metrics, lambda file: file.write(whole.encode()))
+        write_text(self.metrics, whole)
 
 
 def resume_line(directory: Path) -> str:
     """The command that resumes a run."""
     return f"discreet resume {shlex.quote(str(directory))}"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file at once."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -164,13 +155,3 @@ def read_json(path: Path) -> dict[str, Any]:
         check.refuse(f"{path} to be JSON", error, "restore the file")
     check.require(isinstance(value, dict), f"{path} to be a JSON object", type(value).__name__, "restore the file")
     return dict(value)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file at once."""
-    replace_file(path, lambda file: file.write(text.encode()))
-
-
-def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Replace a file of tensors at once; it loads with `torch.load(path, weights_only=True)`."""
-    replace_file(path, lambda file: torch.save(weights, file))

@@ -18,13 +18,14 @@ from torch.utils.data import TensorDataset
 
 from discreet.core.command import command_line, package_versions
 from discreet.core.errors import RunStopped
+from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.data import Task, build
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
-from discreet.runs.folder import RunFolder, read_json, resume_line, write_json, write_text, write_weights
+from discreet.runs.folder import RunFolder, read_json, resume_line
 from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
@@ -211,7 +212,7 @@ class _Run:
         with private.averaged() if private.average is not None else contextlib.nullcontext():
             held = private.model.state_dict().items()
             weights = {name: value.detach().cpu().clone() for name, value in held}
-        write_weights(folder.model, weights)
+        replace_file(folder.model, lambda file: torch.save(weights, file))
         spent = private.spent()
         text = run_statement(self._config, self._plan, self._task, spent, self._resumes)
         write_text(folder.statement, text)

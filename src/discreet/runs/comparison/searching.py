@@ -15,6 +15,7 @@ import numpy as np
 
 from discreet import runs
 from discreet.core import check
+from discreet.core.files import replace_file
 from discreet.data import DATASETS, Task
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
@@ -118,9 +119,8 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
     scored = np.arange(len(y)) % 5 == 4
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name("stand-in.partial.npz")
-        np.savez(partial, x_train=x[~scored], y_train=y[~scored], x_test=x[scored], y_test=y[scored])
-        partial.replace(path)
+        arrays = {"x_train": x[~scored], "y_train": y[~scored], "x_test": x[scored], "y_test": y[scored]}
+        replace_file(path, lambda file: np.savez(file, **arrays))
     return int((~scored).sum()), int(scored.sum())
 
 

@@ -1,4 +1,4 @@
-"""Fill the README's measured parts from result files: `python -m discreet.report.snippets README.md RESULTS`.
+"""Fill the README's measured parts from result files: `python -m research.readme README.md RESULTS`.
 
 Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing stays unchanged.
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core import check
+from discreet.core.files import write_text
 from discreet.report import page, wording
 from discreet.runs.audit_rows import AuditRow, Verdict, read_audit
 from discreet.runs.comparison.values import Comparison, Entry
@@ -41,7 +42,7 @@ def main() -> None:
     timed = next((results / name for name in SPEED if (results / name).is_file()), None)
     if timed is not None:
         text = put(text, "speed", speed(json.loads(timed.read_text(encoding="utf-8"))))
-    page.replace(readme, text)
+    write_text(readme, text)
 
 
 def put(text: str, name: str, part: str) -> str:
