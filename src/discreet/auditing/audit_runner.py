@@ -14,7 +14,7 @@ import discreet
 from discreet.auditing.rows import Attack, Effort, OnProgress
 from discreet.core import check
 from discreet.core.plain import digest
-from discreet.core.workers import run_jobs, worker_count
+from discreet.core.workers import JobFailed, failure_of, run_jobs, worker_count
 from discreet.runs.audit_rows import AuditRow
 
 
@@ -93,9 +93,10 @@ class _Finished:
 
     def news(self, job: int, news: Any) -> None: ...
 
-    def ended(self, job: int, result: Any, failure: str) -> None:
-        if failure:
-            raise RuntimeError(f"{self._labels[job]}: {failure}")
+    def ended(self, job: int, result: Any, failure: Exception | None) -> None:
+        if failure is not None:
+            kind = check.Refused if isinstance(failure, check.Refused) else JobFailed
+            raise kind(f"{self._labels[job]}: {failure_of(failure)}") from failure
         row = AuditRow.from_json(result)
         if self._listener is not None:
             self._listener(self._labels[job], row.parameters["trials"], row.parameters["trials"])
@@ -104,7 +105,7 @@ class _Finished:
 
 def play_label(order: Mapping[str, Any], tell: Callable[[Any], None]) -> dict[str, Any]:
     """In a worker: attacks hold functions that cannot be sent, labels can, and each label is there once."""
-    from discreet.auditing.truth import Scope, attacks
+    from discreet.auditing.truth import attacks
 
-    planned = attacks(Scope.everything(), Effort(**order["effort"]))
+    planned = attacks(Effort(**order["effort"]))
     return next(attack for attack in planned if attack.label == order["label"]).row().to_json()

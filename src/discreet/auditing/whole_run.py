@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import numpy.typing as npt
@@ -66,24 +66,6 @@ def couples_nothing(stages: Pipeline) -> bool:
 # -- the record -----------------------------------------------------------------------------------------------
 
 
-class TargetRecord(Protocol):
-    """The data of one copy, and the loss l(w x) of a record with weights w."""
-
-    @property
-    def others(self) -> Tensor:
-        """The inputs of the other records [n, d], label times features."""
-
-    @property
-    def own(self) -> Tensor:
-        """The input of the attacked record [d]."""
-
-    def losses(self, products: Tensor) -> Tensor:
-        """l of each product."""
-
-    def slopes(self, products: Tensor) -> Tensor:
-        """l' of each product: the gradient is l' x."""
-
-
 @final
 @dataclass(frozen=True)
 class CraftedGradient:
@@ -129,6 +111,11 @@ class MislabelledRecord:
 
     def slopes(self, products: Tensor) -> Tensor:
         return -torch.sigmoid(-products)
+
+
+TargetRecord = CraftedGradient | MislabelledRecord
+"""The data of one copy: the inputs of the other records [n, d] (label times features), that of the attacked record
+[d], the loss l(w x) of each product of weights and input, and its slope l', by which the gradient is l' x."""
 
 
 # -- the game -------------------------------------------------------------------------------------------------
@@ -230,7 +217,7 @@ class WholeRun:
 
 @final
 class LinearModelCopies(nn.Module):
-    """LinearModelCopies of a linear model without bias; maps (copy, input) to the product."""
+    """Copies of a linear model without bias; maps (copy, input) to the product."""
 
     def __init__(self, copies: int, dimension: int) -> None:
         super().__init__()

@@ -91,12 +91,11 @@ def _table(method: str | None, quick: bool, workers: int | None, out: Path | Non
     from discreet.report import terminal
     from discreet.runs.audit_rows import Verdict
 
-    scope = truth.Scope.everything() if method is None else truth.Scope.of(method)
     effort = truth.QUICK if quick else truth.FULL
+    planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
-    count = len(truth.attacks(scope, effort))
-    with terminal.audit_bar(count, visible=not as_json and terminal.is_live()) as listener:
-        rows = truth.truth_table(scope, effort=effort, listener=listener, workers=workers, kept=kept)
+    with terminal.audit_bar(len(planned), visible=not as_json and terminal.is_live()) as listener:
+        rows = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept)
     _answer(truth.document(rows, command=command_line()), out, as_json)
     if kept is not None:
         kept.discard()

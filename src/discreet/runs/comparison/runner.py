@@ -187,12 +187,12 @@ class ComparisonRunner:
             accuracy=progress.accuracy if averaged is None else averaged,
         )
 
-    def ended(self, job: int, result: Any, failure: str) -> None:
+    def ended(self, job: int, result: Any, failure: Exception | None) -> None:
         """A run is over, finished unless there is a failure."""
-        if failure:
-            self._fail(self._ordered[job], failure)
-        else:
+        if failure is None:
             self._take(self._ordered[job], Phase.FINISHED)
+        else:
+            self._fail(self._ordered[job], failure_of(failure))
 
     def _take(self, job: _Job, phase: Phase) -> None:
         try:
