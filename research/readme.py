@@ -20,8 +20,8 @@ from typing import Any
 from discreet.core import check
 from discreet.core.files import write_text
 from discreet.report import page, wording
-from discreet.runs.audit_rows import AuditRow, Verdict, read_audit
-from discreet.runs.comparison.values import Comparison, Entry
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
+from discreet.runs.comparison.values import Comparison, MethodResult
 
 COMPARISON = "fashion-mnist"
 TRUTH = "truth-table.json"
@@ -78,7 +78,7 @@ def comparison(found: Comparison, place: str) -> str:
 
 def truth(rows: tuple[AuditRow, ...]) -> str:
     """The claims that an attack refutes."""
-    broken = [row for row in rows if row.claimed is not None and row.verdict is Verdict.CLAIM_BROKEN]
+    broken = [row for row in rows if row.claimed is not None and row.verdict is AuditVerdict.CLAIM_BROKEN]
     shown = wording.epsilon
     cells = [
         [row.method, wording.audit_settings(row), shown(row.claimed), _shown(row), shown(row.certified)]
@@ -110,7 +110,7 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"{row['over_plain']:.2f}" if "over_plain" in row else "–"
 
 
-def _accuracy(entry: Entry | None) -> str:
+def _accuracy(entry: MethodResult | None) -> str:
     accuracy = None if entry is None else entry.accuracy
     if accuracy is None:
         return "–"

@@ -16,18 +16,12 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from discreet.auditing.one_run import Guesses
-from discreet.auditing.planted import (
-    CanaryKind,
-    ModelWithCanaries,
-    RunAudit,
-    _DataCanaries,
-    _GradientCanaries,
-    audit_training,
-)
+from discreet.auditing.planted import ModelWithCanaries, RunAudit, _DataCanaries, _GradientCanaries, audit_training
 from discreet.auditing.trainings import TrainingSetup
 from discreet.core.check import Refused
 from discreet.core.streams import Stream
 from discreet.runs import RunConfig
+from discreet.runs.audit_rows import CanaryKind
 
 CONFIDENCE = 1 - 1e-6
 

@@ -15,7 +15,7 @@ from discreet.auditing.truth import Effort
 from discreet.core.check import Refused
 from discreet.core.workers import JobFailed
 from discreet.methods import METHODS
-from discreet.runs.audit_rows import AuditRow, Verdict, read_audit, verdict
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit, verdict
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
 SMALL = Effort(scalar=2000, canaries=1000, runs=16, copies=400)
@@ -74,7 +74,7 @@ def test_a_method_has_its_rows_in_order() -> None:
         ("dp-sgd", "whole run, data canary"),
         ("dp-sgd", "one step, sufficient statistic"),
     ]
-    assert {row.verdict for row in found} == {Verdict.HOLDS}
+    assert {row.verdict for row in found} == {AuditVerdict.HOLDS}
     assert told[0] == "dp-sgd, one step"
 
 
@@ -135,7 +135,7 @@ def test_an_error_of_a_worker_names_its_row() -> None:
 def test_a_method_without_a_guarantee_has_an_infinite_certificate() -> None:
     (row, *_) = truth.truth_table(truth.attacks(SMALL, "geodp"), effort=SMALL)
     assert row.certified == math.inf
-    assert row.verdict in (Verdict.NOT_TESTED, Verdict.CLAIM_BROKEN)
+    assert row.verdict in (AuditVerdict.NOT_TESTED, AuditVerdict.CLAIM_BROKEN)
 
 
 def test_the_statistic_row_is_below_the_exact_epsilon() -> None:
@@ -167,6 +167,6 @@ def test_the_table_in_the_repository_breaks_no_certificate() -> None:
     found = read_audit(path)
     assert {row.method for row in found} >= {"dp-sgd", "geodp (as published)"}
     for row in found:
-        assert row.verdict is not Verdict.CERTIFICATE_BROKEN
+        assert row.verdict is not AuditVerdict.CERTIFICATE_BROKEN
         if row.method.endswith("(as published)"):
-            assert row.verdict is Verdict.CLAIM_BROKEN
+            assert row.verdict is AuditVerdict.CLAIM_BROKEN

@@ -48,7 +48,7 @@ def test_a_stopped_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Attack, "row", row)
     stopped = run(*flags, out)
     assert stopped.code == 130
-    assert f"goes on with the rows in {out}.part" in stopped.err
+    assert f"Finished rows are kept in {out}.part" in stopped.err
     assert not out.exists()
     answer = run(*flags, out, "--json").json
     assert played == ["dp-sgd, one step", "stopped", "dp-sgd, one number a trial"]

@@ -16,7 +16,7 @@ import synthetic
 
 from discreet import Refused
 from discreet.report import read, render, wording, write
-from discreet.runs.comparison import Entry, Failure
+from discreet.runs.comparison import Failure, MethodResult
 
 
 class Parsed(HTMLParser):
@@ -134,7 +134,7 @@ def test_the_headline_says_what_it_is_worth() -> None:
     assert "overlaps all others" in wording.significance(synthetic.comparison())
     assert "overlaps those of psac and dp-sgd" in wording.significance(synthetic.failing())
 
-    def steady(name: str, accuracy: float) -> Entry:
+    def steady(name: str, accuracy: float) -> MethodResult:
         values = (accuracy - 0.001, accuracy, accuracy + 0.001)
         made = tuple(synthetic.run(name, seed, accuracy=value) for seed, value in enumerate(values))
         return synthetic.entry(name, runs=made)

@@ -24,6 +24,7 @@ from discreet.core import check
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 BINS = 4096
 
@@ -165,13 +166,8 @@ def judge(tally: Tally, test: Test, *, delta: float, confidence: float) -> Audit
     return Audit(epsilon=epsilon, delta=delta, confidence=confidence, hits=hits, trials=trials)
 
 
-def audit(first: Tally, second: Tally, *, delta: float, confidence: float) -> Audit:
-    """Choose an event on the first tally and test it on the second."""
-    return best_audit([(first, second)], delta=delta, confidence=confidence)
-
-
 def best_audit(pairs: Sequence[tuple[Tally, Tally]], *, delta: float, confidence: float) -> Audit:
-    """The same for several statistics, with a pair of tallies each: the first ones also choose the statistic."""
+    """Choose an event on the first tally of each statistic and test it on the second; the best statistic counts."""
     for first, second in pairs:
         check.require(
             (first.low, first.high, first.bins) == (second.low, second.high, second.bins),

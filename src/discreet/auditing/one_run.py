@@ -15,9 +15,8 @@ from typing import final
 import numpy as np
 from scipy import stats
 
-from discreet.auditing.bounds import Floats
+from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.releases import Flags
 from discreet.core import check
 
 

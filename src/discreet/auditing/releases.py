@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.auditing.bounds import Floats
+from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.observing import active_in, observing_noise
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -38,8 +37,6 @@ from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released
 from discreet.training.step import PrivateStep, RunState
-
-Flags = npt.NDArray[np.bool_]
 
 CANARIES = 500
 LATE = 20  # epochs, since at rate 1 each step is one

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from discreet.auditing.bounds import Floats
+from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.observing import active_in, observing_releases
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -171,7 +170,7 @@ class WholeRun:
             absent.append(values[~there])
         return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
 
-    def _train(self, there: npt.NDArray[np.bool_]) -> Floats:
+    def _train(self, there: Flags) -> Floats:
         """One run of all copies; the attacker's statistics of each copy are a row."""
         model = self._model()
         weights = next(model.parameters())  # [K, d]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 import sys
 from pathlib import Path
@@ -18,18 +17,12 @@ from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
 from discreet.core.plain import plain
+from discreet.runs.audit_rows import CanaryKind
 
 if TYPE_CHECKING:
     from discreet.auditing.planted import RunAudit
     from discreet.runs import RunConfig
     from discreet.runs.audit_rows import AuditRow
-
-
-class Canary(enum.Enum):
-    """What is planted in a run."""
-
-    GRADIENT = "gradient"
-    DATA = "data"
 
 
 def audit(
@@ -40,19 +33,19 @@ def audit(
     run: Annotated[Path | None, flag("A run directory: train its recipe again with canaries.")] = None,
     one_run: Annotated[bool, flag("With --method: canaries in one training on digits.")] = False,
     canary: Annotated[
-        Canary | None, flag("gradient (worst case) or data (wrong labels).", "Canaries in one run")
+        CanaryKind | None, flag("gradient (worst case) or data (wrong labels).", "Canaries in one run")
     ] = None,
-    canaries: Annotated[int | None, flag("How many coins (default: 1000).", "Canaries in one run")] = None,
-    quick: Annotated[bool, flag("Fewer trials: minutes, and bounds further from the truth.")] = False,
+    canaries: Annotated[int | None, flag("How many canaries (default: 1000).", "Canaries in one run")] = None,
+    quick: Annotated[bool, flag("Fewer trials: minutes, and weaker lower bounds.")] = False,
     out: Annotated[
-        Path | None, flag("Also write the answer to this JSON file; a table that was stopped goes on.")
+        Path | None, flag("Also write the result to this JSON file; rerun the command to resume a table.")
     ] = None,
     workers: Annotated[
-        int | None, flag("With --all: rows that are played at once (default: one for each core, at most 4).")
+        int | None, flag("With --all: how many rows are played at once (default: one for each core, at most 4).")
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Attack a method: the epsilon that is exceeded at 99.9 % confidence, beside the certificate and the claim."""
+    """Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim."""
     given = [name for name, value in (("--method", method), ("--all", everything), ("--run", run)) if value]
     check.require(
         len(given) == 1,
@@ -66,7 +59,7 @@ def audit(
         planted or (canary is None and canaries is None),
         "--canary and --canaries with --run or --one-run",
         "a table of many small runs",
-        "drop them",
+        "drop these flags",
     )
     check.require(
         everything or workers is None, "--workers with --all", given[0], "drop it: few rows are played in turn"
@@ -78,8 +71,8 @@ def audit(
             return _canaries(method, run, canary, canaries, quick, out, as_json)
         return _table(method, quick, workers if everything else 1, out, as_json)
     except KeyboardInterrupt:
-        left = "leaves nothing behind" if planted or out is None else f"goes on with the rows in {_part(out)}"
-        print(f"Stopped. An audit {left}: run the command again.", file=sys.stderr)
+        kept = "Nothing was kept" if planted or out is None else f"Finished rows are kept in {_part(out)}"
+        print(f"Stopped. {kept}: run the command again.", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -89,19 +82,19 @@ def audit(
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing import truth
     from discreet.report import terminal
-    from discreet.runs.audit_rows import Verdict
+    from discreet.runs.audit_rows import AuditVerdict
 
     effort = truth.QUICK if quick else truth.FULL
     planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
-    with terminal.audit_bar(len(planned), visible=not as_json and terminal.is_live()) as listener:
+    with terminal.audit_bar(len(planned), quiet=as_json) as listener:
         rows = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept)
     _answer(truth.document(rows, command=command_line()), out, as_json)
     if kept is not None:
         kept.discard()
     if not as_json:
         terminal.show(terminal.truth_table([_in_words(row) for row in rows]))
-    broken = any(row.verdict is Verdict.CERTIFICATE_BROKEN for row in rows)
+    broken = any(row.verdict is AuditVerdict.CERTIFICATE_BROKEN for row in rows)
     return FAILED if broken else 0
 
 
@@ -124,7 +117,7 @@ def _in_words(row: AuditRow) -> AuditRow:
 def _canaries(
     method: str | None,
     run: Path | None,
-    canary: Canary | None,
+    canary: CanaryKind | None,
     canaries: int | None,
     quick: bool,
     out: Path | None,
@@ -142,10 +135,10 @@ def _canaries(
         "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark",
     )
     label = f"{config.method}, canaries"
-    with terminal.audit_bar(1, visible=not as_json and terminal.is_live()) as listener:
+    with terminal.audit_bar(1, quiet=as_json) as listener:
         found = planted.audit_training(
             config,
-            kind=None if canary is None else planted.CanaryKind(canary.value),
+            kind=canary,
             canaries=planted.CANARIES if canaries is None else canaries,
             on_step=lambda step, steps: listener(label, step, steps),
         )
@@ -177,7 +170,7 @@ def told(found: RunAudit) -> str:
         lines.insert(2, f"claimed:   epsilon {found.claimed:.3g}")
     if found.tightness is not None:
         lines.append(
-            f"tightness: the attack has shown {100 * found.tightness:.0f} % of the certificate; the rest is "
+            f"tightness: the attack demonstrates {100 * found.tightness:.0f} % of the certificate; the rest is "
             "its weakness or the certificate's slack"
         )
     if found.audited > found.certified:

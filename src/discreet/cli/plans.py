@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, final
@@ -27,18 +26,12 @@ from discreet.cli.flags import (
 )
 from discreet.core import check
 from discreet.methods import Method
+from discreet.runs.config import SAMPLERS
 from discreet.stages import sampling
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table
 
-_SAMPLINGS: Mapping[SamplingName, Callable[[], Sampling]] = {
-    SamplingName.POISSON: sampling.Poisson,
-    SamplingName.FIXED_SIZE: sampling.FixedSize,
-    SamplingName.BALLS_IN_BINS: sampling.BallsInBins,
-    SamplingName.FULL_BATCH: sampling.FullBatch,
-    SamplingName.OWN_LOADER: sampling.OwnLoader,
-}
 _WITHOUT_RATE = (SamplingName.FULL_BATCH, SamplingName.OWN_LOADER)
 
 
@@ -82,14 +75,14 @@ def not_both(flags: PlanFlags, first: tuple[str, ...], second: tuple[str, ...]) 
         not (one and other),
         f"{' with '.join(first)} or {' with '.join(second)}",
         " and ".join([*one, *other]),
-        "they contradict each other: drop one side",
+        "they contradict each other: drop one of them",
     )
 
 
 def recipe_of(flags: PlanFlags) -> tuple[Method, Recipe]:
     """The method and its recipe, with the stages that the flags exchange."""
     method = recipes.method_called(flags.method)
-    recipe = recipes.recipe_of(method, recipes.arguments(method, flags.recipe_flags))
+    recipe: Recipe = method.recipe(**recipes.arguments(method, flags.recipe_flags))
     has_schedule = flags.schedule is not None or flags.schedule_per is not None
     has_sampling = flags.sampling is not None or flags.cap is not None
     return method, recipe.using(
@@ -129,7 +122,7 @@ def sampling_from(name: SamplingName | None, cap: int | None) -> Sampling:
     check.require(not truncated, "--cap with --sampling truncated-poisson", "none", "give the largest batch")
     if cap is not None or name is None:
         check.refuse("--cap only with --sampling truncated-poisson", f"--cap {cap}", "drop it, or choose that sampling")
-    return _SAMPLINGS[name]()
+    return sampling.OwnLoader() if name is SamplingName.OWN_LOADER else SAMPLERS[name.value]()
 
 
 def schedule_from(text: str | None, period: Period | None) -> Schedule:
@@ -144,7 +137,7 @@ def schedule_from(text: str | None, period: Period | None) -> Schedule:
         period is None or own is None or period is own,
         f"--schedule-per {own.value if own else ''}",
         f"--schedule-per {period.value if period else ''}",
-        f"{text} counts for itself: drop the flag",
+        f"{text} already says what it counts: drop the flag",
     )
     return Table(factors, period or own or Period.STEP)
 

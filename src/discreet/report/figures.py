@@ -24,7 +24,7 @@ from discreet.report.charts import (
     save,
     save_drawing,
 )
-from discreet.runs.comparison.values import Changes, Comparison, Entry
+from discreet.runs.comparison.values import Changes, Comparison, MethodResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ FAR = 50.0
 """The ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 
-def styles(entries: Iterable[Entry]) -> dict[str, int]:
+def styles(entries: Iterable[MethodResult]) -> dict[str, int]:
     """A style number for each row, by the method's place in METHODS: the same colour on every page.
 
     Further rows of one method follow after the last method.
@@ -118,7 +118,7 @@ def courses(comparison: Comparison) -> tuple[Chart, ...]:
     """Noise, mask density and domain over the run, for the rows that have them."""
     numbers, end = styles(comparison.entries), comparison.steps
 
-    def lines(values: Callable[[Entry], Changes]) -> tuple[Series, ...]:
+    def lines(values: Callable[[MethodResult], Changes]) -> tuple[Series, ...]:
         held = ((entry, _stairs(values(entry), end)) for entry in comparison.entries)
         return tuple(Series.exact(e.name, numbers[e.name], corners) for e, corners in held if corners)
 

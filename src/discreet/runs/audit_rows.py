@@ -22,7 +22,14 @@ from discreet.core import check
 from discreet.core.plain import from_plain, plain
 
 
-class Verdict(enum.Enum):
+class CanaryKind(enum.StrEnum):
+    """What is planted in one training: records with a crafted gradient, or records with a wrong label."""
+
+    GRADIENT = "gradient"
+    DATA = "data"
+
+
+class AuditVerdict(enum.Enum):
     """What the numbers of a row say."""
 
     HOLDS = "holds"
@@ -48,7 +55,7 @@ class AuditRow:
     confidence: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditVerdict:
         """The strongest statement that the numbers support."""
         return verdict(certified=self.certified, claimed=self.claimed, audited=self.audited)
 
@@ -71,18 +78,18 @@ class AuditRow:
         return row
 
 
-def verdict(*, certified: float | None, claimed: float | None, audited: float) -> Verdict:
+def verdict(*, certified: float | None, claimed: float | None, audited: float) -> AuditVerdict:
     """The verdict on these three numbers.
 
     >>> verdict(certified=4.0, claimed=1.0, audited=2.0).value
     'claim broken'
     """
     if certified is not None and audited > certified:
-        return Verdict.CERTIFICATE_BROKEN
+        return AuditVerdict.CERTIFICATE_BROKEN
     if claimed is not None and audited > claimed:
-        return Verdict.CLAIM_BROKEN
+        return AuditVerdict.CLAIM_BROKEN
     proven = certified is not None and math.isfinite(certified)
-    return Verdict.HOLDS if proven else Verdict.NOT_TESTED
+    return AuditVerdict.HOLDS if proven else AuditVerdict.NOT_TESTED
 
 
 def read_audit(path: Path) -> tuple[AuditRow, ...]:

@@ -59,7 +59,7 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
             return load_result(config.out)
         charged = folder.charges()
         try:
-            run = _Run(config, task, plan, folder, on_progress)
+            run = _TrainingSession(config, task, plan, folder, on_progress)
             run.prepare(resume)
             return run.complete(started)
         except Exception as error:
@@ -83,7 +83,7 @@ def load_result(directory: str | Path) -> RunResult:
 
 
 @final
-class _Run:
+class _TrainingSession:
     """One session of a run: from its start or a resume to its end or the next crash."""
 
     def __init__(self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None) -> None:

@@ -16,9 +16,9 @@ from discreet.runs.comparison.compare import default_seeds as default_seeds
 from discreet.runs.comparison.estimates import Estimate as Estimate
 from discreet.runs.comparison.values import BudgetResult as BudgetResult
 from discreet.runs.comparison.values import Comparison as Comparison
-from discreet.runs.comparison.values import Entry as Entry
 from discreet.runs.comparison.values import Excluded as Excluded
 from discreet.runs.comparison.values import Failure as Failure
+from discreet.runs.comparison.values import MethodResult as MethodResult
 from discreet.runs.comparison.values import PlanTimeline as PlanTimeline
 from discreet.runs.comparison.values import Point as Point
 from discreet.runs.comparison.values import Provenance as Provenance

@@ -25,9 +25,9 @@ from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress
 from discreet.runs.comparison.timelines import timeline_of
 from discreet.runs.comparison.values import (
     Comparison,
-    Entry,
     Excluded,
     Failure,
+    MethodResult,
     PlanTimeline,
     Point,
     Provenance,
@@ -269,10 +269,10 @@ class ComparisonRunner:
             ),
         )
 
-    def _entry(self, row: _Row) -> Entry:
+    def _entry(self, row: _Row) -> MethodResult:
         method, config = METHODS[row.candidate.method], row.config
         places = [job.index for job in self._jobs if job.row is row]
-        return Entry(
+        return MethodResult(
             name=row.candidate.name,
             method=method.name,
             summary=method.summary,

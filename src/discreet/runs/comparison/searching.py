@@ -21,7 +21,7 @@ from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
 from discreet.runs.comparison.compare import CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
-from discreet.runs.comparison.values import Entry, TunedSetting, TuningSummary, settings_in_words
+from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSummary, settings_in_words
 from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
 
 FOLDER = "tuning"
@@ -162,13 +162,13 @@ def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Cand
     )
 
 
-def _best(trials: list[Entry]) -> Entry | None:
+def _best(trials: list[MethodResult]) -> MethodResult | None:
     """The finished trial with the best score; the earlier one of equals."""
     finished = [trial for trial in trials if trial.accuracy is not None]
     return max(finished, key=lambda trial: trial.accuracy.mean if trial.accuracy else 0.0, default=None)
 
 
-def _with(row: Candidate, best: Entry | None) -> Candidate:
+def _with(row: Candidate, best: MethodResult | None) -> Candidate:
     if best is None:
         return row
     return dataclasses.replace(row, parameters=best.parameters, learning_rate=best.learning_rate)
