@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discreet.auditing import audit_runner as playing
 from discreet.auditing import rows, truth
-from discreet.auditing.truth import Effort
+from discreet.auditing.rows import Effort
 from discreet.core.check import Refused
 from discreet.core.workers import JobFailed
 from discreet.methods import METHODS
@@ -52,14 +51,14 @@ def test_a_row_in_json() -> None:
 
 
 def test_everything_covers_every_method_and_the_four_claims() -> None:
-    labels = [attack.label for attack in truth.attacks(truth.QUICK)]
+    labels = [attack.label for attack in truth.attacks(rows.QUICK)]
     assert {f"{name}, as published" for name in ("geodp", "dicesgd", "d2p2-sgd", "dpsgd-dc")} <= set(labels)
     assert len(set(labels)) == len(labels)
     for name in METHODS:
         assert f"{name}, one step" in labels
     assert "dp-sgd, whole run, data canary" in labels
     assert "dpsgd-dc, last iterate" in labels
-    full = [attack.label for attack in truth.attacks(truth.FULL)]
+    full = [attack.label for attack in truth.attacks(rows.FULL)]
     assert {f"{name}, whole run, crafted gradient" for name in METHODS} <= set(full)
 
 
@@ -88,10 +87,10 @@ def test_rows_are_kept_for_their_effort_and_code_and_torn_ones_are_not(
         file.write('{"label": "two", ')
     again = truth.KeptRows(kept.path)
     assert again.made(SMALL) == {"one": row}
-    assert again.made(truth.QUICK) == {}
-    again.add("three", row, truth.QUICK)
-    assert set(again.made(truth.QUICK)) == {"three"}
-    monkeypatch.setattr(playing, "_code", lambda: "another")  # whose certificates may be others
+    assert again.made(rows.QUICK) == {}
+    again.add("three", row, rows.QUICK)
+    assert set(again.made(rows.QUICK)) == {"three"}
+    monkeypatch.setattr(truth, "_code", lambda: "another")  # whose certificates may be others
     assert again.made(SMALL) == {}
     kept.path.write_text("no rows\n")
     with pytest.raises(Refused, match="delete the file"):

@@ -31,7 +31,7 @@ from discreet.accounting import (
     gdp,
 )
 from discreet.auditing.bounds import Floats
-from discreet.auditing.games import Game, Likelihood, PoissonStep, PreparedGame
+from discreet.auditing.games import Game, PoissonStep, PreparedGame
 from discreet.methods.dicesgd.claim import DiceClaim
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
@@ -196,24 +196,31 @@ class Dice:
             return -math.inf if p <= 0 else math.log(p) - float(q)
 
         far = float(shift.max()) / spread + 8
-        best = optimize.minimize_scalar(lambda cut: -_finite(shown(cut)), bounds=(0, far), method="bounded")
+        best = optimize.minimize_scalar(lambda cut: -max(shown(cut), -1e9), bounds=(0, far), method="bounded")
         return max(0.0, float(shown(best.x)))
-
-
-def _finite(value: float) -> float:
-    return max(value, -1e9)
 
 
 # -- D2P2-SGD: a dense projection before the noise changes the sensitivity -----------------------------------
 
 
-def dense_projection(dims: int) -> Callable[[int, np.random.Generator], Floats]:
-    """The distance after a Gaussian projection to `dims` numbers, s^2 ~ chi2_p / p; public, like the matrix."""
+@final
+@dataclass(frozen=True, kw_only=True)
+class DenseProjection:
+    """A release after a Gaussian projection to `dims` numbers: N(0, z^2) against N(s, z^2), with s^2 ~ chi2_p / p.
 
-    def distance(trials: int, generator: np.random.Generator) -> Floats:
-        return np.sqrt(generator.chisquare(dims, trials) / dims)
+    The matrix is public, so s is. Statistic: the log-likelihood ratio (s y - s^2 / 2) / z^2, which is optimal.
+    """
 
-    return distance
+    noise: float = 1.1
+    dims: int = 1
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        values = []
+        for present in (0.0, 1.0):
+            mu = np.sqrt(generator.chisquare(self.dims, trials) / self.dims) / self.noise
+            y = generator.standard_normal(trials) + present * mu
+            values.append(mu * y - mu**2 / 2)
+        return values[0], values[1]
 
 
 def projection_epsilon(noise: float, dims: int, delta: float) -> float:
@@ -262,16 +269,15 @@ def _dice() -> PreparedGame:
 
 
 def _projected() -> PreparedGame:
-    noise, dims = 1.1, 1
+    game = DenseProjection()
     claim = AccountedClaim(
-        events=((Gaussian(noise), 1),),
+        events=((Gaussian(game.noise), 1),),
         by=Accounting.PLD,
         theorem="D2P2-SGD, accounting of the noise that is drawn",
         assumes="the projection is post-processing, though the noise is added after it",
     )
-    game = Likelihood(noise=noise, distance=dense_projection(dims))
-    parameters = {"dims": dims, "rate": 1.0, "steps": 1, "noise": noise}
-    event, analytic = ProjectedGaussian(noise, (dims,)), projection_epsilon(noise, dims, DELTA)
+    parameters = {"dims": game.dims, "rate": 1.0, "steps": 1, "noise": game.noise}
+    event, analytic = ProjectedGaussian(game.noise, (game.dims,)), projection_epsilon(game.noise, game.dims, DELTA)
     return _prepared("d2p2-sgd", parameters, game, claim, event, analytic, trials=4_000_000)
 
 

@@ -118,23 +118,3 @@ class PoissonStep:
         absent, present = generator.standard_normal(trials), generator.standard_normal(trials)
         joins = True if self.rate == 1 else generator.random(trials) < self.rate
         return absent, present + joins / self.noise
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Likelihood:
-    """A Gaussian pair with a random public distance: N(0, z^2) against N(s, z^2), with a new s in each trial.
-
-    The statistic is the log-likelihood ratio (s y - s^2 / 2) / z^2, which is optimal.
-    """
-
-    noise: float
-    distance: Callable[[int, np.random.Generator], Floats]
-
-    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        values = []
-        for present in (0.0, 1.0):
-            mu = self.distance(trials, generator) / self.noise
-            y = generator.standard_normal(trials) + present * mu
-            values.append(mu * y - mu**2 / 2)
-        return values[0], values[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -32,15 +31,11 @@ OnNoise = Callable[[list["Tensor"], list["Tensor"], list[float], "StepContext"],
 
 
 @final
-@dataclass(frozen=True)
 class ObservedSelection:
     """A selection that passes each release to a listener; stages, mechanism, noise and update are unchanged."""
 
-    inner: Selection
-    listener: InitVar[Listener]
-
-    def __post_init__(self, listener: Listener) -> None:
-        object.__setattr__(self, "_listener", listener)
+    def __init__(self, inner: Selection, listener: Listener) -> None:
+        self.inner, self._listener = inner, listener
 
     @property
     def order(self) -> Order:
@@ -58,8 +53,7 @@ class ObservedSelection:
         return self.inner.mask(context)
 
     def observe(self, released: Released, std: float, context: StepContext) -> None:
-        listener: Listener = object.__getattribute__(self, "_listener")
-        listener(released, std, context)
+        self._listener(released, std, context)
         self.inner.observe(released, std, context)
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:

@@ -160,12 +160,8 @@ class _GradientCanaries:
 
     def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
         self._setup = setup
-        check.require(
-            setup.plan.analysis.visible,
-            "a plan whose releases may be seen",
-            type(setup.plan.analysis).__name__,
-            "use data canaries: only the last iterate leaves such a run",
-        )
+        analysis, remedy = setup.plan.analysis, "use data canaries: only the last iterate leaves such a run"
+        check.require(analysis.visible, "a plan whose releases may be seen", type(analysis).__name__, remedy)
         self.there: Flags = rng.random(canaries) < 0.5
         self._scores = np.zeros(canaries)
 

@@ -144,13 +144,10 @@ class Canaries:
     """
 
     def __init__(self, attacked: Attacked) -> None:
-        check.require(
-            _independent(attacked.plan) and attacked.steps == 1,
-            "one step of independent noise",
-            f"{attacked.steps} steps of {type(attacked.plan.mechanism).__name__}, "
-            f"then {type(attacked.plan.combination).__name__}",
-            "play ReleaseGame instead",
-        )
+        stages = f"{type(attacked.plan.mechanism).__name__}, then {type(attacked.plan.combination).__name__}"
+        is_valid = _independent(attacked.plan) and attacked.steps == 1
+        got = f"{attacked.steps} steps of {stages}"
+        check.require(is_valid, "one step of independent noise", got, "play ReleaseGame instead")
         self.attacked = attacked
         self._count = attacked.plan.horizon.size.records
 

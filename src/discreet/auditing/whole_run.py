@@ -138,12 +138,8 @@ class WholeRun:
     ) -> None:
         coupled = not couples_nothing(recipe)
         self.copies = (1 if coupled else COPIES) if copies is None else copies
-        check.require(
-            self.copies == 1 or not coupled,
-            "one copy of the model a run",
-            f"{copies} copies, which this plan couples",
-            "leave `copies` out",
-        )
+        is_valid, got = self.copies == 1 or not coupled, f"{copies} copies, which this plan couples"
+        check.require(is_valid, "one copy of the model in a run", got, "leave `copies` out")
         self.record = record
         rate = 1.0 if isinstance(recipe.sampling, FullBatch) else rate
         each = max(len(record.others) + 1, math.ceil(1 / rate))  # a public number: there may be fewer records
@@ -279,9 +275,6 @@ class Attacker:
         """A row for each copy."""
         if not self._plan.analysis.visible:
             last = self._weights.double() @ self._record.own.double()
-            return (last * self._sign()).unsqueeze(1).numpy()
+            downhill = -self._record.slopes(torch.zeros(1)).sign()  # where the record moves its own product
+            return (last * downhill).unsqueeze(1).numpy()
         return torch.stack([self._ratio, self._sum], dim=1).numpy()
-
-    def _sign(self) -> float:
-        """The direction in which the record moves its own product: towards a lower loss."""
-        return -float(self._record.slopes(torch.zeros(1)).sign())

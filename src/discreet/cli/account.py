@@ -47,7 +47,7 @@ def account(
         return
     not_both(flags, ("--noise",), ("--epsilon",))
     if curve is not None:
-        from discreet.report.curves import check_picture
+        from discreet.report.charts import check_picture
 
         check_picture(curve)
     method, recipe = recipe_of(flags)
@@ -70,12 +70,9 @@ def calibrate(
 ) -> None:
     """The least noise, the most steps or the largest batch whose certificate stays within a budget."""
     method, recipe = recipe_of(flags)
-    check.require(
-        solve is Unknown.NOISE or not calibrate_to_claim,
-        "--calibrate-to-claim for the noise",
-        f"--solve {solve.value}",
-        "a claim is turned into noise only: drop one of the two",
-    )
+    is_valid = solve is Unknown.NOISE or not calibrate_to_claim
+    remedy = "only noise can be calibrated to a claim: drop one of the two"
+    check.require(is_valid, "--calibrate-to-claim for the noise", f"--solve {solve.value}", remedy)
     if solve is Unknown.NOISE:
         not_both(flags, ("--noise",), ("--epsilon",))
         plan = _calibrated(recipe.for_claim if calibrate_to_claim else recipe.for_horizon, flags)
@@ -215,9 +212,10 @@ def _show(
 
 def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
     """The curve, once its picture is written."""
-    from discreet.report import curves
+    from discreet.report import charts
     from discreet.runs.planner import epsilon_curve
 
     points = epsilon_curve(plan)
-    curves.save(path, points, title=f"{plan.method}, delta {plan.delta:g}, {plan.relation}")
+    chart = charts.epsilon_chart(f"{plan.method}, delta {plan.delta:g}, {plan.relation}", points)
+    charts.save(chart, path, titled=True)
     return points

@@ -47,20 +47,12 @@ def audit(
 ) -> int:
     """Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim."""
     given = [name for name, value in (("--method", method), ("--all", everything), ("--run", run)) if value]
-    check.require(
-        len(given) == 1,
-        "one of --method, --all and --run",
-        " and ".join(given) or "neither",
-        "name a method, e.g. --method dp-sgd, audit --all, or a directory: --run DIR",
-    )
+    remedy = "name a method, e.g. --method dp-sgd, audit --all, or a directory: --run DIR"
+    check.require(len(given) == 1, "one of --method, --all and --run", " and ".join(given) or "neither", remedy)
     check.require(not one_run or method is not None, "--one-run with --method", given[0], "name a method, e.g. dp-sgd")
     planted = one_run or run is not None
-    check.require(
-        planted or (canary is None and canaries is None),
-        "--canary and --canaries with --run or --one-run",
-        "a table of many small runs",
-        "drop these flags",
-    )
+    is_valid, expected = planted or (canary or canaries) is None, "--canary and --canaries with --run or --one-run"
+    check.require(is_valid, expected, "a table of many small runs", "drop these flags")
     check.require(
         everything or workers is None, "--workers with --all", given[0], "drop it: few rows are played in turn"
     )
@@ -80,21 +72,21 @@ def audit(
 
 
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
-    from discreet.auditing import truth
+    from discreet.auditing import rows, truth
     from discreet.report import terminal
     from discreet.runs.audit_rows import AuditVerdict
 
-    effort = truth.QUICK if quick else truth.FULL
+    effort = rows.QUICK if quick else rows.FULL
     planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
     with terminal.audit_bar(len(planned), quiet=as_json) as listener:
-        rows = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept)
-    _answer(truth.document(rows, command=command_line()), out, as_json)
+        found = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept)
+    _answer(truth.document(found, command=command_line()), out, as_json)
     if kept is not None:
         kept.discard()
     if not as_json:
-        terminal.show(terminal.truth_table([_in_words(row) for row in rows]))
-    broken = any(row.verdict is AuditVerdict.CERTIFICATE_BROKEN for row in rows)
+        terminal.show(terminal.truth_table([_in_words(row) for row in found]))
+    broken = any(row.verdict is AuditVerdict.CERTIFICATE_BROKEN for row in found)
     return FAILED if broken else 0
 
 
@@ -128,12 +120,9 @@ def _canaries(
     from discreet.runs import load_config
 
     config = _usual(str(method), quick) if run is None else load_config(run)
-    check.require(
-        config.public_data or not config.data.endswith(".npz"),
-        "a run on public records",
-        f"one on {config.data}, which is not declared public",
-        "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark",
-    )
+    is_public, got = config.public_data or not config.data.endswith(".npz"), f"{config.data}, not declared public"
+    remedy = "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark"
+    check.require(is_public, "a run on public records", got, remedy)
     label = f"{config.method}, canaries"
     with terminal.audit_bar(1, quiet=as_json) as listener:
         found = planted.audit_training(

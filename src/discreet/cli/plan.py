@@ -74,10 +74,9 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     warning = delta_warning(question.delta, question.records)
     files = () if flags.out is None else planned.write(found, trial, micro_batch, command, flags.out)
     if as_json:
-        measured = None if trial is None else trial.to_json()
         costs = dict(planned.costs(found, trial, micro_batch))
         warned = {"warnings": [warning]} if warning else {}
-        emit({**found.to_json(), "trial": measured, **costs, **warned, "files": [str(file) for file in files]})
+        emit({**found.to_json(), "trial": trial, **costs, **warned, "files": [str(file) for file in files]})
     else:
         lines = [f"Warning: {warning}"] if warning else []
         lines += [] if flags.out is None else [f"The page: {flags.out}"]

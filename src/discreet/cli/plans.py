@@ -71,12 +71,8 @@ def not_both(flags: PlanFlags, first: tuple[str, ...], second: tuple[str, ...]) 
     """Refuse flags that say the same thing twice."""
     given = flags.given()
     one, other = [f for f in first if f in given], [f for f in second if f in given]
-    check.require(
-        not (one and other),
-        f"{' with '.join(first)} or {' with '.join(second)}",
-        " and ".join([*one, *other]),
-        "they contradict each other: drop one of them",
-    )
+    expected, got = f"{' with '.join(first)} or {' with '.join(second)}", " and ".join([*one, *other])
+    check.require(not (one and other), expected, got, "they contradict each other: drop one of them")
 
 
 def recipe_of(flags: PlanFlags) -> tuple[Method, Recipe]:

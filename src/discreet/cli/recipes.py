@@ -131,11 +131,8 @@ def _belongs_elsewhere(key: str, method: Method, own: Iterable[Parameter]) -> No
     every = (parameter for other in METHODS.values() for parameter in parameters(other))
     owners = [parameter for parameter in every if parameter.key == key]
     mine = ", ".join(parameter.flag for parameter in own) or "none"
-    check.refuse(
-        f"flags of {method.name} ({mine})",
-        "--" + key.replace("_", "-"),
-        f"drop it, or choose a method that has it: {', '.join(owner.method for owner in owners)}",
-    )
+    remedy = f"drop it, or choose a method that has it: {', '.join(owner.method for owner in owners)}"
+    check.refuse(f"flags of {method.name} ({mine})", "--" + key.replace("_", "-"), remedy)
 
 
 # -- text to values -----------------------------------------------------------------------------------------
@@ -191,11 +188,8 @@ def read(parameter: Parameter, text: str | bool) -> Any:
     try:
         return _value(parameter.annotation, text.strip())
     except (ValueError, KeyError):
-        check.refuse(
-            f"{parameter.flag} to be {words_for(parameter.annotation)}",
-            repr(text),
-            f"{parameter.method} takes {parameter.flag} ({parameter.about})",
-        )
+        remedy = f"{parameter.method} takes {parameter.flag} ({parameter.about})"
+        check.refuse(f"{parameter.flag} to be {words_for(parameter.annotation)}", repr(text), remedy)
 
 
 def _value(annotation: Any, text: str) -> Any:

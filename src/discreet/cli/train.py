@@ -86,18 +86,12 @@ def resume(
 
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     method = recipes.method_called(flags.method)
-    check.require(
-        method.certified or flags.accept_uncertified,
-        "a method with a certificate",
-        f"{method.name} ({method.guarantee})",
-        "choose another, or give --accept-uncertified: the result will say that nothing is proven",
-    )
-    check.require(
-        flags.accept_uncertified or not flags.calibrate_to_claim,
-        "noise that is proven to be enough",
-        "--calibrate-to-claim",
-        "give --accept-uncertified too: the result shows the certificate of that noise beside the claim",
-    )
+    accepted, got = flags.accept_uncertified, f"{method.name} ({method.guarantee})"
+    remedy = "choose another, or give --accept-uncertified: the result will say that nothing is proven"
+    check.require(method.certified or accepted, "a method with a certificate", got, remedy)
+    proven, got = not flags.calibrate_to_claim, "--calibrate-to-claim"
+    remedy = "give --accept-uncertified too: the result shows the certificate of that noise beside the claim"
+    check.require(proven or accepted, "noise that is proven to be enough", got, remedy)
     parameters = recipes.arguments(method, flags.recipe_flags)
     out = required_out(task.out)
     check_directory(out)

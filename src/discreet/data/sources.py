@@ -76,11 +76,8 @@ def verified(sha256: Mapping[str, str], parts: Parts, what: str) -> Parts:
     for part, digest in sha256.items():
         got = hashlib.sha256(parts[part]).hexdigest()
         if got != digest:
-            refuse(
-                f"{what} to have the published content ({part} with sha256 {digest})",
-                f"sha256 {got}",
-                "damaged, or another dataset: download it again, and keep each dataset in a folder of its name",
-            )
+            remedy = "damaged, or another dataset: download it again, and keep each dataset in a folder of its name"
+            refuse(f"{what} to have the published content ({part} with sha256 {digest})", f"sha256 {got}", remedy)
     return parts
 
 
@@ -96,11 +93,8 @@ def _read(source: Source, folder: Path) -> Parts | None:
         except Refused:
             raise
         except _UNREADABLE as error:
-            refuse(
-                f"readable files of {source.name} in {folder}",
-                f"{type(error).__name__} ({error})",
-                "the files are damaged: remove them and get the dataset again",
-            )
+            remedy = "the files are damaged: remove them and get the dataset again"
+            refuse(f"readable files of {source.name} in {folder}", f"{type(error).__name__} ({error})", remedy)
         if parts is not None:
             return parts
     return None

@@ -59,35 +59,28 @@ def every_chart(comparison: Comparison) -> tuple[Chart, ...]:
 def charts(comparison: Comparison) -> tuple[Chart, ...]:
     """Accuracy against steps and against certified epsilon."""
     numbers = styles(comparison.entries)
-    by_step: list[Series] = []
-    by_epsilon: list[Series] = []
-    for entry in comparison.finished:
-        curve = [(step, epsilon, (a.mean, a.low, a.high)) for step, epsilon, a in entry.curve]
-        steps = tuple((float(step), *values) for step, _, values in curve)
-        spent = tuple((epsilon, *values) for _, epsilon, values in curve if math.isfinite(epsilon))
-        by_step.append(Series(name=entry.name, style=numbers[entry.name], points=steps))
-        by_epsilon.append(Series(name=entry.name, style=numbers[entry.name], points=spent))
-    return (
-        Chart(
-            key="accuracy-by-step",
-            title="Accuracy against steps",
-            x_label="steps taken",
-            x_short="step",
-            series=tuple(by_step),
-            y_range=_where_lines_end(by_step),
+
+    def chart(key: str, title: str, x_label: str, x_short: str, *, by_step: bool, x_least: float = 0.0) -> Chart:
+        series = []
+        for entry in comparison.finished:
+            found = [(float(step) if by_step else epsilon, accuracy) for step, epsilon, accuracy in entry.curve]
+            points = tuple((x, a.mean, a.low, a.high) for x, a in found if math.isfinite(x))
+            series.append(Series(name=entry.name, style=numbers[entry.name], points=points))
+        return Chart(
+            key=key,
+            title=title,
+            x_label=x_label,
+            x_short=x_short,
+            series=tuple(series),
+            y_range=_where_lines_end(series),
             percent=True,
-        ),
-        Chart(
-            key="accuracy-by-epsilon",
-            title="Accuracy against privacy spent",
-            x_label="certified epsilon spent so far",
-            x_short="ε",
-            series=tuple(by_epsilon),
-            y_range=_where_lines_end(by_epsilon),
-            percent=True,
-            x_least=comparison.epsilon,  # the axis shows the whole budget
-        ),
-    )
+            x_least=x_least,
+        )
+
+    steps = chart("accuracy-by-step", "Accuracy against steps", "steps taken", "step", by_step=True)
+    title, label = "Accuracy against privacy spent", "certified epsilon spent so far"
+    whole_budget = comparison.epsilon
+    return steps, chart("accuracy-by-epsilon", title, label, "ε", by_step=False, x_least=whole_budget)
 
 
 def frontier(comparison: Comparison) -> Chart | None:

@@ -70,7 +70,7 @@ def costs(answer: Answer, trial: StepCost | None, micro_batch: int) -> list[tupl
         ),
         (
             "memory",
-            f"about {_megabytes(trial.memory(micro_batch=micro_batch))} without the data and PyTorch itself: an "
+            f"about {trial.memory(micro_batch=micro_batch) / 1e6:,.0f} MB without the data and PyTorch itself: an "
             f"estimate from {trial.parameters:,} parameters and a micro-batch of {micro_batch}",
         ),
     ]
@@ -178,7 +178,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"

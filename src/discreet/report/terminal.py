@@ -272,11 +272,8 @@ def _accuracy(estimate: Estimate | None) -> str:
     """A mean, with half the width of its interval where there are several runs."""
     if estimate is None:
         return "-"
-    spread = "" if estimate.half is None else f" ± {100 * estimate.half:.1f}"
-    return f"{100 * estimate.mean:.1f}{spread} %"
+    return " ".join(filter(None, (wording.points(estimate.mean), wording.half(estimate), "%")))
 
 
 def _epsilon(value: float | str | None) -> str:
-    if value is None:
-        return "-"
-    return "infinite" if isinstance(value, str) else format_epsilon(value)
+    return "infinite" if isinstance(value, str) else wording.epsilon(value, missing="-")

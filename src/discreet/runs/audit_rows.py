@@ -69,12 +69,9 @@ class AuditRow:
     def from_json(body: Mapping[str, Any]) -> AuditRow:
         """What `to_json` wrote; a verdict that contradicts the numbers is refused."""
         row: AuditRow = from_plain(AuditRow, body)
-        check.require(
-            row.verdict.value == body["verdict"],
-            f"the verdict {row.verdict.value!r} for the numbers of {row.method}",
-            repr(body["verdict"]),
-            "write the table again with `discreet audit --all --out FILE`",
-        )
+        right, told = row.verdict.value, body["verdict"]
+        remedy = "write the table again with `discreet audit --all --out FILE`"
+        check.require(right == told, f"the verdict {right!r} for the numbers of {row.method}", repr(told), remedy)
         return row
 
 
@@ -100,8 +97,5 @@ def read_audit(path: Path) -> tuple[AuditRow, ...]:
     except check.Refused:
         raise
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        check.refuse(
-            f"a truth table in {path}",
-            f"{type(error).__name__}: {error}",
-            "write one with `discreet audit --all --out FILE`",
-        )
+        remedy = "write one with `discreet audit --all --out FILE`"
+        check.refuse(f"a truth table in {path}", f"{type(error).__name__}: {error}", remedy)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, final
 
 from discreet.core import check
+from discreet.core.relation import Neighbouring
 from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
@@ -84,12 +85,8 @@ def complete(config: RunConfig) -> RunConfig:
     taken = inspect.signature(METHODS[config.method].recipe).parameters
     parameters = dict(config.parameters)
     unknown = sorted(set(parameters) - set(taken))
-    check.require(
-        not unknown,
-        f"parameters of {config.method} ({', '.join(taken) or 'none'})",
-        ", ".join(unknown),
-        "see `discreet methods` for what each method takes",
-    )
+    expected = f"parameters of {config.method} ({', '.join(taken) or 'none'})"
+    check.require(not unknown, expected, ", ".join(unknown), "see `discreet methods` for what each method takes")
     if "clip" in taken and "clip" not in parameters:
         parameters["clip"] = usual.clip
     # A certificate that depends on the optimizer's settings must use those of the run.
@@ -128,18 +125,13 @@ def records_of(config: RunConfig, task: Task) -> int:
     """The public number of training records."""
     records = config.records if config.records is not None else task.records
     if records is None:
-        check.refuse(
-            "a public number of records",
-            "an npz file whose size is private",
-            "give records (--records), a public number near the size of the data",
-        )
+        remedy = "give records (--records), a public number near the size of the data"
+        check.refuse("a public number of records", "an npz file whose size is private", remedy)
     return records
 
 
 def plan_of(config: RunConfig, task: Task) -> Plan:
     """The plan of a completed config: the least noise for its budget, or the noise it names."""
-    from discreet.core.relation import Neighbouring
-
     recipe = METHODS[config.method].recipe(**dict(config.parameters))
     recipe = recipe.using(sampling=config.sampler(), relation=Neighbouring(config.relation))
     records = records_of(config, task)

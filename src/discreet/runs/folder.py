@@ -45,21 +45,13 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Refuse a directory that holds a run."""
-        check.require(
-            not self.run.exists() and not self.ledger.exists(),
-            "a directory without a run",
-            f"{self.directory}, which holds one",
-            "resume that run, or choose another directory",
-        )
+        is_new, got = not self.run.exists() and not self.ledger.exists(), f"{self.directory}, which holds one"
+        check.require(is_new, "a directory without a run", got, "resume that run, or choose another directory")
 
     def check_begun(self) -> None:
         """Refuse a directory without a run."""
-        check.require(
-            self.run.is_file(),
-            "a directory with a run to resume",
-            f"no {self.run}",
-            "train without resume to start one",
-        )
+        remedy = "train without resume to start one"
+        check.require(self.run.is_file(), "a directory with a run to resume", f"no {self.run}", remedy)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -71,11 +63,8 @@ class RunFolder:
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace") or "another"
             os.close(descriptor)
-            check.refuse(
-                "a run that no process is writing",
-                f"{self.directory}, which process {holder} holds",
-                "wait for it or end it, then resume",
-            )
+            remedy = "wait for it or end it, then resume"
+            check.refuse("a run that no process is writing", f"{self.directory}, which process {holder} holds", remedy)
         try:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
@@ -100,12 +89,9 @@ class RunFolder:
             with open(self.ledger, "rb+") as file:
                 lock(self.ledger, file.fileno())  # a writer that knows nothing of the run's own lock
                 charges = file.read().partition(b"\n")[2]
-                check.require(
-                    not charges,
-                    f"the checkpoint {self.checkpoint}",
-                    "a ledger with charges and no checkpoint",
-                    "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent",
-                )
+                got = "a ledger with charges and no checkpoint"
+                remedy = "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent"
+                check.require(not charges, f"the checkpoint {self.checkpoint}", got, remedy)
                 self.ledger.unlink()
         return False
 

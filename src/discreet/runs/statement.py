@@ -31,12 +31,10 @@ def statement(private: Private, *, data: str) -> str:
     Path("privacy-statement.md").write_text(discreet.statement(private, data="the visits of 2024"))
     """
     plan, spent = private.plan, private.spent()
-    check.require(
-        plan.analysis.visible or spent.steps == plan.horizon.steps,
-        f"all {plan.horizon.steps} steps of a run whose iterates must stay hidden",
-        f"{spent.steps} steps",
-        "finish the run: its certificate covers the final parameters only",
-    )
+    is_covered = plan.analysis.visible or spent.steps == plan.horizon.steps
+    expected = f"all {plan.horizon.steps} steps of a run whose iterates must stay hidden"
+    remedy = "finish the run: its certificate covers the final parameters only"
+    check.require(is_covered, expected, f"{spent.steps} steps", remedy)
     rows = _rows(plan, spent, data, f"{plan.method} ({plan.bounder})")
     return _page(spent, plan.horizon.records, rows, [_START], [_SCORES, *_NOT_COVERED])
 

@@ -59,7 +59,7 @@ class _Row:
 
     candidate: Candidate
     config: runs.RunConfig
-    plan: Plan | None
+    plan: Plan | None = None
     reason: str = ""
     unfit: str = ""
 
@@ -125,18 +125,17 @@ class ComparisonRunner:
         self._listener(
             ComparisonProgress(phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count)
         )
-        config = self._config(candidate)
+        config, is_valid = self._config(candidate), False
         try:
             config = runs.complete(config)
             METHODS[config.method].recipe(**dict(config.parameters))
-        except Exception as error:
-            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
-        try:
+            is_valid = True  # from here on, a refusal is about this task or this budget
             config, plan = settle(config, self.task)
-        except check.Refused as error:  # the recipe is valid, but not for this task or this budget
-            return _Row(candidate=candidate, config=config, plan=None, unfit=failure_of(error))
         except Exception as error:
-            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
+            why = failure_of(error)
+            if is_valid and isinstance(error, check.Refused):
+                return _Row(candidate=candidate, config=config, unfit=why)
+            return _Row(candidate=candidate, config=config, reason=why)
         return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:

@@ -102,12 +102,9 @@ def check_stand_in(settings: CompareSettings) -> None:
         and Path(settings.tune_on).resolve() == Path(settings.data).resolve()
     )
     public = settings.data in DATASETS or settings.public_data
-    check.require(
-        not same or public,
-        "public stand-in data to tune on",
-        f"{settings.tune_on}, the private records",
-        "every trial on them would cost privacy: name a published dataset, e.g. --tune-on digits",
-    )
+    got = f"{settings.tune_on}, the private records"
+    remedy = "every trial on them would cost privacy: name a published dataset, e.g. --tune-on digits"
+    check.require(not same or public, "public stand-in data to tune on", got, remedy)
 
 
 def _split(task: Task, path: Path) -> tuple[int, int]:

@@ -303,12 +303,8 @@ class Comparison:
     @staticmethod
     def from_json(held: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_json` wrote; anything else is refused."""
-        check.require(
-            held.get("format") == FORMAT,
-            f"a file of format {FORMAT}",
-            f"format={held.get('format')!r}",
-            "give the report.json that discreet compare wrote with this version",
-        )
+        got, remedy = held.get("format"), "give the report.json that discreet compare wrote with this version"
+        check.require(got == FORMAT, f"a file of format {FORMAT}", f"format={got!r}", remedy)
         try:
             found: Comparison = from_plain(Comparison, held)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -316,13 +312,9 @@ class Comparison:
         return found
 
 
-def _number(value: Setting) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def settings_in_words(entry: MethodResult) -> str:
     """How a row was run, in one line."""
-    given = [f"{name} {_number(value)}" for name, value in entry.parameters]
+    given = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in entry.parameters]
     rate = "" if entry.learning_rate is None else f", learning rate {entry.learning_rate:g}"
     optimizer = f"{entry.optimizer}{rate}"
     averaged = [] if entry.average is None else [f"averaged with decay {entry.average:g}"]
