@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from discreet.auditing.rows import Effort
 from discreet.core.check import Refused
 from discreet.core.workers import JobFailed
 from discreet.methods import METHODS
-from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit, verdict
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
 SMALL = Effort(scalar=2000, canaries=1000, runs=16, copies=400)
@@ -35,7 +36,8 @@ SMALL = Effort(scalar=2000, canaries=1000, runs=16, copies=400)
     ],
 )
 def test_verdicts(certified: float | None, claimed: float | None, audited: float, word: str) -> None:
-    assert verdict(certified=certified, claimed=claimed, audited=audited).value == word
+    numbers = {"certified": certified, "claimed": claimed, "audited": audited, "analytic": None, "confidence": 0.999}
+    assert AuditRow(method="m", parameters=MappingProxyType({}), **numbers).verdict.value == word
 
 
 def test_a_row_in_json() -> None:

@@ -157,19 +157,13 @@ class Canaries:
         with linear(self._count) as (net, engine):
             while min(sum(map(len, absent)), sum(map(len, present))) < trials:
                 there = generator.random(self._count) < 0.5
-                values, active = self._release(net, engine, there)
-                check.require(
-                    bool(active.any()), "a mask that leaves coordinates active", "none", "freeze fewer coordinates"
-                )
+                released = self.attacked.run(net, engine, canaries(self.attacked.plan, there))[0]
+                values, active = released.value.double().numpy() * self.attacked.batch, active_in(released).numpy()
+                expected = "a mask that leaves coordinates active"
+                check.require(bool(active.any()), expected, "none", "freeze fewer coordinates")
                 present.append(values[active & there])
                 absent.append(values[active & ~there])
         return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
-
-    def _release(self, net: nn.Module, engine: Engine, there: Flags) -> tuple[Floats, Flags]:
-        records = canaries(self.attacked.plan, there)
-        released = self.attacked.run(net, engine, records)[0]
-        active = active_in(released).numpy()
-        return released.value.double().numpy() * self.attacked.batch, active
 
 
 @final

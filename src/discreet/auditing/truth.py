@@ -28,9 +28,7 @@ def attacks(effort: Effort, method: str | None = None) -> tuple[Attack, ...]:
     found = list(itertools.chain.from_iterable(attacks_on(each, effort) for each in METHODS.values()))
     found += [statistic(effort), *(against_claim(name, effort) for name in broken.CLAIMS)]
     known = sorted({attack.method for attack in found})
-    check.require(
-        method is None or method in known, f"a method of {', '.join(known)}", repr(method), "use --all for all"
-    )
+    check.require(method is None or method in known, f"a method of {', '.join(known)}", repr(method), "or use --all")
     return tuple(attack for attack in found if method in (None, attack.method))
 
 
@@ -133,9 +131,7 @@ def _code() -> str:
 class _Finished:
     """Passes on the rows that workers finish."""
 
-    def __init__(
-        self, labels: Sequence[str], keep: Callable[[str, AuditRow], None], listener: OnProgress | None
-    ) -> None:
+    def __init__(self, labels: list[str], keep: Callable[[str, AuditRow], None], listener: OnProgress | None) -> None:
         self._labels, self._keep, self._listener = labels, keep, listener
 
     def started(self, job: int) -> None: ...

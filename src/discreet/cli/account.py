@@ -36,9 +36,7 @@ def account(
         list[Path] | None,
         typer.Option(help="A run's ledger, instead of a method; several on the same data compose.", show_default=False),
     ] = None,
-    curve: Annotated[
-        Path | None, typer.Option(help="Draw epsilon against steps here (.svg or .png) and in the terminal.")
-    ] = None,
+    curve: Annotated[Path | None, typer.Option(help="Draw epsilon against steps here (.svg, .png).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims."""
@@ -145,9 +143,7 @@ def _most_steps(recipe: Recipe, flags: PlanFlags) -> Plan:
 
     budget = {"epsilon": required_epsilon(flags.epsilon), "delta": required_delta(flags.delta)}
     steps = calibrate_steps(lambda steps: plan(steps).charge(), relation=recipe.relation, **budget)
-    check.require(
-        steps > 0, "a budget that pays for one step", f"epsilon={flags.epsilon}", "raise the noise or the budget"
-    )
+    check.require(steps > 0, "a budget that pays for one step", f"epsilon={flags.epsilon}", "raise noise or budget")
     return plan(steps)
 
 
@@ -164,9 +160,7 @@ def _largest_batch(recipe: Recipe, flags: PlanFlags) -> Plan:
         return _bound(recipe, flags, horizon_of(dataclasses.replace(flags, batch=float(batch))))
 
     budget = {"epsilon": required_epsilon(flags.epsilon), "delta": required_delta(flags.delta)}
-    batch = calibrate_batch(
-        lambda batch: plan(batch).charge(), largest=flags.records, relation=recipe.relation, **budget
-    )
+    batch = calibrate_batch(lambda size: plan(size).charge(), largest=flags.records, relation=recipe.relation, **budget)
     return plan(batch)
 
 

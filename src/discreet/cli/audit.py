@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 from pathlib import Path
@@ -27,19 +28,15 @@ if TYPE_CHECKING:
 
 def audit(
     method: Annotated[str | None, flag("A method that `discreet methods` lists, or a paper's.")] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every method, and every claim that is known to be false.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every method and every claim known to be false.")] = False,
     run: Annotated[Path | None, flag("A run directory: train its recipe again with canaries.")] = None,
     one_run: Annotated[bool, flag("With --method: canaries in one training on digits.")] = False,
     canary: Annotated[
-        CanaryKind | None, flag("gradient (worst case) or data (wrong labels).", "Canaries in one run")
+        CanaryKind | None, flag("gradient (worst case), data (wrong label).", "Canaries in one run")
     ] = None,
     canaries: Annotated[int | None, flag("How many canaries (default: 1000).", "Canaries in one run")] = None,
     quick: Annotated[bool, flag("Fewer trials: minutes, and weaker lower bounds.")] = False,
-    out: Annotated[
-        Path | None, flag("Also write the result to this JSON file; rerun the command to resume a table.")
-    ] = None,
+    out: Annotated[Path | None, flag("A JSON file for the result; rerun the command to resume a table.")] = None,
     workers: Annotated[
         int | None, flag("With --all: how many rows are played at once (default: one for each core, at most 4).")
     ] = None,
@@ -53,14 +50,12 @@ def audit(
     planted = one_run or run is not None
     is_valid, expected = planted or (canary or canaries) is None, "--canary and --canaries with --run or --one-run"
     check.require(is_valid, expected, "a table of many small runs", "drop these flags")
-    check.require(
-        everything or workers is None, "--workers with --all", given[0], "drop it: few rows are played in turn"
-    )
+    check.require(everything or workers is None, "--workers with --all", given[0], "drop it: rows play in turn")
     if out is not None:
         check_file(out)
     try:
         if planted:
-            return _canaries(method, run, canary, canaries, quick, out, as_json)
+            return _canaries(_config(method, run, quick), canary, canaries, out, as_json)
         return _table(method, quick, workers if everything else 1, out, as_json)
     except KeyboardInterrupt:
         kept = "Nothing was kept" if planted or out is None else f"Finished rows are kept in {_part(out)}"
@@ -106,43 +101,31 @@ def _in_words(row: AuditRow) -> AuditRow:
 # -- one run ----------------------------------------------------------------------------------------------------
 
 
-def _canaries(
-    method: str | None,
-    run: Path | None,
-    canary: CanaryKind | None,
-    canaries: int | None,
-    quick: bool,
-    out: Path | None,
-    as_json: bool,
-) -> int:
-    from discreet.auditing import planted
+def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out: Path | None, as_json: bool) -> int:
+    from discreet.auditing.planted import CANARIES, audit_training
     from discreet.report import terminal
-    from discreet.runs import load_config
 
-    config = _usual(str(method), quick) if run is None else load_config(run)
     is_public, got = config.public_data or not config.data.endswith(".npz"), f"{config.data}, not declared public"
     remedy = "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark"
     check.require(is_public, "a run on public records", got, remedy)
     label = f"{config.method}, canaries"
     with terminal.audit_bar(1, quiet=as_json) as listener:
-        found = planted.audit_training(
-            config,
-            kind=canary,
-            canaries=planted.CANARIES if canaries is None else canaries,
-            on_step=lambda step, steps: listener(label, step, steps),
-        )
+        canaries, on_step = CANARIES if count is None else count, functools.partial(listener, label)
+        found = audit_training(config, kind=kind, canaries=canaries, on_step=on_step)
     _answer({**found.to_json(), "command": command_line()}, out, as_json)
     if not as_json:
         print(told(found))
     return FAILED if found.audited > found.certified else 0
 
 
-def _usual(method: str, quick: bool) -> RunConfig:
-    """A method on digits, with noise 1.5: any recipe takes it, also one without a guarantee."""
-    from discreet.runs import RunConfig
+def _config(method: str | None, run: Path | None, quick: bool) -> RunConfig:
+    """The run's, or the method on digits with noise 1.5: any recipe takes it, also one without a guarantee."""
+    from discreet.runs import RunConfig, load_config
 
+    if run is not None:
+        return load_config(run)
     steps, model = (60, "softmax") if quick else (None, None)
-    return RunConfig(delta=1e-5, out="", data="digits", method=method, noise=1.5, steps=steps, model=model)
+    return RunConfig(delta=1e-5, out="", data="digits", method=str(method), noise=1.5, steps=steps, model=model)
 
 
 def told(found: RunAudit) -> str:

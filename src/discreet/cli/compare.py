@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 class CompareFlags:
     """What a comparison takes besides the flags of a run."""
 
-    epsilon: Annotated[
-        str | None, flag("Certified epsilon of each run, e.g. 3, or several budgets, e.g. 1,3,8.", "Budget")
-    ] = None
+    epsilon: Annotated[str | None, flag("Certified epsilon of each run, e.g. 3, or several, e.g. 1,3,8.", "Budget")] = (
+        None
+    )
     main: Annotated[
         float | None, flag("The budget of the ranking, if there are several (default: the middle one).", "Budget")
     ] = None
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: every certified one).")] = None
     repeats: Annotated[int | None, flag("Runs of each method (default: 3).")] = None
-    other_repeats: Annotated[
-        int | None, flag("Runs of each method at budgets other than --main (default: as many).")
-    ] = None
+    other_repeats: Annotated[int | None, flag("Runs of each method at the other budgets (default: as many).")] = None
     tune_on: Annotated[
         str | None, flag("First search learning rate and clip on this data, which you declare public: digits, own.npz.")
     ] = None
@@ -115,9 +113,7 @@ def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
             raise
         check.refuse("--epsilon to be a list of numbers", repr(flags.epsilon), "e.g. --epsilon 1,3,8")
     main = sorted(budgets)[(len(budgets) - 1) // 2] if flags.main is None else flags.main
-    check.require(
-        main in budgets, f"--main to be one of {flags.epsilon}", f"{main:g}", "name one of --epsilon's budgets"
-    )
+    check.require(main in budgets, f"--main to be one of {flags.epsilon}", f"{main:g}", "name one of these budgets")
     single = len(budgets) == 1
     given = [name for name, value in (("--main", flags.main), ("--other-repeats", flags.other_repeats)) if value]
     check.require(not (single and given), "several budgets with " + " and ".join(given), "one", "drop the flag")
@@ -131,9 +127,7 @@ def _seeds(flags: CompareFlags, data: str) -> tuple[int, ...] | None:
         return comparison.default_seeds(data, 3 if flags.repeats is None else flags.repeats)
     if flags.seeds.strip() == "none":
         return None
-    check.require(
-        flags.repeats is None, "--seeds or --repeats", "--seeds and --repeats", "one run for each seed: drop --repeats"
-    )
+    check.require(flags.repeats is None, "--seeds or --repeats", "--seeds and --repeats", "drop --repeats")
     try:
         return tuple(int(seed) for seed in flags.seeds.split(","))
     except ValueError:

@@ -39,9 +39,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stand
 NoiseFlag = Annotated[float | None, flag("Noise multiplier z: deviation on the sum / clip.", "Budget")]
 EpsilonFlag = Annotated[float | None, flag("Certified epsilon to stay within.", "Budget")]
 DeltaFlag = Annotated[float | None, flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
-AcceptDeltaFlag = Annotated[
-    bool, flag("Accept a delta of 1/records or more, which protects no single record.", "Budget")
-]
+AcceptDeltaFlag = Annotated[bool, flag("Accept delta >= 1/records, which protects no single record.", "Budget")]
 ToClaimFlag = Annotated[bool, flag("Take the noise that the method's paper claims for --epsilon.", "Budget")]
 
 BatchFlag = Annotated[float | None, flag("Expected records in a step (public).", "Run")]
@@ -78,9 +76,7 @@ class TaskFlags:
     records: Annotated[int | None, flag("Public number of records of an .npz file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data")] = False
     micro_batch: MicroBatchFlag = None
-    eval_every: Annotated[
-        int | None, flag("Steps between evaluations (default: about 20 evaluations in a run).", "Training")
-    ] = None
+    eval_every: Annotated[int | None, flag("Steps between evaluations (default: 20 in a run).", "Training")] = None
 
     def settings(self) -> dict[str, Any]:
         """The given flags as settings of a run or a comparison, without `out`."""

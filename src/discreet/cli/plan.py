@@ -28,7 +28,6 @@ from discreet.stages.delta import delta_warning
 
 if TYPE_CHECKING:
     from discreet.runs.planner import Question
-    from discreet.runs.step_cost import StepCost
 
 
 @final
@@ -64,8 +63,11 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     try:
         from discreet.report import planned, terminal
         from discreet.runs.planner import answer
+        from discreet.runs.step_cost import measure
 
-        trial = _trial(flags, shape, micro_batch)
+        trial = None
+        if flags.model is not None and shape is not None:
+            trial = measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)
         with terminal.pricing_bar(quiet=as_json) as listener:
             found = answer(question, listener)
     except KeyboardInterrupt:
@@ -110,9 +112,7 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
     """Shape and classes for a trial; None where no model is named."""
     if flags.model is None:
         given = [name for name in ("data", "record_shape", "classes") if getattr(flags, name) is not None]
-        check.require(
-            not given, "--model with --" + " and --".join(given).replace("_", "-"), "none", "name a model to measure"
-        )
+        check.require(not given, "--model with --" + " and --".join(given).replace("_", "-"), "none", "name a model")
         return None
     if flags.data is not None:
         from discreet.data.catalogue import BENCHMARKS
@@ -127,11 +127,3 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
         return tuple(int(size) for size in flags.record_shape.split(",")), flags.classes
     except ValueError:
         check.refuse("--record-shape to be whole numbers", repr(flags.record_shape), "e.g. --record-shape 1,28,28")
-
-
-def _trial(flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int) -> StepCost | None:
-    if flags.model is None or shape is None:
-        return None
-    from discreet.runs.step_cost import measure
-
-    return measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)

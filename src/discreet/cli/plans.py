@@ -92,9 +92,7 @@ def horizon_of(flags: PlanFlags) -> Horizon:
     """The public numbers of the run."""
     not_both(flags, ("--rate",), ("--records", "--batch"))
     not_both(flags, ("--steps",), ("--epochs",))
-    check.require(
-        flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "say how long the run is"
-    )
+    check.require(flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "give its length")
     rate = flags.rate
     if rate is None and flags.records is None and flags.batch is None and flags.sampling in _WITHOUT_RATE:
         rate = 1.0  # neither sampling is billed by its rate
@@ -124,9 +122,7 @@ def sampling_from(name: SamplingName | None, cap: int | None) -> Sampling:
 def schedule_from(text: str | None, period: Period | None) -> Schedule:
     """The schedule that --schedule and --schedule-per name."""
     if text is None or text.strip() == "constant":
-        check.require(
-            period is None, "--schedule-per with a list in --schedule", f"--schedule {text or 'not given'}", "drop it"
-        )
+        check.require(period is None, "--schedule-per with a list", f"--schedule {text or 'not given'}", "drop it")
         return Constant()
     factors, own = _factors(text)
     check.require(
@@ -151,12 +147,8 @@ def _factors(text: str) -> tuple[tuple[float, ...], Period | None]:
         body = json.loads(Path(text).read_text(encoding="utf-8"))
         table = body if isinstance(body, dict) else {"factors": body}
         period = Period(table["per"]) if "per" in table else None
-        if not set(table) <= {"factors", "per"} or not all(_is_number(item) for item in table["factors"]):
+        if not set(table) <= {"factors", "per"} or not all(type(item) in (int, float) for item in table["factors"]):
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         check.refuse(f"a list of numbers in {text}", "something else", remedy)
     return tuple(float(item) for item in table["factors"]), period
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -80,10 +80,7 @@ def _mlp(shape: Shape, classes: int) -> nn.Module:
 def _cnn_d2p2(shape: Shape, classes: int) -> nn.Module:
     """The four-layer CNN of the D2P2-SGD paper, Table 5: 33,194 parameters at 1 channel, 33,482 at 3.
 
-    Convolutions of 16, 32, 32 and 64 filters, average pooling between, then one dense layer from 64 units
-    to the classes. Table 5 fixes no padding; without any, 28x28 vanishes before the fourth convolution:
-    padding 1. Its rows "Fully connected, 64 units" and "Softmax, 10 units" are read as one layer, 64 to 10,
-    as four layers and the authors' program have it; a hidden layer of 64 would give 37,354.
+    docs/datasets.md says how the table is read where it is not specific (padding, the last layer).
     """
     channels, _, _ = _image(shape, least=8, name="cnn-d2p2")
     layers: list[nn.Module] = []
@@ -126,8 +123,7 @@ def _cnn_small(shape: Shape, classes: int) -> nn.Module:
 def _cnn_geodp(shape: Shape, classes: int) -> nn.Module:
     """The two-layer CNN of the GeoDP paper: its 21,840 dimensions at 1x28x28.
 
-    The paper gives the number alone. 10 and 20 filters of 5x5, a maximum over 2x2 after each, and dense
-    layers of 50 and 10 (the PyTorch MNIST example of old) have exactly that many. Without dropout.
+    The paper gives the number alone; docs/datasets.md says which layers have it.
     """
     channels, height, width = _image(shape, least=16, name="cnn-geodp")
     rows, columns = (((size - 4) // 2 - 4) // 2 for size in (height, width))

@@ -110,17 +110,12 @@ def _downloaded(source: Source, folder: Path, searched: list[Path]) -> Parts:
         if parts is None:
             refuse(f"the downloads to complete {source.name}", f"an incomplete {folder}", "download again")
         return verified(source.sha256, parts, f"{source.name} in {folder}")
-    except NetworkError as error:
-        _remove(written)
-        raise MissingDataset(_missing(source, searched, f"the download failed ({error})")) from error
-    except Refused:
-        _remove(written)  # an unverified download must not be used next time
+    except (NetworkError, Refused) as error:
+        for file in written:  # an unverified download must not be used next time
+            file.unlink(missing_ok=True)
+        if isinstance(error, NetworkError):
+            raise MissingDataset(_missing(source, searched, f"the download failed ({error})")) from error
         raise
-
-
-def _remove(files: list[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
 
 
 def _missing(source: Source, searched: list[Path], why: str) -> str:

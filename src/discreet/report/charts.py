@@ -158,10 +158,8 @@ def epsilon_chart(title: str, points: Sequence[tuple[int, float]]) -> Chart:
     finite = [(step, epsilon) for step, epsilon in points if math.isfinite(epsilon)]
     check.require(bool(finite), "a finite epsilon to draw", "no proven guarantee", "choose a certified plan")
     line = Series.exact("", 0, [(0, 0.0), *finite])
-    y_range = from_zero([line])
-    return Chart(
-        key="epsilon", title=title, x_label="steps", y_label="certified epsilon", series=(line,), y_range=y_range
-    )
+    top = from_zero([line])
+    return Chart(key="epsilon", title=title, x_label="steps", y_label="certified epsilon", series=(line,), y_range=top)
 
 
 def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]:

@@ -93,9 +93,7 @@ def frontier(comparison: Comparison) -> Chart | None:
         for entry in budget.entries:
             if (a := entry.accuracy) is not None and entry.name in points:
                 points[entry.name].append((budget.epsilon, a.mean, a.low, a.high))
-    series = tuple(
-        Series(name=name, style=numbers[name], points=tuple(found)) for name, found in points.items() if found
-    )
+    series = tuple(Series(name=name, style=numbers[name], points=tuple(held)) for name, held in points.items() if held)
     return Chart(
         key="frontier",
         title="Accuracy at each budget",

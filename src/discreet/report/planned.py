@@ -92,16 +92,10 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
     lines = tuple(Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items()))
     step = Series.exact("on a step's mean gradient", 0, [(at.batch, at.effective) for at in answer.batches])
     whole = Series.exact("over the whole run", 1, [(at.batch, at.path) for at in answer.batches])
+    title, label = "Noise against batch, at the same epochs", "noise, in units of the clip"
     return (
         _chart("noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines),
-        _chart(
-            "noise-by-batch",
-            "Noise against batch, at the same epochs",
-            "batch",
-            "batch",
-            "noise, in units of the clip",
-            (step, whole),
-        ),
+        _chart("noise-by-batch", title, "batch", "batch", label, (step, whole)),
     )
 
 

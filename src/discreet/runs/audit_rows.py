@@ -57,7 +57,12 @@ class AuditRow:
     @property
     def verdict(self) -> AuditVerdict:
         """The strongest statement that the numbers support."""
-        return verdict(certified=self.certified, claimed=self.claimed, audited=self.audited)
+        if self.certified is not None and self.audited > self.certified:
+            return AuditVerdict.CERTIFICATE_BROKEN
+        if self.claimed is not None and self.audited > self.claimed:
+            return AuditVerdict.CLAIM_BROKEN
+        is_proven = self.certified is not None and math.isfinite(self.certified)
+        return AuditVerdict.HOLDS if is_proven else AuditVerdict.NOT_TESTED
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; infinity is the string "inf"."""
@@ -73,20 +78,6 @@ class AuditRow:
         remedy = "write the table again with `discreet audit --all --out FILE`"
         check.require(right == told, f"the verdict {right!r} for the numbers of {row.method}", repr(told), remedy)
         return row
-
-
-def verdict(*, certified: float | None, claimed: float | None, audited: float) -> AuditVerdict:
-    """The verdict on these three numbers.
-
-    >>> verdict(certified=4.0, claimed=1.0, audited=2.0).value
-    'claim broken'
-    """
-    if certified is not None and audited > certified:
-        return AuditVerdict.CERTIFICATE_BROKEN
-    if claimed is not None and audited > claimed:
-        return AuditVerdict.CLAIM_BROKEN
-    proven = certified is not None and math.isfinite(certified)
-    return AuditVerdict.HOLDS if proven else AuditVerdict.NOT_TESTED
 
 
 def read_audit(path: Path) -> tuple[AuditRow, ...]:

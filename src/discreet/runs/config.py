@@ -128,9 +128,7 @@ class RunConfig:
         """The settings that `to_json` wrote; an unknown name is refused."""
         known = {f.name for f in dataclasses.fields(RunConfig)}
         unknown = sorted(set(body) - known)
-        check.require(
-            not unknown, "settings of a run", f"{', '.join(unknown)}", "read it with the version that wrote it"
-        )
+        check.require(not unknown, "settings of a run", f"{', '.join(unknown)}", "use the version that wrote it")
         pairs = tuple((name, value) for name, value in body.get("parameters", ()))
         return RunConfig(**{**body, "parameters": pairs})
 

@@ -224,7 +224,12 @@ class _Pricing:
                     horizon=horizon,
                     accept_large_delta=self._of.accept_large_delta,
                 )
-                self._known[unit] = _priced(bound)
+                self._known[unit] = Price(
+                    noise=bound.noise,
+                    effective=bound.noise / horizon.size.batch,
+                    steps=horizon.steps,
+                    relation=str(bound.relation),
+                )
         except check.Refused as error:
             return Price(why=str(error))
         return self._known[unit]
@@ -267,11 +272,6 @@ def _sampling(name: str, batch: int) -> Sampling:
     if name == "truncated-poisson":
         return TruncatedPoisson(batch + math.ceil(WIDE_CAP * math.sqrt(batch)))
     return OwnLoader() if name == "own-loader" else SAMPLERS[name]()
-
-
-def _priced(plan: Plan) -> Price:
-    effective = plan.noise / plan.horizon.size.batch
-    return Price(noise=plan.noise, effective=effective, steps=plan.horizon.steps, relation=str(plan.relation))
 
 
 def _grid(question: Question) -> tuple[int, ...]:

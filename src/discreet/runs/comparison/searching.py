@@ -75,8 +75,10 @@ def search(
         accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / records,  # they are public
     )
     found = ComparisonRunner(trial_settings, listener, root=place).comparison()
-    scores = {entry.name: entry for entry in found.entries}
-    best = {name: _best([scores[t.name] for t in row if t.name in scores]) for name, row in trials.items()}
+    best: dict[str, MethodResult | None] = {}
+    for name, row in trials.items():
+        names = {trial.name for trial in row}
+        best[name] = next((entry for entry in found.finished if entry.name in names), None)  # they are ranked
     rows = tuple(_with(row, best[row.name]) for row in settings.chosen)
     summary = TuningSummary(
         data=str(settings.tune_on),
@@ -157,12 +159,6 @@ def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Cand
         )
         for number, (wider, faster) in enumerate(factors, start=1)
     )
-
-
-def _best(trials: list[MethodResult]) -> MethodResult | None:
-    """The finished trial with the best score; the earlier one of equals."""
-    finished = [trial for trial in trials if trial.accuracy is not None]
-    return max(finished, key=lambda trial: trial.accuracy.mean if trial.accuracy else 0.0, default=None)
 
 
 def _with(row: Candidate, best: MethodResult | None) -> Candidate:
