@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -31,11 +32,15 @@ OnNoise = Callable[[list["Tensor"], list["Tensor"], list[float], "StepContext"],
 
 
 @final
+@dataclass(frozen=True)
 class ObservedSelection:
     """A selection that passes each release to a listener; stages, mechanism, noise and update are unchanged."""
 
-    def __init__(self, inner: Selection, listener: Listener) -> None:
-        self.inner, self._listener = inner, listener
+    inner: Selection
+    listener: InitVar[Listener]
+
+    def __post_init__(self, listener: Listener) -> None:
+        object.__setattr__(self, "_listener", listener)
 
     @property
     def order(self) -> Order:
@@ -53,7 +58,8 @@ class ObservedSelection:
         return self.inner.mask(context)
 
     def observe(self, released: Released, std: float, context: StepContext) -> None:
-        self._listener(released, std, context)
+        listener: Listener = object.__getattribute__(self, "_listener")
+        listener(released, std, context)
         self.inner.observe(released, std, context)
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
@@ -62,9 +68,8 @@ class ObservedSelection:
 
 def observing_releases(plan: Plan, listener: Listener) -> Plan:
     """The same stages with a listener for releases; the original plan gives the cost."""
-    return dataclasses.replace(
-        plan, selection=ObservedSelection(plan.selection, listener), analysis=Composition(), claims=None
-    )
+    observed = ObservedSelection(plan.selection, listener)
+    return dataclasses.replace(plan, selection=observed, analysis=Composition(), claims=None)
 
 
 @final
@@ -91,9 +96,8 @@ class ObservedMechanism:
 
 def observing_noise(plan: Plan, listener: OnNoise) -> Plan:
     """The same stages with a listener for the sums before and after noise."""
-    return dataclasses.replace(
-        plan, mechanism=ObservedMechanism(plan.mechanism, listener), analysis=Composition(), claims=None
-    )
+    observed = ObservedMechanism(plan.mechanism, listener)
+    return dataclasses.replace(plan, mechanism=observed, analysis=Composition(), claims=None)
 
 
 def active_in(released: Released) -> Tensor:

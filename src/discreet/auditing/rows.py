@@ -94,11 +94,8 @@ def attacks_on(method: Method, effort: Effort) -> Iterator[Attack]:
     recipe = method.recipe()
     independent = couples_nothing(recipe)
     trials, steps = (effort.copies, STEPS) if independent else (effort.trainings, STEPS // 2)
-    records: tuple[tuple[str, TargetRecord], ...] = (
-        ("crafted gradient", CraftedGradient()),
-        ("data canary", MislabelledRecord()),
-    )
-    for words, record in records if trials else ():
+    records: dict[str, TargetRecord] = {"crafted gradient": CraftedGradient(), "data canary": MislabelledRecord()}
+    for words, record in records.items() if trials else ():
         words = f"whole run, {words}"
         yield attack(words, functools.partial(_whole_run, recipe, record, words, steps, trials))
     if method.name in LAST_ITERATE and effort.few:

@@ -44,14 +44,13 @@ class Defaults:
 
 
 _ANY: Final = Defaults(model="mlp", batch=256, epochs=20)
+_GREY: Final = Defaults(model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98)
 
 DEFAULTS: Final = MappingProxyType(
     {
         "digits": Defaults(model="cnn-digits", batch=256, steps=300, clip=0.2, reach=0.8, adam_rate=0.01, average=0.97),
-        "mnist": Defaults(model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98),
-        "fashion-mnist": Defaults(
-            model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98
-        ),
+        "mnist": _GREY,
+        "fashion-mnist": _GREY,
         "cifar10": Defaults(model="cnn-550k", batch=1024, epochs=30, clip=0.1, reach=0.2, momentum=0.9, average=0.98),
         "adult": Defaults(model="logistic", batch=1024, epochs=10, clip=1.0, reach=1.0, average=0.95),
     }
