@@ -76,7 +76,7 @@ class TaskFlags:
     records: Annotated[int | None, flag("Public number of records of an .npz file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data")] = False
     micro_batch: MicroBatchFlag = None
-    eval_every: Annotated[int | None, flag("Steps between evaluations (default: 20 in a run).", "Training")] = None
+    eval_every: Annotated[int | None, flag("Steps between evaluations (default: 20 evaluations).", "Training")] = None
 
     def settings(self) -> dict[str, Any]:
         """The given flags as settings of a run or a comparison, without `out`."""

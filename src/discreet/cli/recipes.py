@@ -121,7 +121,7 @@ def arguments(method: Method, given: Given) -> dict[str, Any]:
         if key not in own:
             _belongs_elsewhere(key, method, own.values())
     missing = [p.flag for p in own.values() if p.default is _REQUIRED and p.key not in texts]
-    check.require(not missing, f"{' and '.join(missing)} for {method.name}", "none", "it has no default")
+    check.require(not missing, f"{' and '.join(missing)} for {method.name}", "none", "give it: it has no default")
     return {own[key].name: read(own[key], text) for key, text in texts.items()}
 
 
