@@ -92,9 +92,7 @@ def horizon_of(flags: PlanFlags) -> Horizon:
     """The public numbers of the run."""
     not_both(flags, ("--rate",), ("--records", "--batch"))
     not_both(flags, ("--steps",), ("--epochs",))
-    check.require(
-        flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "give one of them"
-    )
+    check.require(flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "give either")
     rate = flags.rate
     if rate is None and flags.records is None and flags.batch is None and flags.sampling in _WITHOUT_RATE:
         rate = 1.0  # neither sampling is billed by its rate
