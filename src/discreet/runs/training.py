@@ -58,17 +58,17 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
         if resume and folder.result.exists():
             return load_result(config.out)
         charged = folder.charges()
-        session = _TrainingSession(config, task, plan, folder, on_progress)
+        part = _TrainingPart(config, task, plan, folder, on_progress)
         try:
-            session.begin(resume)
-            return session.complete(started)
+            part.begin(resume)
+            return part.complete(started)
         except Exception as error:
             spent = folder.charges()
             if spent > charged:
                 raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
             raise
         finally:
-            session.close()
+            part.close()
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -85,8 +85,8 @@ def load_result(directory: str | Path) -> RunResult:
 
 
 @final
-class _TrainingSession:
-    """One session of a run: from its start or a resume to its end or the next crash."""
+class _TrainingPart:
+    """One part of a run: from its start or a resume to its end or the next crash."""
 
     def __init__(self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None) -> None:
         self._config, self._task, self._plan, self._folder = config, task, plan, folder
