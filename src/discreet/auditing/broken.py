@@ -205,7 +205,7 @@ class Dice:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class DenseProjection:
+class ProjectedRelease:
     """A release after a Gaussian projection to `dims` numbers: N(0, z^2) against N(s, z^2), with s^2 ~ chi2_p / p.
 
     The matrix is public, so s is. Statistic: the log-likelihood ratio (s y - s^2 / 2) / z^2, which is optimal.
@@ -269,7 +269,7 @@ def _dice() -> PreparedGame:
 
 
 def _projected() -> PreparedGame:
-    game = DenseProjection()
+    game = ProjectedRelease()
     claim = AccountedClaim(
         events=((Gaussian(game.noise), 1),),
         by=Accounting.PLD,
