@@ -26,6 +26,7 @@ from discreet.accounting.chain import LedgerRecord, scan
 from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
+from discreet.core.files import replace_file
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.stages.plan import Plan
@@ -253,21 +254,6 @@ def _check_seal(path: Path) -> bool:
     if seal.removeprefix(_SEAL) != digest.hexdigest().encode():
         check.damaged(f"{path} with its original digest", "another one: its bytes have changed", _WHOLE)
     return True
-
-
-def replace_file(path: Path, fill: Any) -> None:
-    """Replace a file atomically: `fill` writes a temporary file, which is synced and renamed to `path`."""
-    temporary = path.with_name(f".{path.name}.new")
-    with open(temporary, "wb") as file:
-        fill(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _same(what: str, expected: object, got: object, remedy: str) -> None:

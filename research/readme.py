@@ -1,4 +1,4 @@
-"""Fill the README's measured parts from result files: `python -m discreet.report.snippets README.md RESULTS`.
+"""Fill the README's measured parts from result files: `python -m research.readme README.md RESULTS`.
 
 Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing stays unchanged.
 
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core import check
+from discreet.core.files import write_text
 from discreet.report import page, wording
-from discreet.runs.audit_rows import AuditRow, Verdict, read_audit
-from discreet.runs.comparison.values import Comparison, Entry
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
+from discreet.runs.comparison.values import Comparison, MethodResult
 
 COMPARISON = "fashion-mnist"
 TRUTH = "truth-table.json"
@@ -41,7 +42,7 @@ def main() -> None:
     timed = next((results / name for name in SPEED if (results / name).is_file()), None)
     if timed is not None:
         text = put(text, "speed", speed(json.loads(timed.read_text(encoding="utf-8"))))
-    page.replace(readme, text)
+    write_text(readme, text)
 
 
 def put(text: str, name: str, part: str) -> str:
@@ -77,7 +78,7 @@ def comparison(found: Comparison, place: str) -> str:
 
 def truth(rows: tuple[AuditRow, ...]) -> str:
     """The claims that an attack refutes."""
-    broken = [row for row in rows if row.claimed is not None and row.verdict is Verdict.CLAIM_BROKEN]
+    broken = [row for row in rows if row.claimed is not None and row.verdict is AuditVerdict.CLAIM_BROKEN]
     shown = wording.epsilon
     cells = [
         [row.method, wording.audit_settings(row), shown(row.claimed), _shown(row), shown(row.certified)]
@@ -109,7 +110,7 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"{row['over_plain']:.2f}" if "over_plain" in row else "–"
 
 
-def _accuracy(entry: Entry | None) -> str:
+def _accuracy(entry: MethodResult | None) -> str:
     accuracy = None if entry is None else entry.accuracy
     if accuracy is None:
         return "–"

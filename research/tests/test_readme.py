@@ -9,7 +9,8 @@ import pytest
 import synthetic
 
 from discreet import Refused
-from discreet.report import snippets, write
+from discreet.report import write
+from research import readme as snippets
 
 MARKS = "".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in ("comparison", "truth", "speed"))
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +68,4 @@ def test_the_readme_shows_the_committed_results(tmp_path: Path, monkeypatch: pyt
     copy = tmp_path / "README.md"
     copy.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
     before = copy.read_text(encoding="utf-8")
-    assert rewritten(copy, ROOT / "results", monkeypatch) == before, (
-        "run: python -m discreet.report.snippets README.md results"
-    )
+    assert rewritten(copy, ROOT / "results", monkeypatch) == before, "run: python -m research.readme README.md results"

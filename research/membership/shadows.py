@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from discreet.auditing.bounds import Flags
 from discreet.auditing.trainings import OnStep, TrainingSetup, fit, log_probabilities
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -22,8 +22,6 @@ from discreet.runs.defaults import load_task
 if TYPE_CHECKING:
     from discreet.data import Task
     from discreet.runs import RunConfig
-
-Flags = npt.NDArray[np.bool_]
 
 
 @final

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.auditing.attack import AttackClassifier, attack_features
-from discreet.auditing.membership import auc, estimate, membership, membership_course
 from discreet.core.check import Refused
 from discreet.runs import RunConfig
+from fixed_keys import fix_keys
+from research.membership.attack import AttackClassifier, attack_features
+from research.membership.inference import auc, estimate, membership, membership_course
+
+
+@pytest.fixture(autouse=True)
+def _fixed_keys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and coins are the same in every run of the tests."""
+    fix_keys(request.node.nodeid, monkeypatch)
 
 
 @pytest.fixture

@@ -26,15 +26,15 @@ from scipy import stats
 from sklearn import metrics
 from torch import Tensor
 
-from discreet.auditing.attack import AttackClassifier, attack_features
-from discreet.auditing.bounds import Floats
+from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.one_run import guess
-from discreet.auditing.shadows import Flags, Outputs, RecordSplit, load_whole, seeded, setup_on, shadow, target
 from discreet.auditing.trainings import OnStep
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
+from research.membership.attack import AttackClassifier, attack_features
+from research.membership.shadows import Outputs, RecordSplit, load_whole, seeded, setup_on, shadow, target
 
 if TYPE_CHECKING:
     from discreet.runs import RunConfig
