@@ -11,10 +11,14 @@ read out of the tensors (proof/program.py).
 from __future__ import annotations
 
 import gc
+import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import GeneratorType, ModuleType
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
@@ -33,9 +37,9 @@ from discreet.engine.proof.blame import (
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
 from discreet.engine.proof.call_proof import tensors_of_result
 from discreet.engine.proof.custom_backward import backward_of
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, versions_of
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, version_of, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.positions import places_matter
+from discreet.engine.proof.positions import places_matter, sample_of
 from discreet.engine.proof.program import KnownPrograms
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
 from discreet.engine.proof.watched_functions import (
@@ -73,19 +77,33 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
     return found
 
 
-def _held_by(data: Any, depth: int = 3) -> list[Tensor]:
-    """The tensors in which a dataset holds its records, as far as they are not many."""
-    if isinstance(data, Tensor):
-        return [data]
-    if depth == 0 or isinstance(data, (str, bytes, type)):
-        return []
-    if isinstance(data, Mapping):
-        parts = list(data.values())
-    elif isinstance(data, (tuple, list)):
-        parts = list(data)
-    else:
-        parts = list(getattr(data, "__dict__", {}).values())
-    return [tensor for part in parts[:200_000] for tensor in _held_by(part, depth - 1)]
+def _held_by(data: Any) -> list[Tensor]:
+    """The tensors in which a dataset, or whatever gives batches, holds its records, as far as they are not many."""
+    found: list[Tensor] = []
+    ahead, seen = deque([data]), set[int]()
+    while ahead and len(seen) < _MOST_HELD:
+        one = ahead.popleft()
+        if id(one) in seen or isinstance(one, (str, bytes, int, float, type, nn.Module, ModuleType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, Mapping):
+            ahead += list(one.values())
+        elif isinstance(one, (tuple, list)):
+            ahead += one
+        elif isinstance(one, GeneratorType):
+            ahead += list(one.gi_frame.f_locals.values()) if one.gi_frame is not None else []
+        else:
+            ahead += list(getattr(one, "__dict__", {}).values())
+    return found
+
+
+_MOST_HELD: Final = 500_000
+
+
+def _live() -> list[Tensor]:
+    return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
 
 
 def public(value: Any) -> Any:
@@ -108,6 +126,12 @@ def public(value: Any) -> Any:
     return value
 
 
+def _generators() -> Any:
+    """The states of the generators from which code outside torch draws."""
+    numpy: Any = np.random.get_state()
+    return random.getstate(), numpy[1].tobytes(), numpy[2]
+
+
 class RecordWatch(TorchFunctionMode):
     """Follows records through a step."""
 
@@ -120,6 +144,7 @@ class RecordWatch(TorchFunctionMode):
         self._is_open = self._is_paused = False
         self._read: tuple[int, str] | None = None
         self._declared: list[Any] = []
+        self._is_comparing, self._drew_at = False, _generators()
 
     # -- one batch -------------------------------------------------------------------------------------
 
@@ -130,18 +155,37 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._records = records
-        if not self.table.has_begun:
-            live = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-            self.table.begin(live, [*_held_by(private), *(tensor for tensor, _ in places)])
+        self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
         self._opened = self.table.clock
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared = []
+        self._declared, self._is_comparing = [], self._programs.is_comparing
+        self._drew_at = _generators() if self._is_comparing else None
         self._is_open = True
         _push_mode(self)
+
+    def take_stock(self, private: Any) -> None:
+        """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
+        if not self.table.has_begun:
+            self.table.begin(_live(), _held_by(private))
+
+    @contextmanager
+    def reading_records(self) -> Iterator[None]:
+        """Tensors that are made or written to inside the block do not count as public: they may hold records."""
+        if self.table.has_begun:
+            yield
+            return
+        before = {id(tensor): (tensor, version_of(tensor)) for tensor in _live()}
+        try:
+            yield
+        finally:
+            for tensor in _live():
+                known = before.get(id(tensor))
+                if known is None or known[1] != version_of(tensor):
+                    self.table.withhold(tensor)
 
     def close(self) -> None:
         """Stop watching: remove this mode, and no other, from wherever it is on the stack."""
@@ -157,6 +201,11 @@ class RecordWatch(TorchFunctionMode):
         for mode in reversed(above):
             _push_mode(mode)
         self.table.forget()
+
+    @property
+    def wants_another_size(self) -> bool:
+        """Whether losses were not compared for two numbers of records yet."""
+        return self._programs.wants_another_size
 
     @property
     def is_open(self) -> bool:
@@ -204,7 +253,10 @@ class RecordWatch(TorchFunctionMode):
             read = self._read
             if read is not None and self._records == 1 and read[0] > self._opened:
                 read = None  # of the one record itself
-            self._programs.check(origin, self._records, read, tuple(self._declared))
+            state, drew = 0, True
+            if self._is_comparing:
+                state, drew = self.table.state_of_the_model(), self._drew_at != _generators()
+            self._programs.check(origin, self._records, read, tuple(self._declared), state=state, drew=drew)
 
     # -- one call --------------------------------------------------------------------------------------
 
@@ -225,6 +277,10 @@ class RecordWatch(TorchFunctionMode):
                 blamed = origin
             elif lineage is not PUBLIC:
                 on_records = True
+        if on_records and self._is_comparing:
+            for tensor, origin in zip(reading.tensors, reading.origins, strict=True):
+                if origin.lineage is PUBLIC and origin.is_made and origin.sample is None:
+                    origin.sample = sample_of(tensor)
         if on_records and func in HOOKS:
             self._refuse_hook(func)
         if on_records and saved_tensors_hooks(False) is not None:
@@ -246,6 +302,8 @@ class RecordWatch(TorchFunctionMode):
         if not made and not written:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
+            elif self._is_comparing and name_of(func) in READS:
+                self._drew_at = None  # a public number, perhaps a random one
             return result
         tensors = reading.tensors
         if written:

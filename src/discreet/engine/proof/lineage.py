@@ -47,7 +47,7 @@ class Blame:
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
 
-    __slots__ = ("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "settings")
+    __slots__ = ("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "sample", "settings")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Origin:
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.is_made = func is not None
         self.form: Any = None
+        self.sample: Tensor | None = None  # values of a public tensor that met records
 
 
 class Entry:

@@ -6,6 +6,7 @@ its memory: entries that lie at one address belong to one record.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,7 @@ class LineageTable:
         self._silent: set[int] = set()  # memories that can be written to without a new version
         self._exported: dict[int, int] = {}  # what memories held when something outside torch got hold of them
         self._used: list[Tensor] = []  # tensors of old that this step has used
+        self._withheld: list[weakref.ref[Tensor]] = []
         self._records, self.clock = 0, 0
         self.has_sizes_by_values = False
 
@@ -68,7 +70,12 @@ class LineageTable:
     def begin(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
         """Take stock before the first batch."""
         held = {id(tensor) for tensor in tensors_of(self._model)}
-        self._existing = ExistingTensors([one for one in live if id(one) not in held], private)
+        withheld = [tensor for tensor in (found() for found in self._withheld) if tensor is not None]
+        self._existing = ExistingTensors([one for one in live if id(one) not in held], [*private, *withheld])
+
+    def withhold(self, tensor: Tensor) -> None:
+        """This tensor may hold records, although it exists before the first batch."""
+        self._withheld.append(weakref.ref(tensor))
 
     def new_step(self, records: int) -> None:
         self.forget()
@@ -83,6 +90,10 @@ class LineageTable:
         """Forget the tensors of a step: what is left of them is mixed in the next."""
         self._entries, self._writes, self._silent, self._exported, self._used = {}, {}, set(), {}, []
         self.has_sizes_by_values = False
+
+    def state_of_the_model(self) -> int:
+        """A number that changes when parameters or buffers are written to."""
+        return hash(tuple((storage_of(tensor), version_of(tensor)) for tensor, _ in self._held.values()))
 
     def tick(self) -> int:
         self.clock += 1
