@@ -10,13 +10,10 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
-import gc
 import random
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import GeneratorType, ModuleType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +34,18 @@ from discreet.engine.proof.blame import (
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
 from discreet.engine.proof.call_proof import tensors_of_result
 from discreet.engine.proof.custom_backward import backward_of
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, version_of, versions_of
+from discreet.engine.proof.lineage import (
+    DECLARED,
+    MIXED,
+    PUBLIC,
+    SOLE,
+    Lineage,
+    Origin,
+    live_tensors,
+    tensors_held_by,
+    version_of,
+    versions_of,
+)
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.positions import places_matter, sample_of
 from discreet.engine.proof.program import KnownPrograms
@@ -50,71 +58,26 @@ from discreet.engine.proof.watched_functions import (
     HOOKS,
     QUIET,
     TO_MEMORY,
+    is_slice,
     saved_tensors_hooks,
 )
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 
 
-def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
-    """The tensors of a batch; the first axis is the record, and a tensor without one row per record is mixed."""
-    found: list[tuple[Tensor, RecordAxis | Lineage]] = []
-    ahead, seen = [batch], set()
-    while ahead:
-        tree = ahead.pop(0)
-        if id(tree) in seen:
-            continue
-        seen.add(id(tree))
-        if isinstance(tree, Tensor):
-            is_row = tree.dim() > 0 and tree.shape[0] == rows
-            found.append((tree, RecordAxis(0) if is_row else MIXED))
-        elif isinstance(tree, Mapping):
-            ahead += tree.values()
-        elif isinstance(tree, (tuple, list)):
-            ahead += tree
-        elif hasattr(tree, "__dict__") and not isinstance(tree, type):
-            ahead += vars(tree).values()
-    return found
-
-
-def _held_by(data: Any) -> list[Tensor]:
-    """The tensors in which a dataset, or whatever gives batches, holds its records, as far as they are not many."""
-    found: list[Tensor] = []
-    ahead, seen = deque([data]), set[int]()
-    while ahead and len(seen) < _MOST_HELD:
-        one = ahead.popleft()
-        if id(one) in seen or isinstance(one, (str, bytes, int, float, type, nn.Module, ModuleType)):
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, Mapping):
-            ahead += list(one.values())
-        elif isinstance(one, (tuple, list)):
-            ahead += one
-        elif isinstance(one, GeneratorType):
-            ahead += list(one.gi_frame.f_locals.values()) if one.gi_frame is not None else []
-        else:
-            ahead += list(getattr(one, "__dict__", {}).values())
-    return found
-
-
-_MOST_HELD: Final = 500_000
-
-
-def _live() -> list[Tensor]:
-    return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-
-
 def public(value: Any) -> Any:
-    """Declare that a number, or a choice, does not come from the records.
+    """Declare that a number, a choice, a tensor or a module does not come from the records.
 
         loss = loss * discreet.public(temperature)
         if discreet.public(step > 100): ...
+        teacher = discreet.public(copy.deepcopy(model))     # and update it from the model's parameters after each step
 
-    It is your word: the certificate rests on it. Schedules, constants and random numbers are public; whatever was
-    computed from a batch is not.
+    It is your word: the certificate rests on it. Schedules, constants, random numbers and released parameters are
+    public; whatever was computed from a batch is not. A tensor, or a module with its parameters and buffers, stays
+    public in later steps, whatever is written into it between them.
     """
+    if isinstance(value, (Tensor, nn.Module)):
+        DECLARED.add(value, user_line() or "")
     if isinstance(value, float):
         return DeclaredFloat(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -163,14 +126,14 @@ class RecordWatch(TorchFunctionMode):
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
         self._declared, self._is_comparing = [], self._programs.is_comparing
-        self._drew_at = _generators() if self._is_comparing else None
+        self._drew_at = _generators()
         self._is_open = True
         _push_mode(self)
 
     def take_stock(self, private: Any) -> None:
         """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
         if not self.table.has_begun:
-            self.table.begin(_live(), _held_by(private))
+            self.table.begin(live_tensors(), tensors_held_by(private))
 
     @contextmanager
     def reading_records(self) -> Iterator[None]:
@@ -178,11 +141,11 @@ class RecordWatch(TorchFunctionMode):
         if self.table.has_begun:
             yield
             return
-        before = {id(tensor): (tensor, version_of(tensor)) for tensor in _live()}
+        before = {id(tensor): (tensor, version_of(tensor)) for tensor in live_tensors()}
         try:
             yield
         finally:
-            for tensor in _live():
+            for tensor in live_tensors():
                 known = before.get(id(tensor))
                 if known is None or known[1] != version_of(tensor):
                     self.table.withhold(tensor)
@@ -230,8 +193,11 @@ class RecordWatch(TorchFunctionMode):
             self.forward = before
 
     def declare(self, value: Any) -> None:
-        """A choice of this step that does not come from the records."""
-        self._declared.append(value)
+        """A choice of this step, or a tensor or module, that does not come from the records."""
+        if isinstance(value, Tensor):
+            self.table.declare(value)
+        elif not isinstance(value, nn.Module):
+            self._declared.append(value)
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
@@ -253,9 +219,7 @@ class RecordWatch(TorchFunctionMode):
             read = self._read
             if read is not None and self._records == 1 and read[0] > self._opened:
                 read = None  # of the one record itself
-            state, drew = 0, True
-            if self._is_comparing:
-                state, drew = self.table.state_of_the_model(), self._drew_at != _generators()
+            state, drew = self.table.state_of_the_model(), self._drew_at != _generators()
             self._programs.check(origin, self._records, read, tuple(self._declared), state=state, drew=drew)
 
     # -- one call --------------------------------------------------------------------------------------
@@ -268,6 +232,8 @@ class RecordWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         reading = Reading(self._records, values=func in NUMBERS)
         description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
+        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
+            return self._write_slice(*args)
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
             reading.origins[0] = Origin(PUBLIC, 1)  # overwritten, every entry
         blamed, on_records = None, False
@@ -302,7 +268,7 @@ class RecordWatch(TorchFunctionMode):
         if not made and not written:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
-            elif self._is_comparing and name_of(func) in READS:
+            elif name_of(func) in READS:
                 self._drew_at = None  # a public number, perhaps a random one
             return result
         tensors = reading.tensors
@@ -323,6 +289,15 @@ class RecordWatch(TorchFunctionMode):
         ]
         self.table.put_all(made, origins, reading, written)
         return result
+
+    def _write_slice(self, target: Tensor, index: Any, value: Any) -> None:
+        """`target[index] = value`, as a view and a copy into it: the view shows which entries are written."""
+        with self:
+            view = target[index]
+            if isinstance(value, Tensor):
+                view.copy_(value.reshape(value.shape[max(value.dim() - view.dim(), 0) :]))
+            else:
+                view.fill_(value)
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""

@@ -134,16 +134,14 @@ def sizes_of_pieces(records: int, largest: int, *, two: bool) -> list[int]:
     Losses that depend on the number of records show it by a second number of records, before anything is released.
 
     >>> sizes_of_pieces(12, 5, two=False), sizes_of_pieces(12, 12, two=True), sizes_of_pieces(12, 3, two=True)
-    ([5, 5, 2], [4, 2, 2, 4], [3, 2, 2, 3, 2])
+    ([5, 5, 2], [3, 2, 2, 3, 2], [3, 2, 2, 3, 2])
     >>> [sizes_of_pieces(records, 9, two=True) for records in range(7)]
     [[0], [1], [2], [2, 1], [2, 1, 1], [2, 1, 2], [2, 1, 1, 2]]
     """
     sizes: list[int] = []
     if two and records >= 3 and largest >= 2:
-        half = records // 2
-        more = min(half // 2 + 1, largest)
-        less = half - more if half // 2 + 1 <= largest else more - 1
-        sizes = [more, less, less, more] if less > 0 and 2 * (more + less) <= records else [2, 1]
+        less = min((records - 2) // 4, largest - 1)  # neighbours have no common factor
+        sizes = [less + 1, less, less, less + 1] if less > 0 else [2, 1]
     left = records - sum(sizes)
     if left or not sizes:
         sizes += [min(largest, left - start) for start in range(0, max(left, 1), largest)]

@@ -64,6 +64,7 @@ _SUMMANDS: Final[tuple[Callable[[float], float], ...]] = (
     lambda n: n**-0.5,
 )
 """The same, up to a constant that is added."""
+_POWERS: Final = 7  # of them, the first
 _EXACT: Final = 1e-6
 _LARGEST_SAMPLE: Final = 1 << 14
 
@@ -105,17 +106,28 @@ def is_random(origin: Origin) -> bool:
     return False
 
 
-def follows(numbers: tuple[float, float], sizes: tuple[int, int]) -> bool:
+def follows(numbers: tuple[float, float], sizes: tuple[int, int], *, drew: bool = False) -> bool:
     """Whether two numbers are a usual function of two sizes.
+
+    drew  whether they may be random: then simple ratios such as 1 to 2 are no evidence, unless the numbers fit exactly
 
     >>> follows((1 / 7, 1 / 5), (7, 5)), follows((3 * 7**-0.5, 3 * 5**-0.5), (7, 5)), follows((0.99, 0.98), (7, 5))
     (True, True, False)
+    >>> follows((1.0, 2.0), (12, 6)), follows((1.0, 2.0), (12, 6), drew=True), follows((12.0, 6.0), (12, 6), drew=True)
+    (True, False, True)
     """
+    if drew and _is_simple(*numbers):
+        return any(_equals(numbers, sizes, function) for function in _FUNCTIONS[:_POWERS])
     if any(_matches(numbers, sizes, function) for function in _FUNCTIONS):
         return True
     if all(float(number).is_integer() for number in numbers):
         return False
     return any(_is_shifted(numbers, sizes, function) for function in _SUMMANDS)
+
+
+def _is_simple(first: float, second: float) -> bool:
+    """Whether the ratio of two numbers is one of small whole numbers."""
+    return any(first * p == second * q for p in range(1, 5) for q in range(1, 5))
 
 
 def is_proportional(numbers: tuple[float, float], sizes: tuple[int, int]) -> bool:
@@ -129,6 +141,13 @@ def _matches(numbers: tuple[float, float], sizes: tuple[int, int], function: Cal
     if not (a and b and f and g and math.isfinite(a) and math.isfinite(b)):
         return False
     return math.isclose(a * g, b * f, rel_tol=_EXACT) or math.isclose(a * f, b * g, rel_tol=_EXACT)
+
+
+def _equals(numbers: tuple[float, float], sizes: tuple[int, int], function: Callable[[float], float]) -> bool:
+    """Whether the numbers are the function's values, or their inverses."""
+    pairs = list(zip(numbers, map(function, map(float, sizes)), strict=True))
+    is_same = all(math.isclose(number, value, rel_tol=_EXACT) for number, value in pairs)
+    return is_same or all(math.isclose(number * value, 1.0, rel_tol=_EXACT) for number, value in pairs)
 
 
 def _is_shifted(numbers: tuple[float, float], sizes: tuple[int, int], function: Callable[[float], float]) -> bool:

@@ -47,13 +47,14 @@ class Comparison:
 
     sizes         their numbers of records
     same_state    whether the parameters were the same
+    drew          whether the numbers may be random
     numbers       values that differ
     positions     whole numbers that differ, where they are sizes, axes or positions
-    is_by_size    whether a public tensor differs, and nothing but the number of records explains it
     """
 
     sizes: tuple[int, int]
     same_state: bool = False
+    drew: bool = False
     numbers: list[tuple[float, float]] = field(default_factory=list)
     positions: list[tuple[float, float]] = field(default_factory=list)
     call: str = ""
@@ -147,8 +148,8 @@ class Comparison:
             if found is not None and not self.differs:
                 return True
             pairs += [found] if found is not None else []
-        proportional = any(is_proportional(pair, self.sizes) for pair in self.positions)
-        return proportional or any(follows(pair, self.sizes) for pair in pairs)
+        proportional = not self.drew and any(is_proportional(pair, self.sizes) for pair in self.positions)
+        return proportional or any(follows(pair, self.sizes, drew=self.drew) for pair in pairs)
 
 
 class _Numbers(enum.Enum):
@@ -233,7 +234,7 @@ class KnownPrograms:
         declared: tuple[Any, ...],
         *,
         state: int = 0,
-        drew: bool = True,
+        drew: bool = False,
     ) -> None:
         """Refuse losses made in another way than before, if a value of the records was read before they were made.
 
@@ -250,7 +251,7 @@ class KnownPrograms:
         differing: Comparison | None = None
         is_paired = False
         for program in self._programs:
-            comparison = Comparison((program.records, records), state == program.state)
+            comparison = Comparison((program.records, records), state == program.state, drew)
             if comparison.same(program.losses, losses):
                 is_paired |= program.records != records
                 if comparison.follows_the_batch():
@@ -322,7 +323,8 @@ class KnownPrograms:
 def _refuse_size(comparison: Comparison) -> NoReturn:
     refuse(
         "losses that do not know how many records were drawn",
-        f"a number that follows the size of the batch{' in ' + comparison.call if comparison.call else ''}; if steps were released before this one, their certificate does not hold",
+        f"a number that follows the size of the batch{' in ' + comparison.call if comparison.call else ''}; "
+        "if steps were released before this one, their certificate does not hold",
         "leave the division out: sums are divided by the public `batch`; if the number does not come from the batch, "
         "write discreet.public(number)",
     )

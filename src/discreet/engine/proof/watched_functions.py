@@ -58,3 +58,9 @@ FILLS: Final = frozenset(
     ]
 )
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def is_slice(index: Any) -> bool:
+    """Whether an index gives a view: whole numbers and slices alone."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is ... or type(part) in (int, slice) for part in parts)
