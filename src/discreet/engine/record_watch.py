@@ -232,8 +232,6 @@ class RecordWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         reading = Reading(self._records, values=func in NUMBERS)
         description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
-        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
-            return self._write_slice(*args)
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
             reading.origins[0] = Origin(PUBLIC, 1)  # overwritten, every entry
         blamed, on_records = None, False
@@ -260,6 +258,9 @@ class RecordWatch(TorchFunctionMode):
         result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
         if self.table.clock != started:
             return result  # taken apart into calls that were watched
+        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
+            self._write_slice(args)
+            return result
         if func in TO_MEMORY:
             self._special(func, args, reading)
         made = [result] if type(result) is Tensor else tensors_of_result(result)
@@ -290,14 +291,23 @@ class RecordWatch(TorchFunctionMode):
         self.table.put_all(made, origins, reading, written)
         return result
 
-    def _write_slice(self, target: Tensor, index: Any, value: Any) -> None:
-        """`target[index] = value`, as a view and a copy into it: the view shows which entries are written."""
-        with self:
+    def _write_slice(self, args: Any) -> None:
+        """Note `target[index] = value` as a copy into a view: the view shows which entries were written."""
+        target, index, value = args
+        with torch._C.DisableTorchFunction():
             view = target[index]
-            if isinstance(value, Tensor):
-                view.copy_(value.reshape(value.shape[max(value.dim() - view.dim(), 0) :]))
-            else:
-                view.fill_(value)
+        is_tensor = isinstance(value, Tensor)
+        func: Any = Tensor.copy_ if is_tensor else Tensor.fill_
+        came = self.table.find(value) if is_tensor else Origin(PUBLIC, 0)
+        reading = Reading(self._records, values=func in NUMBERS)
+        description = reading.describe((view, value), lambda tensor: Origin(PUBLIC, 1) if tensor is view else came)
+        form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
+        place, blame = came.lineage, came.blame
+        if place is not MIXED:
+            places, blame = self._places(form, func, (view, value), {}, reading, [view], came.lineage is not PUBLIC)
+            place = places[0]
+        digest = hash((form.digest, came.digest))
+        self.table.note_write(view, Origin(place, digest, clock, func, (description, ()), (came,), blame))
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""

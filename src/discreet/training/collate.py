@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, final
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from discreet.core.check import Refused, refuse
+from discreet.core.check import refuse
 
 _PAD = "pad every record to one public length in collate_fn (or in the dataset), and mask"
 
@@ -92,7 +93,7 @@ def _refuse(came: str) -> NoReturn:
 def check_data_apart(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
     """Refuse a `collate_fn`, or a batched fetch, that gives a record other entries beside other records."""
     size = len(data)
-    numbers = sorted({size * part // _POOL for part in range(_POOL)})
+    numbers = sorted({(size * part // _POOL + part) % size for part in range(_POOL)})  # odd ones, too
     fetch = getattr(data, "__getitems__", None)
     if fetch is not None:
         check_apart(fetch, numbers, "__getitems__")
@@ -125,13 +126,15 @@ def check_apart(function: Callable[[list[Any]], Any], pool: list[Any], what: str
             after = _seeded(function, [others[0], *own[1:]], 0)
             for index in range(1, few):
                 _require_same(_part(first, alone, few, index), _part(after, alone, few, index), function, what)
-    except Refused:
-        raise
-    except Exception:
+    except _FailedError:
         return
 
 
 _FEW, _POOL, _SEEDS = 3, 6, 8
+
+
+class _FailedError(Exception):
+    """The user's function failed on the records of the check."""
 
 
 def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int) -> Any:
@@ -140,7 +143,11 @@ def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int)
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
-        return function(copy.deepcopy(records))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(copy.deepcopy(records))
+    except Exception as error:
+        raise _FailedError from error
     finally:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
@@ -150,12 +157,12 @@ def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int)
 def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
     """What belongs to one record of a batch; `alone` is a batch of a single record and shows which axes grow."""
     if isinstance(batch, (Tensor, np.ndarray, list, tuple)):
-        each = len(alone) if np.ndim(alone) or isinstance(alone, (list, tuple)) else 0
+        each = 0 if isinstance(alone, (Tensor, np.ndarray)) and alone.ndim == 0 else len(alone)
         if each and len(batch) == records * each:
             return batch[each * index : each * (index + 1)]
-    if isinstance(batch, Mapping):
+    if isinstance(batch, Mapping) and set(batch) == set(alone):
         return {key: _part(part, alone[key], records, index) for key, part in batch.items()}
-    if isinstance(batch, (list, tuple)):
+    if isinstance(batch, (list, tuple)) and len(batch) == len(alone):
         return [_part(part, one, records, index) for part, one in zip(batch, alone, strict=True)]
     return batch
 

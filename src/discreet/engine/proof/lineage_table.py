@@ -240,6 +240,11 @@ class LineageTable:
             if storage in self._exported:
                 self._exported[storage] = memory_of(tensor)
 
+    def note_write(self, view: Tensor, origin: Origin) -> None:
+        """A part of a memory of torch.empty was written."""
+        write = _Write(origin.clock, _geometry(view), PUBLIC, origin, view.dtype)
+        self._writes.setdefault(storage_of(view), []).append(write)
+
     def declare(self, tensor: Tensor) -> None:
         """The user says that a tensor is public; what watched calls made of the records is not."""
         entry = self._entries.get(id(tensor))

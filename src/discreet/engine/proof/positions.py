@@ -117,7 +117,7 @@ def follows(numbers: tuple[float, float], sizes: tuple[int, int], *, drew: bool 
     (True, False, True)
     """
     if drew and _is_simple(*numbers):
-        return any(_equals(numbers, sizes, function) for function in _FUNCTIONS[:_POWERS])
+        return min(sizes) > 1 and any(_equals(numbers, sizes, function) for function in _FUNCTIONS[:_POWERS])
     if any(_matches(numbers, sizes, function) for function in _FUNCTIONS):
         return True
     if all(float(number).is_integer() for number in numbers):
