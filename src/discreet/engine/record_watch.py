@@ -32,7 +32,6 @@ from discreet.engine.proof.blame import (
     user_line,
 )
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
-from discreet.engine.proof.call_proof import tensors_of_result
 from discreet.engine.proof.custom_backward import backward_of
 from discreet.engine.proof.lineage import (
     DECLARED,
@@ -47,6 +46,7 @@ from discreet.engine.proof.lineage import (
     versions_of,
 )
 from discreet.engine.proof.lineage_table import LineageTable
+from discreet.engine.proof.movement import tensors_of_result
 from discreet.engine.proof.positions import places_matter, sample_of
 from discreet.engine.proof.program import KnownPrograms
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
@@ -56,6 +56,7 @@ from discreet.engine.proof.watched_functions import (
     FILLS,
     HIDDEN,
     HOOKS,
+    INDEXING,
     QUIET,
     TO_MEMORY,
     is_slice,
@@ -243,7 +244,8 @@ class RecordWatch(TorchFunctionMode):
                 on_records = True
         if on_records and self._is_comparing:
             for tensor, origin in zip(reading.tensors, reading.origins, strict=True):
-                if origin.lineage is PUBLIC and origin.is_made and origin.sample is None:
+                is_place = func in INDEXING and not tensor.is_floating_point()
+                if origin.lineage is PUBLIC and origin.is_made and origin.sample is None and not is_place:
                     origin.sample = sample_of(tensor)
         if on_records and func in HOOKS:
             self._refuse_hook(func)

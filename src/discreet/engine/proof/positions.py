@@ -158,7 +158,7 @@ def _is_shifted(numbers: tuple[float, float], sizes: tuple[int, int], function: 
 def difference(one: Tensor | None, other: Tensor | None) -> tuple[float, float] | None:
     """Two entries that differ between two samples of a public tensor; None if all are equal, or cannot be compared.
 
-    Along axes of different lengths a tensor must be constant: a place in the batch is checked by positions.py.
+    Along axes of different lengths a tensor must be constant: `differs_by_place` looks at the others.
     """
     if one is None or other is None or one.dim() != other.dim():
         return None
@@ -173,6 +173,14 @@ def difference(one: Tensor | None, other: Tensor | None) -> tuple[float, float] 
     if not bool(apart.any()):
         return None
     return float(one[apart][0]), float(other[apart][0])
+
+
+def differs_by_place(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether a public tensor grows with the batch, and differs along the axis that grows."""
+    if one is None or other is None or one.dim() != other.dim():
+        return False
+    growing = [axis for axis in range(one.dim()) if one.shape[axis] != other.shape[axis]]
+    return any(bool((tensor != tensor.narrow(axis, 0, 1)).any()) for axis in growing for tensor in (one, other))
 
 
 def sample_of(tensor: Tensor) -> Tensor | None:

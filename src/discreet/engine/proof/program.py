@@ -17,9 +17,9 @@ from typing import Any, Final, NoReturn, final
 import torch
 from torch import Tensor
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 from discreet.engine.proof.lineage import PUBLIC, Origin
-from discreet.engine.proof.positions import difference, follows, is_proportional, is_random
+from discreet.engine.proof.positions import difference, differs_by_place, follows, is_proportional, is_random
 from discreet.engine.proof.verdicts import readable
 from discreet.engine.trace.capture import name_of
 from discreet.engine.trace.settings import ELEMENTWISE
@@ -73,7 +73,7 @@ class Comparison:
             if one.func is None and one.digest == other.digest:
                 continue
             before = len(self.numbers)
-            if _sums_up_the_batch(one) or _sums_up_the_batch(other):
+            if _sums_up_the_batch(one) and _sums_up_the_batch(other):
                 self.numbers.append((float(self.sizes[0]), float(self.sizes[1])))
             if one.func != other.func or len(one.parents) != len(other.parents):
                 self.call = "another value" if other.func is None else name_of(other.func)
@@ -135,6 +135,10 @@ class Comparison:
         if isinstance(one, int) and isinstance(other, int):
             return False
         return self._sizes(one, 0)[0] * self.sizes[1] == self._sizes(other, 1)[0] * self.sizes[0]
+
+    def by_place(self) -> bool:
+        """Whether a public tensor gives records different numbers by their places in the batch."""
+        return any(differs_by_place(one.sample, other.sample) and not is_random(one) for one, other in self._tensors)
 
     def follows_the_batch(self) -> bool:
         """Whether a number, or a public tensor, is a function of the number of records."""
@@ -256,6 +260,13 @@ class KnownPrograms:
                 is_paired |= program.records != records
                 if comparison.follows_the_batch():
                     _refuse_size(comparison)
+                require(
+                    not comparison.by_place(),
+                    "losses in which each record stands alone, call by call",
+                    "public numbers that differ from record to record: what they give a record depends on the record's "
+                    "place in the batch",
+                    "give every record the same numbers, or random ones",
+                )
                 if not comparison.differs:
                     self._digests.add(losses.digest)
                     self._note(is_paired)
