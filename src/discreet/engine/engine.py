@@ -24,9 +24,9 @@ from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.proof.forbidden import FORBIDDEN
-from discreet.engine.proof.lineage import PUBLIC
+from discreet.engine.proof.lineage import PUBLIC, places_in
 from discreet.engine.proof.losses import check_losses, check_scale
-from discreet.engine.record_watch import RecordWatch, places_in
+from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import Snapshot, parameters_in, refuse_unsupported, trainable

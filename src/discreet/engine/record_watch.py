@@ -10,11 +10,12 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
@@ -32,11 +33,22 @@ from discreet.engine.proof.blame import (
     user_line,
 )
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
-from discreet.engine.proof.call_proof import tensors_of_result
 from discreet.engine.proof.custom_backward import backward_of
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, versions_of
+from discreet.engine.proof.lineage import (
+    DECLARED,
+    MIXED,
+    PUBLIC,
+    SOLE,
+    Lineage,
+    Origin,
+    live_tensors,
+    tensors_held_by,
+    version_of,
+    versions_of,
+)
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.positions import places_matter
+from discreet.engine.proof.movement import tensors_of_result
+from discreet.engine.proof.positions import places_matter, sample_of
 from discreet.engine.proof.program import KnownPrograms
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
 from discreet.engine.proof.watched_functions import (
@@ -45,8 +57,10 @@ from discreet.engine.proof.watched_functions import (
     FILLS,
     HIDDEN,
     HOOKS,
+    INDEXING,
     QUIET,
     TO_MEMORY,
+    is_slice,
     saved_tensors_hooks,
 )
 from discreet.engine.trace.capture import RecordAxis, name_of
@@ -54,51 +68,19 @@ from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
 
 
-def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
-    """The tensors of a batch; the first axis is the record, and a tensor without one row per record is mixed."""
-    found: list[tuple[Tensor, RecordAxis | Lineage]] = []
-    ahead, seen = [batch], set()
-    while ahead:
-        tree = ahead.pop(0)
-        if id(tree) in seen:
-            continue
-        seen.add(id(tree))
-        if isinstance(tree, Tensor):
-            is_row = tree.dim() > 0 and tree.shape[0] == rows
-            found.append((tree, RecordAxis(0) if is_row else MIXED))
-        elif isinstance(tree, Mapping):
-            ahead += tree.values()
-        elif isinstance(tree, (tuple, list)):
-            ahead += tree
-        elif hasattr(tree, "__dict__") and not isinstance(tree, type):
-            ahead += vars(tree).values()
-    return found
-
-
-def _held_by(data: Any, depth: int = 3) -> list[Tensor]:
-    """The tensors in which a dataset holds its records, as far as they are not many."""
-    if isinstance(data, Tensor):
-        return [data]
-    if depth == 0 or isinstance(data, (str, bytes, type)):
-        return []
-    if isinstance(data, Mapping):
-        parts = list(data.values())
-    elif isinstance(data, (tuple, list)):
-        parts = list(data)
-    else:
-        parts = list(getattr(data, "__dict__", {}).values())
-    return [tensor for part in parts[:200_000] for tensor in _held_by(part, depth - 1)]
-
-
 def public(value: Any) -> Any:
-    """Declare that a number, or a choice, does not come from the records.
+    """Declare that a number, a choice, a tensor or a module does not come from the records.
 
         loss = loss * discreet.public(temperature)
         if discreet.public(step > 100): ...
+        teacher = discreet.public(copy.deepcopy(model))     # and update it from the model's parameters after each step
 
-    It is your word: the certificate rests on it. Schedules, constants and random numbers are public; whatever was
-    computed from a batch is not.
+    It is your word: the certificate rests on it. Schedules, constants, random numbers and released parameters are
+    public; whatever was computed from a batch is not. A tensor, or a module with its parameters and buffers, stays
+    public in later steps, whatever is written into it between them.
     """
+    if isinstance(value, (Tensor, nn.Module)):
+        DECLARED.add(value, user_line() or "")
     if isinstance(value, float):
         return DeclaredFloat(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -108,6 +90,12 @@ def public(value: Any) -> Any:
         if isinstance(mode, RecordWatch):
             mode.declare(value)
     return value
+
+
+def _generators() -> Any:
+    """The states of the generators from which code outside torch draws."""
+    numpy: Any = np.random.get_state()
+    return random.getstate(), numpy[1].tobytes(), numpy[2]
 
 
 class RecordWatch(TorchFunctionMode):
@@ -122,6 +110,7 @@ class RecordWatch(TorchFunctionMode):
         self._is_open = self._is_paused = False
         self._read: tuple[int, str] | None = None
         self._declared: list[Any] = []
+        self._is_comparing, self._drew_at = False, _generators()
 
     # -- one batch -------------------------------------------------------------------------------------
 
@@ -132,18 +121,37 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._records = records
-        if not self.table.has_begun:
-            live = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-            self.table.begin(live, [*_held_by(private), *(tensor for tensor, _ in places)])
+        self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
         self._opened = self.table.clock
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared = []
+        self._declared, self._is_comparing = [], self._programs.is_comparing
+        self._drew_at = _generators()
         self._is_open = True
         _push_mode(self)
+
+    def take_stock(self, private: Any) -> None:
+        """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
+        if not self.table.has_begun:
+            self.table.begin(live_tensors(), tensors_held_by(private))
+
+    @contextmanager
+    def reading_records(self) -> Iterator[None]:
+        """Tensors that are made or written to inside the block do not count as public: they may hold records."""
+        if self.table.has_begun:
+            yield
+            return
+        before = {id(tensor): (tensor, version_of(tensor)) for tensor in live_tensors()}
+        try:
+            yield
+        finally:
+            for tensor in live_tensors():
+                known = before.get(id(tensor))
+                if known is None or known[1] != version_of(tensor):
+                    self.table.withhold(tensor)
 
     def close(self) -> None:
         """Stop watching: remove this mode, and no other, from wherever it is on the stack."""
@@ -159,6 +167,11 @@ class RecordWatch(TorchFunctionMode):
         for mode in reversed(above):
             _push_mode(mode)
         self.table.forget()
+
+    @property
+    def wants_another_size(self) -> bool:
+        """Whether losses were not compared for two numbers of records yet."""
+        return self._programs.wants_another_size
 
     @property
     def is_open(self) -> bool:
@@ -183,8 +196,11 @@ class RecordWatch(TorchFunctionMode):
             self.forward = before
 
     def declare(self, value: Any) -> None:
-        """A choice of this step that does not come from the records."""
-        self._declared.append(value)
+        """A choice of this step, or a tensor or module, that does not come from the records."""
+        if isinstance(value, Tensor):
+            self.table.declare(value)
+        elif not isinstance(value, nn.Module):
+            self._declared.append(value)
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
@@ -206,7 +222,8 @@ class RecordWatch(TorchFunctionMode):
             read = self._read
             if read is not None and self._records == 1 and read[0] > self._opened:
                 read = None  # of the one record itself
-            self._programs.check(origin, self._records, read, tuple(self._declared))
+            state, drew = self.table.state_of_the_model(), self._drew_at != _generators()
+            self._programs.check(origin, self._records, read, tuple(self._declared), state=state, drew=drew)
 
     # -- one call --------------------------------------------------------------------------------------
 
@@ -227,6 +244,11 @@ class RecordWatch(TorchFunctionMode):
                 blamed = origin
             elif lineage is not PUBLIC:
                 on_records = True
+        if on_records and self._is_comparing:
+            for tensor, origin in zip(reading.tensors, reading.origins, strict=True):
+                is_place = func in INDEXING and not tensor.is_floating_point()
+                if origin.lineage is PUBLIC and origin.is_made and origin.sample is None and not is_place:
+                    origin.sample = sample_of(tensor)
         if on_records and func in HOOKS:
             self._refuse_hook(func)
         if on_records and saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
@@ -240,6 +262,9 @@ class RecordWatch(TorchFunctionMode):
         result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
         if self.table.clock != started:
             return result  # taken apart into calls that were watched
+        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
+            self._write_slice(args)
+            return result
         if func in TO_MEMORY:
             self._special(func, args, reading)
         made = [result] if type(result) is Tensor else tensors_of_result(result)
@@ -248,6 +273,8 @@ class RecordWatch(TorchFunctionMode):
         if not made and not written:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
+            elif name_of(func) in READS:
+                self._drew_at = None  # a public number, perhaps a random one
             return result
         tensors = reading.tensors
         if written:
@@ -267,6 +294,24 @@ class RecordWatch(TorchFunctionMode):
         ]
         self.table.put_all(made, origins, reading, written)
         return result
+
+    def _write_slice(self, args: Any) -> None:
+        """Note `target[index] = value` as a copy into a view: the view shows which entries were written."""
+        target, index, value = args
+        with torch._C.DisableTorchFunction():
+            view = target[index]
+        is_tensor = isinstance(value, Tensor)
+        func: Any = Tensor.copy_ if is_tensor else Tensor.fill_
+        came = self.table.find(value) if is_tensor else Origin(PUBLIC, 0)
+        reading = Reading(self._records, values=func in NUMBERS)
+        description = reading.describe((view, value), lambda tensor: Origin(PUBLIC, 1) if tensor is view else came)
+        form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
+        place, blame = came.lineage, came.blame
+        if place is not MIXED:
+            places, blame = self._places(form, func, (view, value), {}, reading, [view], came.lineage is not PUBLIC)
+            place = places[0]
+        digest = hash((form.digest, came.digest))
+        self.table.note_write(view, Origin(place, digest, clock, func, (description, ()), (came,), blame))
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""

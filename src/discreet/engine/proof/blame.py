@@ -34,11 +34,14 @@ UNKNOWN: Final = Blame(
     "",
     "it comes from an earlier batch, from NumPy, from a file or from another thread",
     "make it before the first batch, from the model's parameters, or from this batch; do not keep values of records "
-    "from one batch to the next",
+    "from one batch to the next; if it does not come from records, write discreet.public(tensor)",
 )
 
 UNINITIALISED: Final = Blame(
-    "torch.empty", "", "its memory may still hold values of records", "use torch.zeros, or torch.full"
+    "torch.empty",
+    "",
+    "its memory may still hold values of records",
+    "use torch.zeros or torch.full, or write to every entry by slices first",
 )
 GRADIENTS: Final = Blame(
     "a gradient that backward() left",
@@ -50,7 +53,8 @@ CHANGED: Final = Blame(
     "a tensor that changed after the first batch",
     "",
     "what it holds now may come from records",
-    "keep it as it was before the first batch, or make it a function of the parameters inside the loop",
+    "keep it as it was before the first batch, or make it a function of the parameters inside the loop; if it comes "
+    "from released parameters alone (an averaged copy of the model, say), write discreet.public(tensor_or_module)",
 )
 
 
@@ -117,9 +121,10 @@ def is_uninitialised(origin: Origin) -> bool:
 def refuse_losses(origin: Origin) -> NoReturn:
     """Refuse losses that depend on several records."""
     blame = origin.blame or UNKNOWN
+    at = ", first used at " if blame.call == UNKNOWN.call else " at "
     refuse(
         "losses in which each record stands alone, call by call",
-        f"{blame.call}{' at ' + blame.where if blame.where else ''}: {blame.why}",
+        f"{blame.call}{at + blame.where if blame.where else ''}: {blame.why}",
         blame.remedy,
     )
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from discreet.engine.proof.generic_values import SEED, Pattern, Range, ValueSource, halves, ranges
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
-from discreet.engine.proof.movement import changed, follows, only, put
+from discreet.engine.proof.movement import agree, changed, follows, only, put, shifted, tensors_of_result
 from discreet.engine.proof.stand_ins import STAND_INS
 from discreet.engine.trace.capture import RecordAxis
 
@@ -48,6 +48,19 @@ class Leaf:
     needs_grad: bool = False
     values: Tensor | None = None
     counts: bool = False
+
+    @property
+    def growing(self) -> RecordAxis | None:
+        """The axis that follows the number of records, unless the tensor says which place is which."""
+        if isinstance(self.place, RecordAxis):
+            return self.place
+        axes = [axis for axis, size in enumerate(self.sizes) if type(size) is tuple]
+        return RecordAxis(axes[0]) if len(axes) == 1 and not self.counts else None
+
+    def is_unclear(self, records: int) -> bool:
+        """Whether a public axis may follow the number of records or not."""
+        fixed = self.place is PUBLIC and self.values is None
+        return fixed and any(type(size) is int and size and size % records == 0 for size in self.sizes)
 
     def shape(self, records: int) -> list[int]:
         return [size[0] * records if type(size) is tuple else size for size in self.sizes]
@@ -102,13 +115,9 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> Verdict:
                 return _Proof(call, within).verdict(sizes)
         except UnprovableError as failed:
             error = failed
-        if not _has_choice(call):
-            break
+        if all(leaf.place is PUBLIC and leaf.values is not None for leaf in call.leaves):
+            break  # no choice
     raise error or UnprovableError("it takes none of the values that were tried")
-
-
-def _has_choice(call: ProvableCall) -> bool:
-    return any(leaf.place is not PUBLIC or leaf.values is None for leaf in call.leaves)
 
 
 @contextmanager
@@ -160,6 +169,7 @@ class _Proof:
             for pattern in self.call.patterns:
                 self._forward(records, pattern, many=records > FEW and len(sizes) > 1)
                 if self.seen is not None and any(one.moved and not one.candidates for one in self.seen):
+                    self._look_at_shapes(records)
                     return self._mixed()
         assert self.seen is not None
         places = tuple(self._place(one) for one in self.seen)
@@ -171,6 +181,10 @@ class _Proof:
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
         verdict = Verdict(places, factors, self.written)
+        is_unclear = len(sizes) == 1 and any(leaf.is_unclear(sizes[0]) for leaf in self.call.leaves)
+        if not is_unclear and not self._same_in_every_place(places, sizes[0]):
+            why = "what it gives a record depends on the record's place in the batch"
+            return replace(verdict, outputs=(MIXED,) * len(places), factors=(None,) * len(places), why=why)
         if all(self._gradients_apart(records, places) for records in sizes):
             return verdict
         return replace(
@@ -201,6 +215,30 @@ class _Proof:
                     raise UnprovableError("it fails on generic values")
                 continue
             self._compare(before, after, half, records)
+
+    def _look_at_shapes(self, records: int) -> None:
+        """Whether the sizes of what comes out depend on values: equal values show it where random ones do not."""
+        assert self.seen is not None
+        for pattern in (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE):
+            run = self._try([self._base(leaf, records, pattern) for leaf in self.call.leaves], records)
+            for one, before, after in zip(self.seen, self.shapes[records], run.outputs if run else (), strict=False):
+                one.sized_by_values |= before != after.shape
+
+    def _same_in_every_place(self, places: Sequence[Place], records: int) -> bool:
+        """Whether records that change places take what they get with them."""
+        if self.draws:
+            return True
+        base = [self._base(leaf, records, Pattern.MODERATE) for leaf in self.call.leaves]
+        axes = [leaf.growing for leaf in self.call.leaves]
+        moved = [shifted(one, axis, records) if axis is not None else one for one, axis in zip(base, axes, strict=True)]
+        before, after = self._try(base, records), self._try(moved, records)
+        if before is None or after is None:
+            return True
+        return all(
+            agree(shifted(old, place, records), new)
+            for old, new, place in zip(before.outputs, after.outputs, places, strict=True)
+            if isinstance(place, RecordAxis) and old.shape == new.shape
+        )
 
     def _begin(self, run: _Run, records: int) -> None:
         if self.seen is None:
@@ -362,17 +400,6 @@ class _Proof:
         outputs = tensors_of_result(result)
         outputs += [copies[i] for i in written if not any(copies[i] is output for output in outputs)]
         return _Run(outputs, written, copies)
-
-
-def tensors_of_result(tree: Any) -> list[Tensor]:
-    """The tensors of a result, in order; also in named tuples and the like."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, (tuple, list)):
-        return [tensor for branch in tree for tensor in tensors_of_result(branch)]
-    if isinstance(tree, dict):
-        return [tensor for branch in tree.values() for tensor in tensors_of_result(branch)]
-    return []
 
 
 @lru_cache

@@ -66,7 +66,8 @@ def check_scale(losses: Tensor, script: ForwardTrace, ends: set[Any]) -> None:
     require(
         not any(_follows(factors, sizes) for factors in zip(*script.factors.values(), strict=False)),
         "losses that do not know how many records were drawn",
-        "losses divided by the size of the batch; steps before this one are not covered by their certificate",
+        "losses divided by the size of the batch; if steps were released before this one, their certificate does not "
+        "hold",
         "leave the division out: sums are divided by the public `batch`",
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,3 +40,31 @@ def changed(old: Tensor, new: Tensor) -> Tensor | None:
 def only(axis: RecordAxis, change: Tensor, half: Tensor) -> bool:
     """Whether nothing moved but entries of the records that were replaced."""
     return not bool((change & ~_entries(half, axis, change)).any())
+
+
+def shifted(tensor: Tensor, axis: RecordAxis, records: int) -> Tensor:
+    """The same with every record in the place of the one before it."""
+    places = torch.arange(tensor.shape[axis.axis])
+    by_record = places.view(-1, records).roll(1, 1) if axis.minor else places.view(records, -1).roll(1, 0)
+    return tensor.index_select(axis.axis, by_record.flatten().to(tensor.device))
+
+
+def agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding, which may differ from place to place."""
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    finite = one[one.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    half = one.dtype in (torch.float16, torch.bfloat16)
+    return torch.allclose(one, other, rtol=0.0, atol=scale * (0.05 if half else 1e-4), equal_nan=True)
+
+
+def tensors_of_result(tree: Any) -> list[Tensor]:
+    """The tensors of a result, in order; also in named tuples and the like."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [tensor for branch in tree for tensor in tensors_of_result(branch)]
+    if isinstance(tree, dict):
+        return [tensor for branch in tree.values() for tensor in tensors_of_result(branch)]
+    return []
