@@ -10,12 +10,10 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
@@ -92,12 +90,6 @@ def public(value: Any) -> Any:
     return value
 
 
-def _generators() -> Any:
-    """The states of the generators from which code outside torch draws."""
-    numpy: Any = np.random.get_state()
-    return random.getstate(), numpy[1].tobytes(), numpy[2]
-
-
 class RecordWatch(TorchFunctionMode):
     """Follows records through a step."""
 
@@ -110,7 +102,7 @@ class RecordWatch(TorchFunctionMode):
         self._is_open = self._is_paused = False
         self._read: tuple[int, str] | None = None
         self._declared: list[Any] = []
-        self._is_comparing, self._drew_at = False, _generators()
+        self._is_comparing = False
 
     # -- one batch -------------------------------------------------------------------------------------
 
@@ -128,8 +120,7 @@ class RecordWatch(TorchFunctionMode):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared, self._is_comparing = [], self._programs.is_comparing
-        self._drew_at = _generators()
+        self._declared, self._is_comparing = [], self._programs.wants_another_size
         self._is_open = True
         _push_mode(self)
 
@@ -222,8 +213,8 @@ class RecordWatch(TorchFunctionMode):
             read = self._read
             if read is not None and self._records == 1 and read[0] > self._opened:
                 read = None  # of the one record itself
-            state, drew = self.table.state_of_the_model(), self._drew_at != _generators()
-            self._programs.check(origin, self._records, read, tuple(self._declared), state=state, drew=drew)
+            state = self.table.state_of_the_model()
+            self._programs.check(origin, self._records, read, tuple(self._declared), state=state)
 
     # -- one call --------------------------------------------------------------------------------------
 
@@ -273,8 +264,6 @@ class RecordWatch(TorchFunctionMode):
         if not made and not written:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
-            elif name_of(func) in READS:
-                self._drew_at = None  # a public number, perhaps a random one
             return result
         tensors = reading.tensors
         if written:
