@@ -2,9 +2,11 @@
 
     prove(call, records) -> Verdict
 
-The call is run on values of its own (generic_values.py), again and again with half of the records replaced, by each
-bit of their number: whatever moves must belong to a record that was replaced. It is run for 5 and for 67 records
-where its sizes say how they follow the batch, else for the very number of records that it was made with.
+The call is run on values of its own (generic_values.py), again and again with about half of the records replaced, so
+that of any two records each is replaced once while the other is not: whatever moves must belong to a record that was
+replaced. It is run for 5 and for 67 records where its sizes say how they follow the batch, else for the very number of
+records that it was made with. Functions that only move entries are run on the numbers of the records instead, which
+shows for every entry whose it is.
 
 Guarantee: where the verdict gives an axis to an output, an entry of one record did not move with any other record, on
 any of the values; where it says PUBLIC, no entry moved at all; everything else is MIXED.
@@ -17,19 +19,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.generic_values import SEED, Pattern, Range, ValueSource, halves, ranges
+from discreet.engine.proof.generic_values import SEED, Pattern, Range, ValueSource, alternating, ranges, separating
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
-from discreet.engine.proof.movement import changed, follows, only, put
+from discreet.engine.proof.movement import belongs, changed, follows, most_exact, only, put, spread
 from discreet.engine.proof.stand_ins import STAND_INS
 from discreet.engine.trace.capture import RecordAxis
 
 FEW, MANY = 5, 67
-_SECOND_HALVES: Final = 2  # for patterns beside the first, on many records
 
 Place = Lineage | RecordAxis
 
@@ -61,7 +62,12 @@ class ProvableCall:
     leaves: tuple[Leaf, ...]
     rebuild: Callable[[Sequence[Tensor], int], tuple[Any, Any]]
     special: tuple[int, ...] = ()  # whole numbers among the settings
-    patterns: tuple[Pattern, ...] = tuple(Pattern)
+    moves: bool = False  # whether it copies entries, and looks at none
+
+    def key(self) -> Any:
+        """All that its proof depends on."""
+        leaves = tuple((leaf.like.dtype, leaf.like.device, leaf.place, leaf.sizes, leaf.counts) for leaf in self.leaves)
+        return leaves, *(_frozen(self.rebuild(["a tensor"] * len(leaves), records)) for records in (FEW, MANY))
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> Verdict:
     for within in ranges(whole, call.special):
         try:
             with _apart_from_the_run():
-                return _Proof(call, within).verdict(sizes)
+                found = _Proof(call, within).of_moves(sizes) if call.moves else None
+                return found or _Proof(call, within).verdict(sizes)
         except UnprovableError as failed:
             error = failed
         if not _has_choice(call):
@@ -116,7 +123,9 @@ def _apart_from_the_run() -> Iterator[None]:
     """Neither the watch nor the generators of the run notice what happens inside."""
     state = torch.get_rng_state()
     try:
-        with torch.inference_mode(False), torch._C.DisableTorchFunction(), torch.enable_grad():
+        off = torch._C.DisableTorchFunction()
+        with torch.inference_mode(False), off, torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_rng_state(state)
@@ -150,10 +159,49 @@ class _Proof:
 
     def verdict(self, sizes: Sequence[int]) -> Verdict:
         for records in sizes:
-            for pattern in self.call.patterns:
+            for pattern in Pattern:
                 self._forward(records, pattern, many=records > FEW and len(sizes) > 1)
                 if self.seen is not None and any(one.moved and not one.candidates for one in self.seen):
                     return self._mixed()
+        return self._finished(sizes)
+
+    def of_moves(self, sizes: Sequence[int]) -> Verdict | None:
+        """The verdict on a call that copies entries, by one pair of runs for each number of records.
+
+        Every entry holds the number of its record, so that the result shows whose entries went where; the second run
+        shows which entries are constants. This is more than replacing records shows. What goes back is the transpose
+        of what is shown, at every size; it is run for the first one. None if entries are not copied after all.
+        """
+        leaf = self.call.leaves[0]
+        if not isinstance(leaf.place, RecordAxis) or leaf.like.dtype == torch.bool or leaf.like.is_complex():
+            return None
+        for records in sizes:
+            numbers = torch.arange(1, records + 1)
+            if 2 * records > most_exact(leaf.like.dtype):
+                return None
+            runs = [
+                self._try([spread(own, leaf.like, leaf.shape(records), leaf.place)], records)
+                for own in (numbers, numbers + records)
+            ]
+            if runs[0] is None or runs[1] is None or runs[0].written:
+                return None
+            self._begin(runs[0], records)
+            assert self.seen is not None
+            for one, first, second in zip(self.seen, runs[0].outputs, runs[1].outputs, strict=True):
+                change = changed(first, second)
+                if change is None:
+                    continue
+                if bool((change & (second - first != records)).any()):
+                    return None
+                one.moved = True
+                own = [axis for axis in one.candidates if axis.axis < first.dim()]
+                one.candidates = [axis for axis in own if belongs(axis, first, change, numbers)]
+            if any(one.moved and not one.candidates for one in self.seen):
+                return self._mixed()
+        return self._finished(sizes[:1])
+
+    def _finished(self, graded: Sequence[int]) -> Verdict:
+        """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
         assert self.seen is not None
         places = tuple(self._place(one) for one in self.seen)
         shapes = [set(own) for own in zip(*self.shapes.values(), strict=True)]
@@ -164,7 +212,7 @@ class _Proof:
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
         verdict = Verdict(places, factors, self.written)
-        if all(self._gradients_apart(records, places) for records in sizes):
+        if all(self._gradients_apart(records, places) for records in graded):
             return verdict
         return replace(
             verdict,
@@ -184,10 +232,7 @@ class _Proof:
                 raise UnprovableError("it fails on generic values")
             return
         self._begin(before, records)
-        chosen = halves(records)
-        if many and not first:
-            chosen = chosen[:_SECOND_HALVES]
-        for half in chosen:
+        for half in alternating(records) if many and not first else separating(records):
             after = self._try(self._replaced(base, half, records, pattern), records)
             if after is None:
                 if first:
@@ -251,7 +296,7 @@ class _Proof:
         wanted = [i for i in wanted if isinstance(self.call.leaves[i].place, RecordAxis)]
         if not wanted:
             return True
-        chosen = halves(records) if records <= FEW else halves(records)[:_SECOND_HALVES]
+        chosen = separating(records) if records <= FEW else alternating(records)
         for pattern in (Pattern.MODERATE, Pattern.SPREAD):
             base = [self._base(leaf, records, pattern) for leaf in self.call.leaves]
             before = self._pulled(base, None, None, records, places, pattern, wanted)
@@ -344,8 +389,7 @@ class _Proof:
         if self.draws is not False:
             torch.manual_seed(SEED)
         try:
-            with torch.set_grad_enabled(keep_graph), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.set_grad_enabled(keep_graph):
                 result = STAND_INS.get(self.call.func, self.call.func)(*args, **kwargs)
         except Exception:
             return None
@@ -366,6 +410,17 @@ def tensors_of_result(tree: Any) -> list[Tensor]:
     if isinstance(tree, dict):
         return [tensor for branch in tree.values() for tensor in tensors_of_result(branch)]
     return []
+
+
+def _frozen(tree: Any) -> Any:
+    """Nested arguments as something that can be hashed."""
+    if isinstance(tree, (tuple, list)):
+        return type(tree), *map(_frozen, tree)
+    if isinstance(tree, dict):
+        return dict, *((name, _frozen(branch)) for name, branch in tree.items())
+    if isinstance(tree, slice):
+        return slice, _frozen(tree.start), _frozen(tree.stop), _frozen(tree.step)
+    return type(tree), repr(tree) if isinstance(tree, float) else tree
 
 
 @lru_cache

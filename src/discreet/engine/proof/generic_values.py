@@ -9,6 +9,8 @@ the records that are replaced, all zero (false, the lowest id), all one (true, t
 from __future__ import annotations
 
 import enum
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -121,12 +123,22 @@ class ValueSource:
 
 
 @lru_cache
-def halves(records: int) -> tuple[Tensor, ...]:
-    """Records by each bit of their number: of any two, each is replaced once while the other is not.
+def separating(records: int) -> tuple[Tensor, ...]:
+    """Few sets of records: of any two records, each is in a set in which the other is not.
 
-    >>> [half.nonzero().flatten().tolist() for half in halves(3)]
-    [[0, 2], [1], [0, 1], [2]]
+    A record is in half of the sets, and no two are in the same half (Sperner): 8 sets are enough for 67 records, where
+    the bits of a record's number take 14.
+
+    >>> [own.nonzero().flatten().tolist() for own in separating(5)]
+    [[0, 1, 2], [0, 3, 4], [1, 3], [2, 4]]
     """
-    numbers = torch.arange(records)
-    bits = range((records - 1).bit_length())
-    return tuple((numbers >> bit) % 2 == own for bit in bits for own in (0, 1))
+    count = next(k for k in itertools.count() if math.comb(k, k // 2) >= records)
+    members = list(itertools.islice(itertools.combinations(range(count), count // 2), records))
+    return tuple(torch.tensor([one in own for own in members]) for one in range(count))
+
+
+@lru_cache
+def alternating(records: int) -> tuple[Tensor, ...]:
+    """Every other record, and the rest."""
+    even = torch.arange(records) % 2 == 0
+    return even, ~even

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,3 +40,23 @@ def changed(old: Tensor, new: Tensor) -> Tensor | None:
 def only(axis: RecordAxis, change: Tensor, half: Tensor) -> bool:
     """Whether nothing moved but entries of the records that were replaced."""
     return not bool((change & ~_entries(half, axis, change)).any())
+
+
+def spread(numbers: Tensor, like: Tensor, shape: Sequence[int], axis: RecordAxis) -> Tensor:
+    """A tensor that holds, in every entry, the number of its record."""
+    whole = torch.empty(list(shape), dtype=like.dtype, device=like.device)
+    by_record = axis.split(whole, len(numbers))
+    by_record.copy_(numbers.view(-1, *[1] * (by_record.dim() - 1)).expand_as(by_record))
+    return whole
+
+
+def belongs(axis: RecordAxis, numbers: Tensor, held: Tensor, records: Tensor) -> bool:
+    """Whether entries that hold the number of a record lie where that record lies."""
+    by_record, is_held = axis.split(numbers, len(records)), axis.split(held, len(records))
+    own = records.to(numbers).view(-1, *[1] * (by_record.dim() - 1))
+    return not bool((is_held & (by_record != own)).any())
+
+
+def most_exact(dtype: torch.dtype) -> int:
+    """The largest number up to which all whole numbers have a place in a type."""
+    return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.engine.proof.call_forms import SIZE_FREE, TENSORS, Follows, Opaque, Reading, provable, without_values
-from discreet.engine.proof.call_proof import UnprovableError, Verdict, prove
+from discreet.engine.proof.call_forms import TENSORS, Follows, Opaque, Reading, provable, provable_small, without_values
+from discreet.engine.proof.call_proof import ProvableCall, UnprovableError, Verdict, prove
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
@@ -139,7 +139,7 @@ def _proven(
         if is_plain and found is not None and len(found.outputs) == len(outputs) and "fails" not in found.why:
             return found, bool(generally)
     try:
-        exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), shrink=False, exact=True)
+        exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), exact=True)
         verdict = prove(exact, (reading.records,))
         if _fits(verdict, outputs, reading.records):
             return verdict, False
@@ -149,14 +149,22 @@ def _proven(
 
 
 def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> Verdict:
-    for shrink in (True, False) if func in SIZE_FREE else (False,):
-        try:
-            verdict = prove(provable(func, args, kwargs, reading, shrink=shrink, exact=False))
-        except UnprovableError as error:
-            verdict = Verdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
-        if verdict.keeps_apart:
-            return replace(verdict, factors=(None,) * len(verdict.outputs)) if shrink else verdict
-    return verdict
+    small = provable_small(func, args, kwargs, reading)
+    if small is not None:
+        form = form_of(func, ("small", small.key()))  # shared by all calls that are the same at small sizes
+        if form.verdict is None:
+            found = _tried(small)
+            form.verdict = replace(found, factors=(None,) * len(found.outputs))
+        if form.verdict.keeps_apart:
+            return form.verdict
+    return _tried(provable(func, args, kwargs, reading, exact=False))
+
+
+def _tried(call: ProvableCall) -> Verdict:
+    try:
+        return prove(call)
+    except UnprovableError as error:
+        return Verdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
 
 
 def _stripped(func: Callable[..., Any], description: Any) -> Any:
