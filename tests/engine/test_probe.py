@@ -14,27 +14,22 @@ from torch import Tensor, nn
 
 from discreet.core.check import Refused
 from discreet.engine.engine import Engine
-from discreet.engine.proof.axes import LARGE, SMALL, record_axis, same_for_every_size
+from discreet.engine.proof.axes import LARGE, SMALL, AxisSearch, same_for_every_size
 from discreet.engine.proof.draws import DRAWS, Draw
+from discreet.engine.proof.generic_values import separating
 from discreet.engine.proof.probe import Probe
 from discreet.engine.trace.capture import Marks, RecordAxis, Tracked, replace, tensors_in
 
 # Axes -------------------------------------------------------------------------------------------------------
 
 
-def seen(make: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What a function of the records gives: for few, for many, and with one of the many replaced."""
-    many = torch.randn(LARGE, 4)
-    moved = []
-    for record in range(LARGE):
-        other = many.clone()
-        other[record] = torch.randn(4)
-        moved.append(make(other))
-    return make(many[:SMALL]), make(many), moved
-
-
 def axis_of(make: Any) -> RecordAxis | None:
-    return record_axis(*seen(make), "x")
+    """Where a function of the records puts them: shown for few, for many, and with some of the many replaced."""
+    many = torch.randn(LARGE, 4)
+    search = AxisSearch(make(many[:SMALL]), make(many), "x")
+    for half in separating(LARGE):
+        search.compare(make(torch.where(half.unsqueeze(1), torch.randn(LARGE, 4), many)), half)
+    return search.found()
 
 
 FOUND: list[tuple[str, Any, RecordAxis | None]] = [

@@ -45,6 +45,7 @@ from discreet.engine.proof.watched_functions import (
     HIDDEN,
     HOOKS,
     QUIET,
+    SPECIAL,
     TO_MEMORY,
     saved_tensors_hooks,
 )
@@ -210,14 +211,16 @@ class RecordWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._is_open or self._is_paused:
+        if self._is_paused or not self._is_open:
             return func(*args, **kwargs)
-        if func in QUIET and not self.table.has_sizes_by_values:
+        table = self.table
+        if func in QUIET and not table.has_sizes_by_values:
             return func(*args, **kwargs)
         reading = Reading(self._records, values=func in NUMBERS)
-        description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
-        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            reading.origins[0] = Origin(PUBLIC, 1)  # overwritten, every entry
+        description = reading.describe_call(args, kwargs, table.find)
+        tensors, is_special = reading.tensors, func in SPECIAL
+        if is_special:
+            self._prepare(func, reading)
         blamed, on_records = None, False
         for origin in reading.origins:
             lineage = origin.lineage
@@ -225,46 +228,46 @@ class RecordWatch(TorchFunctionMode):
                 blamed = origin
             elif lineage is not PUBLIC:
                 on_records = True
-        if on_records and func in HOOKS:
-            self._refuse_hook(func)
-        if on_records and saved_tensors_hooks(False) is not None:
-            refuse(
-                "saved tensors that come back as they were",
-                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
-                "remove them, and use a smaller micro_batch, which saves memory too",
-            )
-        versions = versions_of(reading.tensors)
-        started = self.table.clock
+        if on_records and (is_special or saved_tensors_hooks(False) is not None):
+            self._refuse_hooks(func)
+        versions = versions_of(tensors)
+        started = table.clock
         result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
-        if self.table.clock != started:
+        if table.clock != started:
             return result  # taken apart into calls that were watched
-        if func in TO_MEMORY:
+        if is_special and func in TO_MEMORY:
             self._special(func, args, reading)
         made = [result] if type(result) is Tensor else tensors_of_result(result)
-        now = versions_of(reading.tensors)
+        now = versions_of(tensors)
         written = [] if now == versions else [i for i, version in enumerate(versions) if now[i] != version]
-        if not made and not written:
+        if written:
+            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
+        elif not made:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
             return result
-        tensors = reading.tensors
-        if written:
-            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         form = form_of(func, description, tuple(reading.declared))
-        clock = self.table.tick()
+        clock = table.tick()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if blamed is not None:
-            new = Origin(MIXED, digest, clock, func, description, parents, blamed.blame)
-            self.table.put_all(made, [new] * len(made), reading, written)
+            places, blame = (MIXED,) * len(made), blamed.blame
+        else:
+            places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
+        if blame is None and made[0] is result and not written:  # nearly always: one new tensor
+            table.put_made(result, Origin(places[0], digest, clock, func, description, parents), tensors)
             return result
-        places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
         origins = [
             Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None)
             for i, place in enumerate(places)
         ]
-        self.table.put_all(made, origins, reading, written)
+        table.put_all(made, origins, reading, written)
         return result
+
+    def _prepare(self, func: Any, reading: Reading) -> None:
+        """A tensor that is overwritten, every entry, holds nothing of before."""
+        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
+            reading.origins[0] = Origin(PUBLIC, 1)
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""
@@ -291,9 +294,7 @@ class RecordWatch(TorchFunctionMode):
             verdict = mixed(made, "what it gives a record depends on the record's place in the batch")
         else:
             verdict = verdict_on(form, func, args, kwargs, reading, made)
-        if MIXED in verdict.outputs:
-            return verdict.outputs, blame_for(func, verdict)
-        return verdict.outputs, None
+        return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
         by_size = func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
@@ -302,13 +303,18 @@ class RecordWatch(TorchFunctionMode):
             if where is not None:
                 self._read = self.table.tick(), where
 
-    def _refuse_hook(self, func: Any) -> None:
-        why = HOOKS[func]
-        if why:
+    def _refuse_hooks(self, func: Any) -> None:
+        if HOOKS.get(func):
             refuse(
-                f"a step whose gradients autograd computes: {why}",
+                f"a step whose gradients autograd computes: {HOOKS[func]}",
                 f"{name_of(func)} at {user_line()}",
                 "remove the hook; private.step bounds every record's gradient",
+            )
+        if saved_tensors_hooks(False) is not None:
+            refuse(
+                "saved tensors that come back as they were",
+                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
+                "remove them, and use a smaller micro_batch, which saves memory too",
             )
 
     def _with_backward(self, tensor: Tensor, origin: Origin) -> Origin:

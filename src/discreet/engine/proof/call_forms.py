@@ -69,6 +69,25 @@ class Reading:
         self.opaque: Opaque | None = None
         self.declared: list[Any] = []
 
+    def describe_call(self, args: Any, kwargs: Any, find: Callable[[Tensor], Origin]) -> Any:
+        """The arguments of a call without their values; most are tensors and numbers, which take no recursion."""
+        parts, tensors, origins = [], self.tensors, self.origins
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is nn.Parameter:
+                origin = find(arg)
+                tensors.append(arg)
+                origins.append(origin)
+                form = origin.form
+                if form is None:
+                    form = origin.form = self._form(arg, origin)
+                parts.append(form)
+            elif kind is float and arg == arg:
+                parts.append(("float", arg))
+            else:
+                parts.append(self.describe(arg, find))
+        return tuple(parts), self.describe(kwargs, find) if kwargs else ()
+
     def describe(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
         """The argument without its values: equal for calls of one form."""
         kind = type(tree)
@@ -121,7 +140,7 @@ class Reading:
 
     def _form(self, tensor: Tensor, origin: Origin) -> Any:
         place = origin.lineage
-        if isinstance(place, RecordAxis):
+        if type(place) is RecordAxis:
             return tensor.dtype, place.axis, place.minor, sizes_of(tensor, place, self.records)
         if place is not PUBLIC:
             return tensor.dtype, tensor.dim()
@@ -166,8 +185,9 @@ def counts(origin: Origin) -> bool:
 
 
 def sizes_of(tensor: Tensor, axis: RecordAxis, records: int) -> tuple[Any, ...]:
-    shape = tensor.shape
-    return (*shape[: axis.axis], (shape[axis.axis] // records,), *shape[axis.axis + 1 :])
+    sizes: list[Any] = list(tensor.shape)
+    sizes[axis.axis] = (sizes[axis.axis] // records,)
+    return tuple(sizes)
 
 
 def provable(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, *, exact: bool) -> ProvableCall:

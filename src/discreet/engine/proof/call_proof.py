@@ -60,7 +60,7 @@ class ProvableCall:
 
     func: Callable[..., Any]
     leaves: tuple[Leaf, ...]
-    rebuild: Callable[[Sequence[Tensor], int], tuple[Any, Any]]
+    rebuild: Callable[[Sequence[Any], int], tuple[Any, Any]]
     special: tuple[int, ...] = ()  # whole numbers among the settings
     moves: bool = False  # whether it copies entries, and looks at none
 

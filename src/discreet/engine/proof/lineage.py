@@ -65,14 +65,18 @@ class Origin:
         self.form: Any = None
 
 
-class Entry:
+class SeenTensor:
     """One tensor object as it was last seen."""
 
     __slots__ = ("needs_grad", "origin", "tensor", "version")
 
     def __init__(self, tensor: Tensor, origin: Origin) -> None:
         self.tensor = weakref.ref(tensor)  # no tensor lives longer for being watched
-        self.version, self.needs_grad, self.origin = version_of(tensor), tensor.requires_grad, origin
+        try:
+            self.version = tensor._version  # nearly always
+        except RuntimeError:
+            self.version = -1
+        self.needs_grad, self.origin = tensor.requires_grad, origin
 
 
 class ExistingTensors:

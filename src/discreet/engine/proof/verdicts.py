@@ -60,8 +60,9 @@ def verdict_on(
     form: Form, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
 ) -> Verdict:
     """What the call does to records; `outputs` are what it gave."""
-    if form.verdict is not None and _fits(form.verdict, outputs, reading.records):
-        return form.verdict
+    known = form.verdict
+    if known is not None and _fits(known, outputs, reading.records):
+        return known
     at = reading.records, _contents(reading)
     known = form.at.get(at)
     if known is not None and _fits(known, outputs, reading.records):
@@ -80,12 +81,13 @@ def _fits(verdict: Verdict, outputs: list[Tensor], records: int) -> bool:
     """Whether what came out has the sizes that were proven."""
     if len(outputs) != len(verdict.outputs):
         return False
-    for tensor, place, factor in zip(outputs, verdict.outputs, verdict.factors, strict=False):
+    for tensor, place, factor in zip(outputs, verdict.outputs, verdict.factors):  # noqa: B905, for speed
         if type(place) is RecordAxis:
-            shape = tensor.shape
-            if place.axis >= len(shape):
+            axis = place.axis
+            if axis >= tensor.dim():
                 return False
-            if shape[place.axis] % records if factor is None else shape[place.axis] != factor * records:
+            size = tensor.size(axis)
+            if size % records if factor is None else size != factor * records:
                 return False
         elif place is PUBLIC and factor is not None and tensor.shape != factor:
             return False

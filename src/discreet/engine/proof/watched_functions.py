@@ -57,4 +57,5 @@ FILLS: Final = frozenset(
         *(Tensor.bernoulli_, Tensor.log_normal_, Tensor.cauchy_, Tensor.geometric_, Tensor.copy_),
     ]
 )
+SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
