@@ -31,12 +31,12 @@ from discreet.engine.proof.blame import (
     user_line,
 )
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
-from discreet.engine.proof.call_proof import tensors_of_result
 from discreet.engine.proof.custom_backward import backward_of
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.positions import places_matter
 from discreet.engine.proof.program import KnownPrograms
+from discreet.engine.proof.provable_call import tensors_of_result
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
 from discreet.engine.proof.watched_functions import (
     DATA_GET,

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.call_proof import Leaf, ProvableCall
 from discreet.engine.proof.lineage import PUBLIC, Origin
+from discreet.engine.proof.provable_call import Leaf, ProvableCall
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE

@@ -1,6 +1,6 @@
 """One call by itself: does it keep records apart, in what it gives and in the gradients that go back?
 
-    prove(call, records) -> Verdict
+    prove(call, records) -> CallVerdict
 
 The call is run on values of its own (generic_values.py), again and again with about half of the records replaced, so
 that of any two records each is replaced once while the other is not: whatever moves must belong to a record that was
@@ -15,90 +15,42 @@ any of the values; where it says PUBLIC, no entry moved at all; everything else 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.generic_values import SEED, Pattern, Range, ValueSource, alternating, ranges, separating
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
+from discreet.engine.proof.generic_values import (
+    SEED,
+    STAND_INS,
+    Pattern,
+    Range,
+    ValueSource,
+    alternating,
+    ranges,
+    separating,
+)
+from discreet.engine.proof.lineage import MIXED, PUBLIC
 from discreet.engine.proof.movement import belongs, changed, follows, most_exact, only, put, spread
-from discreet.engine.proof.stand_ins import STAND_INS
+from discreet.engine.proof.provable_call import (
+    FEW,
+    MANY,
+    CallVerdict,
+    Leaf,
+    Place,
+    ProvableCall,
+    UnprovableError,
+    tensors_of_result,
+)
 from discreet.engine.trace.capture import RecordAxis
-
-FEW, MANY = 5, 67
-
-Place = Lineage | RecordAxis
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One tensor among the arguments: where the record lies, and how its sizes follow the number of records.
-
-    sizes   per axis, a fixed size or (factor,) times the number of records
-    values  what a public tensor of whole numbers holds, where that matters; `counts` if it holds 0, 1, 2, ...
-    """
-
-    like: Tensor
-    place: Place
-    sizes: tuple[Any, ...]
-    needs_grad: bool = False
-    values: Tensor | None = None
-    counts: bool = False
-
-    def shape(self, records: int) -> list[int]:
-        return [size[0] * records if type(size) is tuple else size for size in self.sizes]
-
-
-@dataclass(frozen=True)
-class ProvableCall:
-    """A call with its tensors taken out: `rebuild(tensors, records)` gives its arguments for any number of records."""
-
-    func: Callable[..., Any]
-    leaves: tuple[Leaf, ...]
-    rebuild: Callable[[Sequence[Any], int], tuple[Any, Any]]
-    special: tuple[int, ...] = ()  # whole numbers among the settings
-    moves: bool = False  # whether it copies entries, and looks at none
-
-    def key(self) -> Any:
-        """All that its proof depends on."""
-        leaves = tuple((leaf.like.dtype, leaf.like.device, leaf.place, leaf.sizes, leaf.counts) for leaf in self.leaves)
-        return leaves, *(_frozen(self.rebuild(["a tensor"] * len(leaves), records)) for records in (FEW, MANY))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a call does to records.
-
-    outputs  for each tensor of the result, then for each argument that was written to: its lineage
-    factors  entries of one record along the record axis; the shape of a public output, None if it is free
-    written  which arguments were written to, by their place among the tensors
-    why      why an output is mixed
-    """
-
-    outputs: tuple[Place, ...]
-    factors: tuple[Any, ...]
-    written: tuple[int, ...] = ()
-    why: str = ""
-    sized_by_values: bool = False
-
-    @property
-    def keeps_apart(self) -> bool:
-        return MIXED not in self.outputs
-
-
-class UnprovableError(Exception):
-    """The call does not run on values of our own."""
-
 
 _SOURCE = ValueSource()
 
 
-def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> Verdict:
+def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
     """The verdict on one call; raises `UnprovableError` if no generic values fit it."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
     error: Exception | None = None
@@ -142,7 +94,7 @@ class _Seen:
 
 
 @dataclass
-class _Run:
+class _CallRun:
     outputs: list[Tensor]
     written: tuple[int, ...]
     leaves: list[Tensor]
@@ -157,7 +109,7 @@ class _Proof:
     draws: bool | None = None  # whether the call uses torch's generator; unknown before it has run
     shapes: dict[int, list[torch.Size]] = field(default_factory=dict)
 
-    def verdict(self, sizes: Sequence[int]) -> Verdict:
+    def verdict(self, sizes: Sequence[int]) -> CallVerdict:
         for records in sizes:
             for pattern in Pattern:
                 self._forward(records, pattern, many=records > FEW and len(sizes) > 1)
@@ -165,7 +117,7 @@ class _Proof:
                     return self._mixed()
         return self._finished(sizes)
 
-    def of_moves(self, sizes: Sequence[int]) -> Verdict | None:
+    def of_moves(self, sizes: Sequence[int]) -> CallVerdict | None:
         """The verdict on a call that copies entries, by one pair of runs for each number of records.
 
         Every entry holds the number of its record, so that the result shows whose entries went where; the second run
@@ -200,7 +152,7 @@ class _Proof:
                 return self._mixed()
         return self._finished(sizes[:1])
 
-    def _finished(self, graded: Sequence[int]) -> Verdict:
+    def _finished(self, graded: Sequence[int]) -> CallVerdict:
         """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
         assert self.seen is not None
         places = tuple(self._place(one) for one in self.seen)
@@ -211,7 +163,7 @@ class _Proof:
             one.factor[place.axis] if isinstance(place, RecordAxis) else own.pop()
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
-        verdict = Verdict(places, factors, self.written)
+        verdict = CallVerdict(places, factors, self.written)
         if all(self._gradients_apart(records, places) for records in graded):
             return verdict
         return replace(
@@ -240,7 +192,7 @@ class _Proof:
                 continue
             self._compare(before, after, half, records)
 
-    def _begin(self, run: _Run, records: int) -> None:
+    def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
             self.written = run.written
             self.seen = [_Seen(*self._axes(tensor, records)) for tensor in run.outputs]
@@ -265,7 +217,7 @@ class _Proof:
         found.sort(key=lambda axis: (axis not in inputs, axis.minor))  # an output that never moves looks like its input
         return found, factors
 
-    def _compare(self, before: _Run, after: _Run, half: Tensor, records: int) -> None:
+    def _compare(self, before: _CallRun, after: _CallRun, half: Tensor, records: int) -> None:
         assert self.seen is not None
         if len(after.outputs) != len(self.seen) or after.written != self.written:
             raise UnprovableError("it gives another number of tensors for other values")
@@ -282,12 +234,12 @@ class _Proof:
     def _place(self, one: _Seen) -> Place:
         return one.candidates[0] if one.candidates else PUBLIC
 
-    def _mixed(self) -> Verdict:
+    def _mixed(self) -> CallVerdict:
         assert self.seen is not None
         by_values = any(one.sized_by_values for one in self.seen)
         places = (MIXED,) * len(self.seen)
         why = "its shape depends on values of the records" if by_values else "records move entries of others"
-        return Verdict(places, (None,) * len(places), self.written, why, by_values)
+        return CallVerdict(places, (None,) * len(places), self.written, why, by_values)
 
     # -- gradients -------------------------------------------------------------------------------------
 
@@ -382,7 +334,7 @@ class _Proof:
             values.append(value)
         return values
 
-    def _try(self, values: Sequence[Tensor], records: int, *, keep_graph: bool = False) -> _Run | None:
+    def _try(self, values: Sequence[Tensor], records: int, *, keep_graph: bool = False) -> _CallRun | None:
         copies = [value.clone() for value in values]
         versions = [copy._version for copy in copies]
         args, kwargs = self.call.rebuild(copies, records)
@@ -398,29 +350,7 @@ class _Proof:
         written = tuple(i for i, copy in enumerate(copies) if copy._version != versions[i])
         outputs = tensors_of_result(result)
         outputs += [copies[i] for i in written if not any(copies[i] is output for output in outputs)]
-        return _Run(outputs, written, copies)
-
-
-def tensors_of_result(tree: Any) -> list[Tensor]:
-    """The tensors of a result, in order; also in named tuples and the like."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, (tuple, list)):
-        return [tensor for branch in tree for tensor in tensors_of_result(branch)]
-    if isinstance(tree, dict):
-        return [tensor for branch in tree.values() for tensor in tensors_of_result(branch)]
-    return []
-
-
-def _frozen(tree: Any) -> Any:
-    """Nested arguments as something that can be hashed."""
-    if isinstance(tree, (tuple, list)):
-        return type(tree), *map(_frozen, tree)
-    if isinstance(tree, dict):
-        return dict, *((name, _frozen(branch)) for name, branch in tree.items())
-    if isinstance(tree, slice):
-        return slice, _frozen(tree.start), _frozen(tree.stop), _frozen(tree.step)
-    return type(tree), repr(tree) if isinstance(tree, float) else tree
+        return _CallRun(outputs, written, copies)
 
 
 @lru_cache

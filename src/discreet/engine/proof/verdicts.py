@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.proof.call_forms import TENSORS, Follows, Opaque, Reading, provable, provable_small, without_values
-from discreet.engine.proof.call_proof import ProvableCall, UnprovableError, Verdict, prove
+from discreet.engine.proof.call_proof import prove
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
+from discreet.engine.proof.provable_call import CallVerdict, ProvableCall, UnprovableError
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 
@@ -37,8 +38,8 @@ class Form:
 
     def __init__(self, digest: int) -> None:
         self.digest = digest
-        self.verdict: Verdict | None = None
-        self.at: dict[Any, Verdict] = {}
+        self.verdict: CallVerdict | None = None
+        self.at: dict[Any, CallVerdict] = {}
 
 
 _FORMS: Final[dict[Any, Form]] = {}
@@ -58,7 +59,7 @@ def form_of(func: Callable[..., Any], description: Any, declared: tuple[Any, ...
 
 def verdict_on(
     form: Form, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
-) -> Verdict:
+) -> CallVerdict:
     """What the call does to records; `outputs` are what it gave."""
     known = form.verdict
     if known is not None and _fits(known, outputs, reading.records):
@@ -77,7 +78,7 @@ def verdict_on(
     return verdict
 
 
-def _fits(verdict: Verdict, outputs: list[Tensor], records: int) -> bool:
+def _fits(verdict: CallVerdict, outputs: list[Tensor], records: int) -> bool:
     """Whether what came out has the sizes that were proven."""
     if len(outputs) != len(verdict.outputs):
         return False
@@ -109,12 +110,12 @@ def _is_whole(tensor: Tensor) -> bool:
 
 def _proven(
     func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
-) -> tuple[Verdict, bool]:
+) -> tuple[CallVerdict, bool]:
     """The verdict, and whether it holds for every number of records."""
     reason = _unprovable(func, reading)
     if reason is not None:
         return mixed(outputs, reason), True
-    found: Verdict | None = None
+    found: CallVerdict | None = None
     generally = None
     origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
 
@@ -150,7 +151,7 @@ def _proven(
         return mixed(outputs, f"it cannot be run on other values: {error}"), False
 
 
-def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> Verdict:
+def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> CallVerdict:
     small = provable_small(func, args, kwargs, reading)
     if small is not None:
         form = form_of(func, ("small", small.key()))  # shared by all calls that are the same at small sizes
@@ -162,11 +163,11 @@ def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading
     return _tried(provable(func, args, kwargs, reading, exact=False))
 
 
-def _tried(call: ProvableCall) -> Verdict:
+def _tried(call: ProvableCall) -> CallVerdict:
     try:
         return prove(call)
     except UnprovableError as error:
-        return Verdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
+        return CallVerdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
 
 
 def _stripped(func: Callable[..., Any], description: Any) -> Any:
@@ -179,8 +180,8 @@ def _unfollowed(args: Any, kwargs: Any, reading: Reading) -> Reading:
     return other
 
 
-def mixed(outputs: list[Tensor], why: str) -> Verdict:
-    return Verdict((MIXED,) * len(outputs), (None,) * len(outputs), why=why)
+def mixed(outputs: list[Tensor], why: str) -> CallVerdict:
+    return CallVerdict((MIXED,) * len(outputs), (None,) * len(outputs), why=why)
 
 
 def _needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
