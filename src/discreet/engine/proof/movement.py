@@ -32,9 +32,12 @@ def follows(axis: int, shapes: dict[int, torch.Size], factors: dict[int, int]) -
 def changed(old: Tensor, new: Tensor) -> Tensor | None:
     """Which entries moved; None if none did. NaN equals NaN here."""
     change = old != new
-    if old.is_floating_point() or old.is_complex():
+    if not bool(change.any()):
+        return None
+    if (old.is_floating_point() or old.is_complex()) and bool((old != old).any()):
         change &= (old == old) | (new == new)
-    return change if bool(change.any()) else None
+        return change if bool(change.any()) else None
+    return change
 
 
 def only(axis: RecordAxis, change: Tensor, half: Tensor) -> bool:

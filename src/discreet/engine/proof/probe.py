@@ -206,11 +206,16 @@ def _same_values(first: Passed, grown: Passed) -> None:
 
 
 def _no_nan(*passes: Passed) -> None:
-    if any(bool(tensor.isnan().any()) for one in passes for tensor in one.tensors()):
+    if any(_has_nan(tensor) for one in passes for tensor in one.tensors()):
         raise UnclearError(
             "Expected numbers from the model on random inputs, got NaN, in which nothing shows. Remedy: make "
             "the model take any floats and any small whole numbers, for example by clamping its inputs."
         )
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    total = tensor.sum()  # NaN if one entry is, or for infinities of both signs
+    return bool(total != total) and bool(tensor.isnan().any())
 
 
 def _equal(first: Passed, second: Passed) -> bool:
@@ -221,7 +226,7 @@ def _equal(first: Passed, second: Passed) -> bool:
 def _same(first: Tensor, second: Tensor) -> bool:
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+    return torch.equal(first, second) or bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
