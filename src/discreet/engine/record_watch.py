@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 from discreet.engine.checkpointed import checkpoint_frame
 from discreet.engine.proof.blame import (
     CHANGED,
@@ -45,9 +45,9 @@ from discreet.engine.proof.lineage import (
     versions_of,
 )
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.movement import tensors_of_result
 from discreet.engine.proof.positions import places_matter, sample_of
 from discreet.engine.proof.program import KnownPrograms
+from discreet.engine.proof.provable_call import tensors_of_result
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
 from discreet.engine.proof.watched_functions import (
     DATA_GET,
@@ -57,6 +57,7 @@ from discreet.engine.proof.watched_functions import (
     HOOKS,
     INDEXING,
     QUIET,
+    SPECIAL,
     TO_MEMORY,
     is_slice,
     saved_tensors_hooks,
@@ -204,6 +205,12 @@ class RecordWatch(TorchFunctionMode):
             if origin.lineage is MIXED:
                 refuse_losses(origin)
             place = origin.lineage
+            require(
+                place is not PUBLIC,
+                "losses that are computed from the tensors of the batch",
+                "losses that depend on none of them",
+                "give the values of the records as tensors: encode strings and lists in the dataset or in collate_fn",
+            )
             if isinstance(place, RecordAxis) and (place.axis != 0 or place.minor):
                 refuse(
                     "losses with one entry for each record, in the order of the batch",
@@ -220,14 +227,16 @@ class RecordWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._is_open or self._is_paused:
+        if self._is_paused or not self._is_open:
             return func(*args, **kwargs)
-        if func in QUIET and not self.table.has_sizes_by_values:
+        table = self.table
+        if func in QUIET and not table.has_sizes_by_values:
             return func(*args, **kwargs)
         reading = Reading(self._records, values=func in NUMBERS)
-        description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
-        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            reading.origins[0] = Origin(PUBLIC, 1)  # overwritten, every entry
+        description = reading.describe_call(args, kwargs, table.find)
+        tensors, is_special = reading.tensors, func in SPECIAL
+        if is_special:
+            self._prepare(func, reading)
         blamed, on_records = None, False
         for origin in reading.origins:
             lineage = origin.lineage
@@ -236,52 +245,47 @@ class RecordWatch(TorchFunctionMode):
             elif lineage is not PUBLIC:
                 on_records = True
         if on_records and self._is_comparing:
-            for tensor, origin in zip(reading.tensors, reading.origins, strict=True):
+            for tensor, origin in zip(tensors, reading.origins, strict=True):
                 is_place = func in INDEXING and not tensor.is_floating_point()
                 if origin.lineage is PUBLIC and origin.is_made and origin.sample is None and not is_place:
                     origin.sample = sample_of(tensor)
-        if on_records and func in HOOKS:
-            self._refuse_hook(func)
-        if on_records and saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
-            refuse(
-                "saved tensors that come back as they were",
-                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
-                "remove them, and use a smaller micro_batch, which saves memory too",
-            )
-        versions = versions_of(reading.tensors)
-        started = self.table.clock
+        if on_records and (is_special or saved_tensors_hooks(False) is not None):
+            self._refuse_hooks(func)
+        versions = versions_of(tensors)
+        started = table.clock
         result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
-        if self.table.clock != started:
+        if table.clock != started:
             return result  # taken apart into calls that were watched
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
             self._write_slice(args)
             return result
-        if func in TO_MEMORY:
+        if is_special and func in TO_MEMORY:
             self._special(func, args, reading)
         made = [result] if type(result) is Tensor else tensors_of_result(result)
-        now = versions_of(reading.tensors)
+        now = versions_of(tensors)
         written = [] if now == versions else [i for i, version in enumerate(versions) if now[i] != version]
-        if not made and not written:
+        if written:
+            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
+        elif not made:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
             return result
-        tensors = reading.tensors
-        if written:
-            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         form = form_of(func, description, tuple(reading.declared))
-        clock = self.table.tick()
+        clock = table.tick()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if blamed is not None:
-            new = Origin(MIXED, digest, clock, func, description, parents, blamed.blame)
-            self.table.put_all(made, [new] * len(made), reading, written)
+            places, blame = (MIXED,) * len(made), blamed.blame
+        else:
+            places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
+        if blame is None and made[0] is result and not written:  # nearly always: one new tensor
+            table.put_made(result, Origin(places[0], digest, clock, func, description, parents), tensors)
             return result
-        places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
         origins = [
             Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None)
             for i, place in enumerate(places)
         ]
-        self.table.put_all(made, origins, reading, written)
+        table.put_all(made, origins, reading, written)
         return result
 
     def _write_slice(self, args: Any) -> None:
@@ -301,6 +305,11 @@ class RecordWatch(TorchFunctionMode):
             place = places[0]
         digest = hash((form.digest, came.digest))
         self.table.note_write(view, Origin(place, digest, clock, func, (description, ()), (came,), blame))
+
+    def _prepare(self, func: Any, reading: Reading) -> None:
+        """A tensor that is overwritten, every entry, holds nothing of before."""
+        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
+            reading.origins[0] = Origin(PUBLIC, 1)
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""
@@ -327,9 +336,7 @@ class RecordWatch(TorchFunctionMode):
             verdict = mixed(made, "what it gives a record depends on the record's place in the batch")
         else:
             verdict = verdict_on(form, func, args, kwargs, reading, made)
-        if MIXED in verdict.outputs:
-            return verdict.outputs, blame_for(func, verdict)
-        return verdict.outputs, None
+        return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
         if public_answer(func) is not None:
@@ -340,13 +347,18 @@ class RecordWatch(TorchFunctionMode):
             if where is not None:
                 self._read = self.table.tick(), where
 
-    def _refuse_hook(self, func: Any) -> None:
-        why = HOOKS[func]
-        if why:
+    def _refuse_hooks(self, func: Any) -> None:
+        if HOOKS.get(func):
             refuse(
-                f"a step whose gradients autograd computes: {why}",
+                f"a step whose gradients autograd computes: {HOOKS[func]}",
                 f"{name_of(func)} at {user_line()}",
                 "remove the hook; private.step bounds every record's gradient",
+            )
+        if saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
+            refuse(
+                "saved tensors that come back as they were",
+                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
+                "remove them, and use a smaller micro_batch, which saves memory too",
             )
 
     def _with_backward(self, tensor: Tensor, origin: Origin) -> Origin:

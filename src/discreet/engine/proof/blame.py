@@ -13,18 +13,22 @@ from typing import Any, Final, NoReturn
 import torch
 
 from discreet.core.check import refuse
-from discreet.engine.proof.call_proof import Verdict
 from discreet.engine.proof.lineage import Blame, Origin
+from discreet.engine.proof.provable_call import CallVerdict
 from discreet.engine.proof.verdicts import readable
 from discreet.engine.trace.capture import name_of
 
-READS: Final = frozenset(
+VALUES: Final = frozenset(
     [
         *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__int__"),
-        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__", "__reduce_ex__"),
-        *("untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr", "__deepcopy__"),
+        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"),
     ]
 )
+"""Methods that turn a tensor into numbers."""
+READS: Final = VALUES | {
+    *("__reduce_ex__", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr", "__deepcopy__")
+}
+"""Methods that give a tensor's values away."""
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 _DISCREET: Final = str(Path(__file__).parents[2]) + os.sep
@@ -87,7 +91,7 @@ _REDUCTIONS: Final = frozenset(
 )
 
 
-def blame_for(func: Callable[..., Any], verdict: Verdict) -> Blame:
+def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
     """Why the outputs of a call are mixed, and what to write instead."""
     name = name_of(func).strip("_")
     if verdict.sized_by_values:

@@ -70,14 +70,18 @@ class Origin:
         self.sample: Tensor | None = None  # values of a public tensor that met records
 
 
-class Entry:
+class SeenTensor:
     """One tensor object as it was last seen."""
 
-    __slots__ = ("needs_grad", "origin", "tensor", "version")
+    __slots__ = ("node", "origin", "tensor", "version")
 
     def __init__(self, tensor: Tensor, origin: Origin) -> None:
         self.tensor = weakref.ref(tensor)  # no tensor lives longer for being watched
-        self.version, self.needs_grad, self.origin = version_of(tensor), tensor.requires_grad, origin
+        try:
+            self.version = tensor._version  # nearly always
+        except RuntimeError:
+            self.version = -1
+        self.node, self.origin = type(tensor.grad_fn), origin  # an autograd.Function puts its own node on a view
 
 
 class ExistingTensors:

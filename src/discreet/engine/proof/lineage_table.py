@@ -22,10 +22,10 @@ from discreet.engine.proof.lineage import (
     PUBLIC,
     SOLE,
     Blame,
-    Entry,
     ExistingTensors,
     Lineage,
     Origin,
+    SeenTensor,
     has_memory,
     memory_of,
     storage_of,
@@ -55,7 +55,7 @@ class LineageTable:
         self._existing: ExistingTensors | None = None
         self._held: dict[int, tuple[Tensor, Origin]] = {}  # parameters and buffers
         self._held_storages: set[int] = set()
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, SeenTensor] = {}
         self._writes: dict[int, list[_Write]] = {}
         self._empties: dict[int, int] = {}  # memories of torch.empty, and when they were made
         self._silent: set[int] = set()  # memories that can be written to without a new version
@@ -114,7 +114,7 @@ class LineageTable:
             except RuntimeError:  # tensors of inference mode do not count writes
                 return Origin(MIXED, 0, blame=here(UNKNOWN))
             is_quiet = not self._silent or storage_of(tensor) not in self._silent
-            if is_as_seen and is_quiet and (entry.needs_grad or not tensor.requires_grad):
+            if is_as_seen and is_quiet and type(tensor.grad_fn) is entry.node:
                 if self._empties and entry.origin.lineage is MIXED:
                     return self._filled(tensor, entry.origin)
                 return entry.origin
@@ -154,12 +154,12 @@ class LineageTable:
         origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
         return self.put(tensor, self._with_backward(tensor, origin))
 
-    def _after_writes(self, tensor: Tensor, entry: Entry) -> Origin:
+    def _after_writes(self, tensor: Tensor, entry: SeenTensor) -> Origin:
         """The lineage of a tensor whose memory, or whose graph, changed since it was seen."""
         origin = entry.origin
         if self._empties and is_uninitialised(origin):
             return self._filled(tensor, origin)
-        if not entry.needs_grad and tensor.requires_grad:
+        if type(tensor.grad_fn) is not entry.node:
             origin = self._with_backward(tensor, origin)
         storage = storage_of(tensor)
         if self._exported.get(storage, 0) != 0 and self._exported[storage] != memory_of(tensor):
@@ -212,21 +212,28 @@ class LineageTable:
     # -- noting ----------------------------------------------------------------------------------------
 
     def put(self, tensor: Tensor, origin: Origin) -> Origin:
-        self._entries[id(tensor)] = Entry(tensor, origin)
+        self._entries[id(tensor)] = SeenTensor(tensor, origin)
         return origin
+
+    def put_made(self, tensor: Tensor, origin: Origin, given: list[Tensor]) -> None:
+        """What a call made of what was given to it, if it did not give that back."""
+        for one in given:
+            if one is tensor:
+                return
+        self._entries[id(tensor)] = SeenTensor(tensor, origin)
 
     def put_all(
         self, made: Sequence[Tensor], origins: Sequence[Origin], reading: Reading, written: Sequence[int]
     ) -> None:
         """What a call made, and what it wrote to."""
         entries, given = self._entries, reading.tensors
-        handed = () if written else {id(tensor) for tensor in given}
+        handed = () if written else list(map(id, given))
         for tensor, origin in zip(made, origins, strict=False):
             if id(tensor) in handed:
                 continue  # the call gave back what it got
             if origin.blame is not None and origin.blame.sized_by_values:
                 self.has_sizes_by_values = True
-            entries[id(tensor)] = Entry(tensor, origin)
+            entries[id(tensor)] = SeenTensor(tensor, origin)
             if origin.func in HIDDEN and has_memory(tensor):
                 self._empties[storage_of(tensor)] = origin.clock
         for index in written:

@@ -40,6 +40,8 @@ _LARGEST_SAMPLE: Final = 1 << 14
 
 def places_matter(reading: Reading, records: int) -> bool:
     """Whether an element-wise call combines records with public numbers that differ along the record axis."""
+    if not any(one.lineage is PUBLIC and tensor.dim() for tensor, one in zip(reading.tensors, reading.origins)):  # noqa: B905
+        return False  # nearly always
     ends = {
         (tensor.dim() - origin.lineage.axis, origin.lineage.minor)
         for tensor, origin in zip(reading.tensors, reading.origins, strict=True)

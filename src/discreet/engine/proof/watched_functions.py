@@ -67,6 +67,7 @@ INDEXING: Final = frozenset(
     if getattr(room, name, None) is not None
 )
 """Functions that take whole numbers as places."""
+SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 
