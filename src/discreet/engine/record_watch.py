@@ -30,7 +30,7 @@ from discreet.engine.proof.blame import (
     refuse_losses,
     user_line,
 )
-from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
+from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading, counts
 from discreet.engine.proof.custom_backward import backward_of
 from discreet.engine.proof.lineage import (
     DECLARED,
@@ -246,7 +246,7 @@ class RecordWatch(TorchFunctionMode):
                 on_records = True
         if on_records and self._is_comparing:
             for tensor, origin in zip(tensors, reading.origins, strict=True):
-                is_place = func in INDEXING and not tensor.is_floating_point()
+                is_place = func in INDEXING and counts(origin)
                 if origin.lineage is PUBLIC and origin.is_made and origin.sample is None and not is_place:
                     origin.sample = sample_of(tensor)
         if on_records and (is_special or saved_tensors_hooks(False) is not None):

@@ -7,7 +7,7 @@ record a weight by the number of records, which one record more changes for all 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,10 +30,16 @@ _RANDOM: Final = frozenset(
             "randperm",
             "binomial",
         ),
-        *("_standard_gamma", "_sample_dirichlet", "geometric_", "cauchy_", "log_normal_"),
+        *("binomial", "_standard_gamma", "_sample_dirichlet", "geometric_", "cauchy_", "log_normal_"),
     ]
 )
-
+_COUNTING: Final = frozenset(
+    [
+        *("arange", "range", "linspace", "logspace", "eye", "tril", "triu", "tril_indices", "triu_indices", "diag"),
+        *("cumsum", "cumprod", "sort", "argsort", "randperm", "multinomial", "nonzero", "cartesian_prod"),
+    ]
+)
+"""Functions that give places different numbers; a permutation of the batch depends on its size."""
 _EXACT: Final = 1e-6
 _LARGEST_SAMPLE: Final = 1 << 14
 
@@ -54,7 +60,7 @@ def places_matter(reading: Reading, records: int) -> bool:
             axis = tensor.dim() - end
             if axis < 0 or tensor.shape[axis] < records or tensor.shape[axis] % records:
                 continue
-            if _varies(tensor, RecordAxis(axis, minor), records) and not is_random(origin):
+            if _varies(tensor, RecordAxis(axis, minor), records) and not is_random_by_place(origin):
                 return True
     return False
 
@@ -65,16 +71,35 @@ def _varies(tensor: Tensor, axis: RecordAxis, records: int) -> bool:
 
 
 def is_random(origin: Origin) -> bool:
+    """Whether a public tensor depends on random numbers."""
+    return any(name in _RANDOM for name in _calls_to(origin))
+
+
+def is_random_by_place(origin: Origin) -> bool:
+    """Whether places have different numbers because each has a random one of its own."""
+    calls = _calls_to(origin)
+    return any(name in _RANDOM and grows for name, grows in calls.items()) and not calls.keys() & _COUNTING
+
+
+def _calls_to(origin: Origin) -> dict[str, bool]:
+    """The names of the calls that a tensor comes from, and whether one of them gave an entry for each record."""
+    found: dict[str, bool] = {}
     ahead, seen = [origin], {id(origin)}
     while ahead:
         one = ahead.pop()
-        if one.func is not None and name_of(one.func) in _RANDOM:
-            return True
+        if one.func is not None:
+            name = name_of(one.func)
+            found[name] = found.get(name, False) or one.form is None or grows(one.form)
         for parent in one.parents:
             if id(parent) not in seen:
                 seen.add(id(parent))
                 ahead.append(parent)
-    return False
+    return found
+
+
+def grows(form: Any) -> bool:
+    """Whether a tensor of this form has an axis that follows the number of records."""
+    return form is not None and any(isinstance(size, tuple) for size in form[1])
 
 
 def differs(one: Tensor | None, other: Tensor | None) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from discreet.core.check import refuse
 from discreet.engine.proof.lineage import PUBLIC, Origin
-from discreet.engine.proof.positions import differs, differs_by_place, is_random
+from discreet.engine.proof.positions import differs, differs_by_place, grows, is_random, is_random_by_place
 from discreet.engine.proof.verdicts import readable
 
 _MOST_CHOICES: Final = 1000  # declared choices whose losses are remembered
@@ -68,7 +68,8 @@ class ProgramComparison:
     def tells_the_size(self) -> bool:
         """Whether a public tensor has other values for another number of records, or for another place in the batch."""
         for one, other in self.tensors:
-            if not is_random(one) and (differs_by_place(one.sample, other.sample) or differs(one.sample, other.sample)):
+            by_place = differs_by_place(one.sample, other.sample) and not is_random_by_place(one)
+            if by_place or (differs(one.sample, other.sample) and not is_random(one)):
                 self.difference = f"other values of a public tensor ({_name(other)})"
                 return True
         return False
@@ -103,13 +104,9 @@ def _name(origin: Origin) -> str:
 
 def _sums_up_the_batch(origin: Origin) -> bool:
     """Whether public entries, one per record, were reduced: torch.ones(len(x)).sum() is the size of the batch."""
-    if origin.lineage is not PUBLIC or origin.form is None or _grows(origin.form):
+    if origin.lineage is not PUBLIC or origin.form is None or grows(origin.form):
         return False
-    return any(parent.lineage is PUBLIC and _grows(parent.form) for parent in origin.parents)
-
-
-def _grows(form: Any) -> bool:
-    return form is not None and any(isinstance(size, tuple) for size in form[1])
+    return any(parent.lineage is PUBLIC and grows(parent.form) for parent in origin.parents)
 
 
 def _is_form(part: Any) -> bool:
