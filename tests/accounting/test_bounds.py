@@ -235,6 +235,12 @@ def test_the_profile_falls() -> None:
     assert 0 < deltas[-1] < deltas[0] < 1
 
 
+def test_a_delta_that_underflows_in_one_direction_is_no_error() -> None:
+    """At epsilon 8 the direction without || with has a delta below the smallest float."""
+    found = delta_at(poisson(0.01, 1.0, 1000), epsilon=8.0, relation=ADD_REMOVE)
+    assert 0 < found < 1e-20
+
+
 def test_the_profile_at_zero_is_the_total_variation() -> None:
     assert delta_at(Charge.of(Gaussian(1.0)), epsilon=0.0, relation=ADD_REMOVE) == pytest.approx(0.382925, abs=1e-6)
     found = delta_at(poisson(0.1, 1.0), epsilon=0.0, relation=ADD_REMOVE)

@@ -28,6 +28,7 @@ _SEARCH = 10  # golden sections: the tilt decides precision and speed, not valid
 _LONGEST = 2**21  # points of a window at most; what does not fit on the right is charged like any cut
 _GAIN = 0.01  # a smaller tilt that gains less is the last one tried
 _NEGLIGIBLE = 0.01  # share of delta that rounding and wrapped mass may make up before a smaller tilt is tried
+_TINIEST = 1e-300  # stands for deltas that underflow to zero, whose logarithm does not exist
 
 
 @final
@@ -46,7 +47,7 @@ class LossWindow:
 
     def is_accurate(self, epsilon: float, delta: float) -> bool:
         """Whether rounding and wrapped mass are a negligible share of `delta` at this epsilon."""
-        return self.log_error - self.tilt * epsilon <= math.log(_NEGLIGIBLE * delta)
+        return self.log_error - self.tilt * epsilon <= math.log(max(_NEGLIGIBLE * delta, _TINIEST))
 
     def epsilon(self, delta: float) -> float | None:
         """The smallest loss in the window with at most this delta; None if the window starts too high."""
