@@ -28,6 +28,7 @@ _SEARCH = 10  # golden sections: the tilt decides precision and speed, not valid
 _LONGEST = 2**21  # points of a window at most; what does not fit on the right is charged like any cut
 _GAIN = 0.01  # a smaller tilt that gains less is the last one tried
 _NEGLIGIBLE = 0.01  # share of delta that rounding and wrapped mass may make up before a smaller tilt is tried
+_BLOCK = 64  # places whose running sums one matrix product computes
 _TINIEST = 1e-300  # stands for deltas that underflow to zero, whose logarithm does not exist
 
 
@@ -232,9 +233,7 @@ class ComposedLoss:
 
     def _convolve(self, tilt: float, first: int, last: int) -> tuple[Floats, float]:
         """The tilted mass of the sum, normalised, at the indices first..last; what was added to each for rounding."""
-        from scipy import fft
-
-        size = fft.next_fast_len(last - first + 1, real=True)
+        size = _fast_length(last - first + 1)
         product = np.ones(size // 2 + 1, dtype=np.complex128)
         offset = 0
         fading = self._fading(tilt)
@@ -242,9 +241,9 @@ class ComposedLoss:
             mass = part.mass * self._factors(fading, tilt, part)[0]
             share = mass / mass.sum()
             centre = round(float(share @ np.arange(len(share))))
-            product *= _power(fft.rfft(_fold(share, centre, size)), count)
+            product *= _power(np.fft.rfft(_fold(share, centre, size)), count)
             offset += count * (part.first + centre)
-        values: Floats = np.roll(fft.irfft(product, size), (offset - first) % size)
+        values: Floats = np.roll(np.fft.irfft(product, size), (offset - first) % size)
         # The transform's rounding, added rather than hoped for: below it a mass could be cut off.
         rounding = 4e-16 * (math.log2(size) + sum(count for _, count in self._parts)) * float(values.max())
         self.work += sum(len(part.mass) for part, _ in self._parts) + size + size * len(self._parts) // 8
@@ -269,6 +268,16 @@ def _power(transform: NDArray[np.complex128], count: int) -> NDArray[np.complex1
     return result
 
 
+def _fast_length(least: int) -> int:
+    """The smallest 2^a 3^b 5^c from `least` on: the transform of such a length is fast.
+
+    >>> _fast_length(7), _fast_length(1025)
+    (8, 1080)
+    """
+    odd = [3**b * 5**c for b in range(14) for c in range(10)]
+    return min(one << (math.ceil(least / one) - 1).bit_length() for one in odd)
+
+
 def _fold(mass: Floats, centre: int, size: int) -> Floats:
     """The mass wrapped onto `size` places, its centre at place 0."""
     start = (-centre) % size
@@ -283,9 +292,24 @@ def _deltas(mass: Floats, infinite: float, grid: float) -> Floats:
 
     By parts: delta[i] = (1 - e^-h) * tail[i] + e^-h * delta[i+1], every term positive.
     """
-    from scipy import signal
-
-    keep = math.exp(-grid)
-    tail = np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)
-    deltas: Floats = signal.lfilter([-math.expm1(-grid)], [1.0, -keep], tail[::-1])[::-1]
+    above = np.append(0.0, np.cumsum(mass[:0:-1]))  # the mass above each grid point, from the highest one down
+    deltas: Floats = _fading_sums(-math.expm1(-grid) * above, math.exp(-grid))[::-1]
     return deltas + infinite
+
+
+def _fading_sums(values: Floats, keep: float) -> Floats:
+    """sums[i] = values[i] + keep * sums[i-1]: by a matrix inside blocks, then over the last sums of the blocks.
+
+    >>> _fading_sums(np.array([1.0, 0.0, 1.0]), 0.5).tolist()
+    [1.0, 0.5, 1.25]
+    """
+    behind = np.arange(_BLOCK)[:, None] - np.arange(_BLOCK)
+    weights = np.where(behind >= 0, keep ** np.maximum(behind, 0), 0.0)
+    if len(values) <= _BLOCK:
+        return weights[: len(values), : len(values)] @ values
+    blocks = np.zeros((math.ceil(len(values) / _BLOCK), _BLOCK))
+    blocks.reshape(-1)[: len(values)] = values
+    sums = blocks @ weights.T
+    carried = _fading_sums(sums[:, -1], keep**_BLOCK)
+    sums[1:] += carried[:-1, None] * keep ** np.arange(1, _BLOCK + 1)
+    return sums.reshape(-1)[: len(values)]

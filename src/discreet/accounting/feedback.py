@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from scipy import special, stats
 
+from discreet.accounting import special
 from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.projected import COARSEST, gaussian_profile, pld_from_profiles, profile, reach_on_grid
@@ -242,27 +242,28 @@ def _inclusions(steps: int, rate: float) -> tuple[Floats, Floats, float]:
     if rate == 1:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     first, last = _central(steps, rate, 1e-40, 1e-40)
-    counts = np.arange(max(1, first), last + 1)
-    outside = float(stats.binom.sf(last, steps, rate))
+    counts = np.arange(max(0, first - 1), last + 1)
+    masses = special.binomial_between(counts, steps, rate)
+    outside = special.binomial_above(last, steps, rate)
     if first > 1:  # n = 0 costs nothing: it belongs to no tail
-        outside += float(stats.binom.cdf(first - 1, steps, rate))
-    return counts.astype(np.float64), np.asarray(stats.binom.pmf(counts, steps, rate)), outside
+        outside += float(masses[0])
+    return counts[1:].astype(np.float64), masses[1:], outside
 
 
 def _central(steps: int, rate: float, below: float, above: float) -> tuple[int, int]:
     """Counts with at most `below` of Bin(steps, rate) under the first and at most `above` over the second.
 
-    By bisection on cdf and survival function: scipy's own quantiles lose tails below 1e-16.
+    By bisection on both tails, which hold below 1e-16 too.
     """
     low, high = 0, steps
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if stats.binom.sf(middle, steps, rate) <= above else (middle + 1, high)
+        low, high = (low, middle) if special.binomial_above(middle, steps, rate) <= above else (middle + 1, high)
     last = high
     low, high = 0, last
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if stats.binom.cdf(middle - 1, steps, rate) <= below else (low, middle - 1)
+        low, high = (middle, high) if special.binomial_below(middle - 1, steps, rate) <= below else (low, middle - 1)
     return low, last
 
 
@@ -327,10 +328,8 @@ def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     low, last = _central(steps, rate, 1e-12, 1e-25)
     tops = np.unique(np.ceil(np.linspace(low, last, 60)).astype(int))
-    below = np.concatenate([[0.0], stats.binom.cdf(tops, steps, rate)])
-    above = np.concatenate([[1.0], stats.binom.sf(tops, steps, rate)])
-    weights = np.where(above[:-1] < 0.5, above[:-1] - above[1:], below[1:] - below[:-1])
-    return tops.astype(np.float64), np.maximum(weights, 0.0), float(above[-1])
+    weights = special.binomial_between(tops, steps, rate)
+    return tops.astype(np.float64), weights, special.binomial_above(last, steps, rate)
 
 
 def invert(delta_at: Callable[[float], float], delta: float) -> float:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from discreet.accounting import special
+
 
 def delta(mu: float, epsilon: float) -> float:
     """delta(epsilon) = Phi(-u) - e^epsilon Phi(-u - mu), u = epsilon/mu - mu/2.
@@ -16,8 +18,6 @@ def delta(mu: float, epsilon: float) -> float:
     >>> round(delta(1.0, 4.377178), 9)
     1e-05
     """
-    from scipy import special
-
     if mu == 0:
         return 0.0
     if math.isinf(mu):

@@ -17,6 +17,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.accounting import special
+
 Floats = NDArray[np.float64]
 
 # exp() of more overflows; below it every comparison of ours is still exact.
@@ -128,8 +130,6 @@ class LossLine:
 
 
 def _ndtr(x: Floats) -> Floats:
-    from scipy import special
-
     values: Floats = special.ndtr(x)
     return values
 
@@ -143,8 +143,6 @@ def _normal_between(x: Floats) -> Floats:
 
 def reach(log_tail: float) -> float:
     """How many standard deviations leave at most exp(log_tail) of a normal distribution above."""
-    from scipy import special
-
     return float(-special.ndtri_exp(log_tail))
 
 

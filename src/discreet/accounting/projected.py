@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import special
 
+from discreet.accounting import special
 from discreet.accounting.pld import Floats, Pld, Pmf
 from discreet.core import check
 

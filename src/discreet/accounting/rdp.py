@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from discreet.accounting import special
 from discreet.accounting.pld import Floats
 
 Orders = tuple[float, ...]
@@ -67,8 +68,6 @@ def _log_moment(rate: float, noise: float, order: int) -> float:
 @functools.lru_cache(maxsize=2048)
 def _binomials(order: int) -> tuple[Floats, Floats]:
     """k and log binom(a, k) for k = 0..a."""
-    from scipy import special
-
     k = np.arange(order + 1, dtype=np.float64)
     return k, special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
 
@@ -100,8 +99,6 @@ def _log_expectation(rate: float, noise: float, powers: Floats, span: tuple[floa
 
     The nearest singularity of P/Q lies at a height of pi z^2 above the real line, the Gaussian's scale is z.
     """
-    from scipy import special
-
     low, high = span
     nodes = math.ceil((high - low) / step)
     if nodes > _NODES:
@@ -155,8 +152,6 @@ def _log_central_moments(noise: float) -> Floats:
     The trapezoidal rule on a positive, entire integrand: nothing cancels, unlike in the alternating sum over
     binomials, and the error, below 1e-12 relative, is covered by the 1e-9 that is added.
     """
-    from scipy import special
-
     powers, mu, step = np.arange(0, _LARGEST_FIXED + 1, 2), 1 / noise, 0.1
     span = _LARGEST_FIXED * mu + 24
     if span / step > _NODES:

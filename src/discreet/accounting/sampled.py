@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting import gdp, pld, rdp
+from discreet.accounting import gdp, pld, rdp, special
 from discreet.accounting.events import (
     BallsInBinsEpoch,
     Event,
@@ -168,9 +168,7 @@ def poisson_rdp(event: PoissonSampled, relation: Neighbouring, orders: Orders) -
 
 def overflow(event: TruncatedPoissonSampled) -> float:
     """P(Bin(records - 1, rate) >= cap): how often the batch is full without the record, at most."""
-    from scipy import stats
-
-    return float(stats.binom.sf(event.cap - 1, event.records - 1, event.rate))
+    return special.binomial_above(event.cap - 1, event.records - 1, event.rate)
 
 
 @functools.lru_cache(maxsize=64)
