@@ -1,4 +1,4 @@
-"""`discreet account`, `discreet calibrate` and `discreet methods`: what a plan costs before it runs."""
+"""`discreet account` and `discreet calibrate`: what a plan costs before it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from discreet.accounting import Certificate, Charge, calibrate_batch, calibrate_steps, certify, merge, read
-from discreet.cli import recipes
 from discreet.cli.flags import JsonFlag, ToClaimFlag, required_delta, required_epsilon, required_noise
 from discreet.cli.output import emit
 from discreet.cli.plans import PlanFlags, horizon_of, not_both, recipe_of
@@ -105,30 +104,6 @@ def calibrate(
         solved = {"batch": int(plan.horizon.size.batch)}
     solved = {"noise": plan.noise, **solved}
     _show_plan(method.name, plan, solved, as_json)
-
-
-def methods(as_json: JsonFlag = False) -> None:
-    """Every method: its guarantee in words and its own parameters."""
-    rows = [
-        {
-            "name": method.name,
-            "certified": method.certified,
-            "guarantee": method.guarantee,
-            "summary": method.summary,
-            "optimizer": "adam" if method.adam else "sgd",
-            "parameters": [
-                {"name": parameter.name, "flag": parameter.flag, "about": parameter.about}
-                for parameter in recipes.parameters(method)
-            ],
-        }
-        for method in recipes.METHODS.values()
-    ]
-    if as_json:
-        emit({"methods": rows})
-    else:
-        from discreet.report import terminal
-
-        terminal.show(terminal.methods_table(rows))
 
 
 # -- inside -------------------------------------------------------------------------------------------------

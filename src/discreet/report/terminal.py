@@ -15,12 +15,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from discreet.accounting import Certificate
 from discreet.core.randomness import SEEDED
 from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
+    from discreet.accounting import Certificate
     from discreet.runs import RunProgress, RunResult
     from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
-from discreet.accounting import Certificate, Charge, certify
+from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event, Free, SelectionQuery
 from discreet.core import check
 from discreet.stages.billing import Bill, bill_run, event_at
 from discreet.stages.delta import check_delta, delta_warning
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.sampling import Horizon
+
+if TYPE_CHECKING:
+    from discreet.accounting import Certificate
 
 
 @final
@@ -72,6 +75,8 @@ class Plan(Pipeline):
 
     def certificate(self, steps: int | None = None) -> Certificate:
         """The certified epsilon of the first `steps` steps (default: the whole run)."""
+        from discreet.accounting import certify
+
         return certify(self.charge(steps), delta=self.delta, relation=self.relation)
 
     @property
