@@ -1,7 +1,7 @@
 """What a run cost: events to certified epsilon, beside what papers claim. Never imports torch.
 
-Read in this order: `events` (what happened), `rules` (what is proven), `accountants` (what it costs). Whatever needs
-numpy is imported at its first use.
+Read in this order: `events` (what happened), `rules` (what is proven), `accountants` (what it costs). Names
+whose modules take long to import are imported at their first use.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from discreet.accounting.events import (
     WithoutReplacement,
     event_from_json,
 )
-from discreet.accounting.ledger import Ledger, merge, read, verify
 from discreet.core.lazy import lazy
 from discreet.core.relation import Neighbouring
 
 if TYPE_CHECKING:
     from discreet.accounting.accountants import Certificate, certify, delta_at, pld_epsilon, profile, rdp_epsilon
     from discreet.accounting.calibration import calibrate_batch, calibrate_claim, calibrate_noise, calibrate_steps
+    from discreet.accounting.ledger import Ledger, merge, read, verify
 
 __all__ = [
     "AccountedClaim",
@@ -76,15 +76,19 @@ __all__ = [
 
 _HOME = {
     "Certificate": "discreet.accounting.accountants",
+    "Ledger": "discreet.accounting.ledger",
     "calibrate_batch": "discreet.accounting.calibration",
     "calibrate_claim": "discreet.accounting.calibration",
     "calibrate_noise": "discreet.accounting.calibration",
     "calibrate_steps": "discreet.accounting.calibration",
     "certify": "discreet.accounting.accountants",
     "delta_at": "discreet.accounting.accountants",
+    "merge": "discreet.accounting.ledger",
     "pld_epsilon": "discreet.accounting.accountants",
     "profile": "discreet.accounting.accountants",
     "rdp_epsilon": "discreet.accounting.accountants",
+    "read": "discreet.accounting.ledger",
+    "verify": "discreet.accounting.ledger",
 }
 
 __getattr__, __dir__ = lazy(__name__, _HOME)

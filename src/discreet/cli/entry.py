@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Annotated, final
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 import discreet
@@ -86,6 +87,25 @@ COMMANDS = (
 )
 
 
+def _without_validation(option: TyperOption | None) -> TyperOption | None:
+    """Make --help false by default: Typer validates None with pydantic, whose import takes as long as numpy's."""
+    if option is not None:
+        option.default = False
+    return option
+
+
+@final
+class _Group(TyperGroup):
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        return _without_validation(super().get_help_option(ctx))
+
+
+@final
+class _Command(TyperCommand):
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        return _without_validation(super().get_help_option(ctx))
+
+
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Train PyTorch models with differential privacy, and tell the truth about epsilon."""
     if version:
@@ -95,10 +115,10 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def build(commands: Sequence[Command]) -> typer.Typer:
     """The application of these commands, with the flags of every recipe."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(invoke_without_command=True)(_root)
     for command in commands:
-        app.command(command.__name__)(expanded(command))
+        app.command(command.__name__, cls=_Command)(expanded(command))
     return app
 
 

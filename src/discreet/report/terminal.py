@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from discreet.core.randomness import SEEDED
-from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
@@ -118,6 +115,8 @@ def run_table(result: RunResult) -> RenderableType:
 
 def comparison_table(found: Comparison) -> RenderableType:
     """The methods of a comparison, best first, and notes on the numbers."""
+    from discreet.report import wording
+
     title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
     columns = ("", "method", "test accuracy", "certified", "claimed", "seconds")
     rows = [
@@ -216,6 +215,9 @@ def comparison_bar(*, visible: bool) -> Iterator[Callable[[ComparisonProgress], 
 
 @contextlib.contextmanager
 def _bar(visible: bool) -> Iterator[Callable[[str, int, int, str], None]]:
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
     columns = (
         TextColumn("{task.description} {task.completed:.0f}/{task.total:.0f}", markup=False),
         BarColumn(),
