@@ -275,7 +275,8 @@ def _fast_length(least: int) -> int:
     (8, 1080)
     """
     odd = [3**b * 5**c for b in range(14) for c in range(10)]
-    return min(one << (math.ceil(least / one) - 1).bit_length() for one in odd)
+    lengths: list[int] = [one << (math.ceil(least / one) - 1).bit_length() for one in odd]
+    return min(lengths)
 
 
 def _fold(mass: Floats, centre: int, size: int) -> Floats:

@@ -62,16 +62,6 @@ def solution(value: float) -> str:
     return f"{value:g}" if value == int(value) else f"{math.ceil(value * 1e6) / 1e6:.6f}"
 
 
-def methods_table(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """One method a row, with its guarantee and its flags."""
-    table = _table("methods", ("", "guarantee, what it does, its flags"))
-    for row in rows:
-        flags = [f"{parameter['flag']} ({parameter['about']})" for parameter in row["parameters"]]
-        lines = "\n".join([row["guarantee"], row["summary"], *flags])
-        table.add_row(_bold(row["name"]), Text(lines), end_section=True)
-    return table
-
-
 def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int = 10) -> Text:
     """Epsilon over steps as a bar chart of characters, from (0, 0) to the last point.
 
