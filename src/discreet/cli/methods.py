@@ -30,7 +30,7 @@ def methods(as_json: JsonFlag = False) -> None:
     if as_json:
         emit({"methods": rows})
         return
-    for row in rows:  # without rich, whose import would double the time of this command
+    for row in rows:  # plain text: importing rich takes long
         typer.secho(row["name"], bold=True)
         for line in (row["guarantee"], row["summary"]):
             print(f"    {line}")
