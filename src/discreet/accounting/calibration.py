@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from discreet.accounting.accountants import certify
+from discreet.accounting.bisection import least_whole
 from discreet.accounting.charges import Charge
 from discreet.accounting.claims import Claim
 from discreet.core import check
@@ -80,7 +81,7 @@ def calibrate_steps(
         most *= 2
         remedy = "a budget that no number of steps exceeds needs no calibration"
         check.require(most < 2**40, "a budget that steps can exhaust", f"epsilon={epsilon}", remedy)
-    return _largest(fits, most // 2, most)
+    return least_whole(lambda steps: not fits(steps), most // 2 + 1, most) - 1
 
 
 def calibrate_batch(
@@ -100,20 +101,12 @@ def calibrate_batch(
         return largest
     remedy = "raise the noise or the budget, or take fewer steps"
     check.require(fits(1), f"a batch within epsilon={epsilon}", "more than that at batch=1", remedy)
-    return _largest(fits, 1, largest)
+    return least_whole(lambda batch: not fits(batch), 2, largest) - 1
 
 
 def _check_budget(epsilon: float, delta: float) -> None:
     check.positive("the budget is a positive, finite epsilon", epsilon=epsilon)
     check.inside_unit("delta is the probability that the bound fails", delta=delta)
-
-
-def _largest(fits: Callable[[int], bool], good: int, bad: int) -> int:
-    """The largest whole number that fits, between one that does and one that does not."""
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
 
 
 Tried = tuple[float, float]

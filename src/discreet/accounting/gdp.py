@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from discreet.accounting import special
+from discreet.accounting.bisection import least
 
 
 def delta(mu: float, epsilon: float) -> float:
@@ -38,17 +39,4 @@ def epsilon(mu: float, delta_target: float) -> float:
     """
     if math.isinf(mu):
         return math.inf
-    if delta(mu, 0.0) <= delta_target:
-        return 0.0
-    high = mu * (mu / 2 + 1)
-    while delta(mu, high) > delta_target:
-        high *= 2
-        if math.isinf(high):
-            return math.inf
-    low = 0.0
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if delta(mu, middle) > delta_target else (low, middle)
-    return high
+    return least(lambda epsilon: delta(mu, epsilon) <= delta_target, start=mu * (mu / 2 + 1))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from discreet.accounting import special
+from discreet.accounting.bisection import least, least_whole
 from discreet.accounting.pld import Floats, Pld, Pmf
 from discreet.core import check
 
@@ -139,11 +140,7 @@ def reach_on_grid(delta_at: Callable[[float], float], grid: float, enough: float
     high = 2
     while high < _POINTS and delta_at(high * grid) > enough:
         high *= 2
-    low, high = high // 2, min(high, _POINTS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if delta_at(middle * grid) <= enough else (middle, high)
-    return max(high, 2)
+    return max(2, least_whole(lambda index: delta_at(index * grid) <= enough, high // 2 + 1, min(high, _POINTS)))
 
 
 # The random sensitivity ------------------------------------------------------------------------------------
@@ -163,24 +160,13 @@ def _buckets(dims: tuple[float, ...], nodes: int, tail: float) -> tuple[Floats, 
                 total += times * np.where(upper < 0.5, np.log1p(-upper), np.log(special.chdtr(p, p * s * s)))
         return np.where(s >= floor, total, -np.inf)
 
-    least = max(floor, _solve(lambda s: float(log_below(np.array([s]))[0]) > math.log(tail)))
-    most = _solve(lambda s: s > floor and -math.expm1(float(log_below(np.array([s]))[0])) <= tail)
-    edges = np.linspace(least, most, nodes * _FINE + 1)
+    lowest = max(floor, least(lambda s: float(log_below(np.array([s]))[0]) > math.log(tail)))
+    highest = least(lambda s: s > floor and -math.expm1(float(log_below(np.array([s]))[0])) <= tail)
+    edges = np.linspace(lowest, highest, nodes * _FINE + 1)
     below = log_below(edges)
     cdf, rest = np.exp(below), -np.expm1(below)
     inner = np.where(rest[:-1] < 0.5, rest[:-1] - rest[1:], cdf[1:] - cdf[:-1])
     return edges, np.concatenate([[cdf[0]], np.maximum(inner, 0.0)]), float(rest[-1])
-
-
-def _solve(reached: Callable[[float], bool]) -> float:
-    """The least s (to 1e-12, rounded up) at which a monotone condition holds."""
-    low, high = 0.0, 1.0
-    while not reached(high):
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
 
 
 def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tuple[Floats, Floats, float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+from discreet.accounting import sampled, whole_runs
 from discreet.accounting.events import (
     BallsInBinsEpoch,
     ClippedFeedback,
@@ -27,34 +28,6 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
-from discreet.accounting.sampled import (
-    balls_mu,
-    full_projected_pld,
-    full_projected_rdp,
-    loader_mu,
-    poisson_mu,
-    poisson_pld,
-    poisson_rdp,
-    projected_mu,
-    truncated_mu,
-    truncated_pld,
-    truncated_rdp,
-    whitened_mu,
-    without_mu,
-    without_pld,
-    without_rdp,
-)
-from discreet.accounting.whole_runs import (
-    feedback_delta,
-    feedback_epsilon,
-    feedback_mu,
-    feedback_pld,
-    last_iterate_delta,
-    last_iterate_epsilon,
-    last_iterate_mu,
-    last_iterate_pld,
-    last_iterate_rdp,
-)
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 
@@ -104,7 +77,7 @@ _LOADER = (
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
 )
 
-_GAUSSIAN = Rule(relations=_BOTH, mu=whitened_mu)
+_GAUSSIAN = Rule(relations=_BOTH, mu=sampled.whitened_mu)
 
 RULES: dict[type[Event], Rule] = {
     Gaussian: _GAUSSIAN,
@@ -112,34 +85,44 @@ RULES: dict[type[Event], Rule] = {
     SelectionQuery: _GAUSSIAN,
     Queries: _GAUSSIAN,
     ProjectedGaussian: Rule(
-        relations=_BOTH, mu=projected_mu, pld=full_projected_pld, rdp=full_projected_rdp, assumes=(_FRESH_MATRIX,)
+        relations=_BOTH,
+        mu=sampled.projected_mu,
+        pld=sampled.full_projected_pld,
+        rdp=sampled.full_projected_rdp,
+        assumes=(_FRESH_MATRIX,),
     ),
-    PoissonSampled: Rule(relations=_ADD_REMOVE, mu=poisson_mu, pld=poisson_pld, rdp=poisson_rdp, assumes=(_POISSON,)),
+    PoissonSampled: Rule(
+        relations=_ADD_REMOVE,
+        mu=sampled.poisson_mu,
+        pld=sampled.poisson_pld,
+        rdp=sampled.poisson_rdp,
+        assumes=(_POISSON,),
+    ),
     TruncatedPoissonSampled: Rule(
         relations=_ADD_REMOVE,
-        mu=truncated_mu,
-        pld=truncated_pld,
-        rdp=truncated_rdp,
+        mu=sampled.truncated_mu,
+        pld=sampled.truncated_pld,
+        rdp=sampled.truncated_rdp,
         assumes=(_POISSON, "the data never holds more records than the stated public bound"),
     ),
     WithoutReplacement: Rule(
         relations=_REPLACE_ONE,
-        mu=without_mu,
-        pld=without_pld,
-        rdp=without_rdp,
+        mu=sampled.without_mu,
+        pld=sampled.without_pld,
+        rdp=sampled.without_rdp,
         assumes=("every batch is a uniform subset of the stated size, and stays hidden",),
     ),
     BallsInBinsEpoch: Rule(
         relations=_BOTH,
-        mu=balls_mu,
+        mu=sampled.balls_mu,
         assumes=("in every epoch each record joins one step, chosen independently of the other records",),
     ),
-    Unamplified: Rule(relations=_BOTH, mu=loader_mu, assumes=_LOADER),
+    Unamplified: Rule(relations=_BOTH, mu=sampled.loader_mu, assumes=_LOADER),
     ClippedFeedback: Rule(
         relations=_ADD_REMOVE,
-        mu=feedback_mu,
-        pld=feedback_pld,
-        whole=Whole(epsilon=feedback_epsilon, delta=feedback_delta, composed=True),
+        mu=whole_runs.feedback_mu,
+        pld=whole_runs.feedback_pld,
+        whole=Whole(epsilon=whole_runs.feedback_epsilon, delta=whole_runs.feedback_delta, composed=True),
         assumes=(
             _POISSON,
             "the accumulated error starts at zero and is never released",
@@ -148,10 +131,10 @@ RULES: dict[type[Event], Rule] = {
     ),
     LastIterateRun: Rule(
         relations=_BOTH,
-        mu=last_iterate_mu,
-        pld=last_iterate_pld,
-        rdp=last_iterate_rdp,
-        whole=Whole(epsilon=last_iterate_epsilon, delta=last_iterate_delta),
+        mu=whole_runs.last_iterate_mu,
+        pld=whole_runs.last_iterate_pld,
+        rdp=whole_runs.last_iterate_rdp,
+        whole=Whole(epsilon=whole_runs.last_iterate_epsilon, delta=whole_runs.last_iterate_delta),
         assumes=(
             "only the last iterate is seen",
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting import gdp, pld, rdp, special
+from discreet.accounting import gdp, pld, projected, rdp, special
 from discreet.accounting.events import (
     BallsInBinsEpoch,
     Event,
@@ -226,8 +226,6 @@ def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Order
 
 
 def _projected_pld(rate: float, event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution) -> Parts:
-    from discreet.accounting import projected
-
     noise, tail = event.noise / units(relation), _projected_tail(resolution.log_tail)
     return [(projected.pld_step(rate=rate, noise=noise, dims=event.dims, grid=resolution.grid, tail=tail), 1)]
 
@@ -237,16 +235,12 @@ def _projected_tail(log_tail: float) -> float:
 
 
 def _projected_highest(rate: float, event: Event, relation: Neighbouring, log_tail: float) -> float:
-    from discreet.accounting import projected
-
     assert isinstance(event, ProjectedGaussian)
     noise, tail = event.noise / units(relation), _projected_tail(log_tail)
     return projected.highest_loss(rate=rate, noise=noise, dims=event.dims, tail=tail)
 
 
 def _projected_rdp(rate: float, event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:
-    from discreet.accounting import projected
-
     return projected.rdp(rate=rate, noise=event.noise / units(relation), dims=event.dims, orders=orders)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from discreet.accounting import feedback, last_iterate
 from discreet.accounting.events import (
     ClippedFeedback,
     Gaussian,
@@ -26,25 +26,7 @@ from discreet.accounting.sampled import (
 )
 from discreet.core.relation import Neighbouring
 
-if TYPE_CHECKING:
-    from discreet.accounting import feedback, last_iterate
-
-
 # Clipped error feedback -------------------------------------------------------------------------------------
-
-
-def _feedback_run(event: ClippedFeedback) -> feedback.FeedbackSetting:
-    from discreet.accounting import feedback
-
-    return feedback.FeedbackSetting(
-        rate=event.rate,
-        steps=event.steps,
-        batch=event.batch,
-        clip=event.clip,
-        feedback_clip=event.feedback_clip,
-        noise_std=event.noise_std_on_mean,
-        preclip=event.preclip,
-    )
 
 
 def feedback_mu(event: ClippedFeedback, relation: Neighbouring) -> float | None:
@@ -54,26 +36,19 @@ def feedback_mu(event: ClippedFeedback, relation: Neighbouring) -> float | None:
 
 def feedback_pld(event: ClippedFeedback, relation: Neighbouring, resolution: Resolution) -> Parts:
     """The mixture of one step, composed over the run: the one bound that composes with other events."""
-    from discreet.accounting import feedback
-
-    run = _feedback_run(event)
-    step = feedback.mixture_step(rate=run.rate, held=run.held, fresh=run.fresh, grid=resolution.grid)
-    return [(step, event.steps)]
+    moved, own = feedback.held(event), feedback.fresh(event)
+    return [(feedback.mixture_step(rate=event.rate, held=moved, fresh=own, grid=resolution.grid), event.steps)]
 
 
 def feedback_epsilon(event: ClippedFeedback, relation: Neighbouring, delta: float) -> tuple[float, str]:
     """The best of the bounds for the run alone."""
-    from discreet.accounting import feedback
-
-    bound = feedback.epsilon(_feedback_run(event), delta=delta)
+    bound = feedback.epsilon(event, delta=delta)
     return bound.value, f"error feedback, {bound.name}"
 
 
 def feedback_delta(event: ClippedFeedback, relation: Neighbouring, epsilon: float) -> float:
     """The best of the bounds for the run alone."""
-    from discreet.accounting import feedback
-
-    return feedback.delta(_feedback_run(event), epsilon=epsilon).value
+    return feedback.delta(event, epsilon=epsilon).value
 
 
 # Last iterate -----------------------------------------------------------------------------------------------
@@ -81,8 +56,6 @@ def feedback_delta(event: ClippedFeedback, relation: Neighbouring, epsilon: floa
 
 def last_iterate_mu(event: LastIterateRun, relation: Neighbouring) -> float | None:
     """Full batch: the run is one Gaussian, sqrt(m)/z + shift sqrt(E(m, c)) at the best m."""
-    from discreet.accounting import last_iterate
-
     step = event.step.event if not isinstance(event.step, Gaussian) else event.step
     if step.whitened.noise == 0:
         return math.inf
@@ -105,16 +78,12 @@ def last_iterate_rdp(event: LastIterateRun, relation: Neighbouring, orders: Orde
 
 def last_iterate_epsilon(event: LastIterateRun, relation: Neighbouring, delta: float) -> tuple[float, str]:
     """The best of the bounds for the run alone."""
-    from discreet.accounting import last_iterate
-
     bound = last_iterate.epsilon(_last_iterate_run(event, relation), delta=delta)
     return bound.value, bound.name
 
 
 def last_iterate_delta(event: LastIterateRun, relation: Neighbouring, epsilon: float) -> float:
     """The best of the bounds for the run alone."""
-    from discreet.accounting import last_iterate
-
     return last_iterate.delta(_last_iterate_run(event, relation), epsilon=epsilon).value
 
 
@@ -128,26 +97,27 @@ def _shift(event: LastIterateRun) -> float:
     return event.diameter * event.batch / (event.learning_rate * _noise(event) * event.clip)
 
 
-def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resolution: Resolution) -> Pld:
+def _step(event: LastIterateRun, noise: float, relation: Neighbouring) -> TruncatedPoissonSampled | WithoutReplacement:
     """One step with another multiplier, given against what one record moves."""
     step = with_noise(event.step, noise * units(relation))
-    if isinstance(step, TruncatedPoissonSampled):
-        return truncated_pld(step, relation, resolution)[0][0]
-    assert isinstance(step, WithoutReplacement)
-    return without_pld(step, relation, resolution)[0][0]
+    assert isinstance(step, TruncatedPoissonSampled | WithoutReplacement)
+    return step
+
+
+def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resolution: Resolution) -> Pld:
+    step = _step(event, noise, relation)
+    truncated = isinstance(step, TruncatedPoissonSampled)
+    parts = truncated_pld(step, relation, resolution) if truncated else without_pld(step, relation, resolution)
+    return parts[0][0]
 
 
 def _step_rdp(event: LastIterateRun, noise: float, relation: Neighbouring, orders: Orders) -> Floats:
-    step = with_noise(event.step, noise * units(relation))
-    if isinstance(step, TruncatedPoissonSampled):
-        return truncated_rdp(step, relation, orders)
-    assert isinstance(step, WithoutReplacement)
-    return without_rdp(step, relation, orders)
+    step = _step(event, noise, relation)
+    truncated = isinstance(step, TruncatedPoissonSampled)
+    return truncated_rdp(step, relation, orders) if truncated else without_rdp(step, relation, orders)
 
 
 def _last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.BoundedRun:
-    from discreet.accounting import last_iterate
-
     step = last_iterate.StepBound(
         noise=_noise(event) / units(relation),
         pld=lambda noise, grid: _step_pld(event, noise, relation, Resolution(grid)),
