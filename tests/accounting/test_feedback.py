@@ -217,7 +217,11 @@ def test_patterns_without_grouping_agree() -> None:
     for first in range(1, 101):
         left = 100 - first
         k = np.arange(left + 1)
-        mu = np.sqrt(feedback.fresh(run)**2 + (left - k) * feedback.held(run)**2 + k * (feedback.held(run) + feedback.fresh(run)) ** 2)
+        mu = np.sqrt(
+            feedback.fresh(run) ** 2
+            + (left - k) * feedback.held(run) ** 2
+            + k * (feedback.held(run) + feedback.fresh(run)) ** 2
+        )
         weights = 0.02 * 0.98 ** (first - 1) * stats.binom.pmf(k, left, 0.02)
         tail = special.ndtr(mu / 2 - inside / mu) - math.exp(inside) * special.ndtr(-mu / 2 - inside / mu)
         total += float(weights @ tail)

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from discreet.accounting import Neighbouring, certify
+from discreet.accounting.accountants import certify
 from discreet.auditing import broken
 from discreet.auditing.broken import DELTA, Demonstration, Dice, GeoDp, demonstrations, from_angles, to_angles
 from discreet.auditing.games import Game, play
+from discreet.core.relation import Neighbouring
 
 CLAIMED = {"geodp": 4.84481, "dicesgd": 1.0, "d2p2-sgd": 3.92125, "dpsgd-dc": 3.4212}
 # The published lower bounds to reach; DiceSGD's by a weighted sum, which is a little better than the plain one.

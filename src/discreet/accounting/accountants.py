@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -119,30 +118,19 @@ def _tightest(run: NormalForm, delta: float) -> tuple[float, str]:
 
 def delta_at(charge: Charge, *, epsilon: float, relation: Neighbouring) -> float:
     """The smallest delta that is proven for the charge at this epsilon."""
-    return profile(charge, epsilons=(epsilon,), relation=relation)[0]
-
-
-def profile(charge: Charge, *, epsilons: Sequence[float], relation: Neighbouring) -> tuple[float, ...]:
-    """The smallest proven delta at each epsilon."""
-    for epsilon in epsilons:
-        check.not_negative("epsilon bounds a privacy loss", epsilon=epsilon)
+    check.not_negative("epsilon bounds a privacy loss", epsilon=epsilon)
     run = normal(charge.certified, relation)
     if run.lost:
-        return tuple(1.0 for _ in epsilons)
+        return 1.0
     if not run.others:
-        return tuple(gdp.delta(run.mu, epsilon) for epsilon in epsilons)
-    rounded = bucketed(run, _DISTINCT)
-    compositions = _compositions(rounded, Resolution(_first_grid(run, -100.0), -100.0))
-    divergence, alone = _rdp(run), _alone(run)
-
-    def least(epsilon: float) -> float:
-        bounds = [rdp.delta(divergence, epsilon), max((c.delta(epsilon) for c in compositions), default=1.0)]
-        bounds += [run.total_variation, gdp.delta(_unsampled_mu(run), epsilon)]
-        if alone is not None:
-            bounds.append(alone[1].delta(alone[0], relation, epsilon))
-        return min(bounds)
-
-    return tuple(least(epsilon) for epsilon in epsilons)
+        return gdp.delta(run.mu, epsilon)
+    sides = _compositions(bucketed(run, _DISTINCT), Resolution(_first_grid(run, -100.0), -100.0))
+    bounds = [rdp.delta(_rdp(run), epsilon), max((side.delta(epsilon) for side in sides), default=1.0)]
+    bounds += [run.total_variation, gdp.delta(_unsampled_mu(run), epsilon)]
+    alone = _alone(run)
+    if alone is not None:
+        bounds.append(alone[1].delta(alone[0], relation, epsilon))
+    return min(bounds)
 
 
 def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: float | None = None) -> float:

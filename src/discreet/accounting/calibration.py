@@ -34,7 +34,6 @@ def calibrate_noise(
     True
     """
     _check_budget(epsilon, delta)
-
     return _least_noise(lambda noise: certify(charge_of_noise(noise), delta=delta, relation=relation).epsilon, epsilon)
 
 
@@ -73,9 +72,7 @@ def calibrate_steps(
     """
     _check_budget(epsilon, delta)
 
-    def fits(steps: int) -> bool:
-        return certify(charge_of_steps(steps), delta=delta, relation=relation).epsilon <= epsilon
-
+    fits = _within(charge_of_steps, epsilon, delta, relation)
     most = 1
     while fits(most):
         most *= 2
@@ -94,14 +91,18 @@ def calibrate_batch(
     _check_budget(epsilon, delta)
     check.count("the largest batch to consider, at most the public number of records", largest=largest)
 
-    def fits(batch: int) -> bool:
-        return certify(charge_of_batch(batch), delta=delta, relation=relation).epsilon <= epsilon
-
+    fits = _within(charge_of_batch, epsilon, delta, relation)
     if fits(largest):
         return largest
     remedy = "raise the noise or the budget, or take fewer steps"
     check.require(fits(1), f"a batch within epsilon={epsilon}", "more than that at batch=1", remedy)
     return least_whole(lambda batch: not fits(batch), 2, largest) - 1
+
+
+def _within(
+    charge_of: Callable[[int], Charge], epsilon: float, delta: float, relation: Neighbouring
+) -> Callable[[int], bool]:
+    return lambda number: certify(charge_of(number), delta=delta, relation=relation).epsilon <= epsilon
 
 
 def _check_budget(epsilon: float, delta: float) -> None:

@@ -62,7 +62,10 @@ def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float
     if noise is not None:
         return pld.highest_loss(sampling_rate(event), noise / furthest_move(event, relation), log_tail)
     release = event.event if isinstance(event, PoissonSampled) else event
-    return _projected_highest(sampling_rate(event), release, relation, log_tail) if is_projected(event) else 0.0
+    if not isinstance(release, ProjectedGaussian):
+        return 0.0
+    noise, tail = release.noise / units(relation), _projected_tail(log_tail)
+    return projected.highest_loss(rate=sampling_rate(event), noise=noise, dims=release.dims, tail=tail)
 
 
 def is_projected(event: Event) -> bool:
@@ -154,7 +157,9 @@ def poisson_mu(event: PoissonSampled, relation: Neighbouring) -> float | None:
 def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
     """(1-q) N(0) + q N(1) against N(0), and back."""
     if isinstance(event.event, ProjectedGaussian):
-        return _projected_pld(event.rate, event.event, relation, resolution)
+        noise, tail = event.event.noise / units(relation), _projected_tail(resolution.log_tail)
+        step = projected.pld_step(rate=event.rate, noise=noise, dims=event.event.dims, grid=resolution.grid, tail=tail)
+        return [(step, 1)]
     noise = _against(event.event, relation)
     return [(pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail), 1)]
 
@@ -162,7 +167,8 @@ def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resol
 def poisson_rdp(event: PoissonSampled, relation: Neighbouring, orders: Orders) -> Floats:
     """The larger direction of the same pair."""
     if isinstance(event.event, ProjectedGaussian):
-        return _projected_rdp(event.rate, event.event, relation, orders)
+        noise = event.event.noise / units(relation)
+        return projected.rdp(rate=event.rate, noise=noise, dims=event.event.dims, orders=orders)
     return rdp.sampled_gaussian(event.rate, _against(event.event, relation), orders)
 
 
@@ -222,34 +228,19 @@ def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Order
     return rdp.without_replacement(sampling_rate(event), _against(event.event, relation), orders)
 
 
-# Projected releases, whose mathematics has a file of its own ------------------------------------------------
-
-
-def _projected_pld(rate: float, event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution) -> Parts:
-    noise, tail = event.noise / units(relation), _projected_tail(resolution.log_tail)
-    return [(projected.pld_step(rate=rate, noise=noise, dims=event.dims, grid=resolution.grid, tail=tail), 1)]
+# Projected releases -----------------------------------------------------------------------------------------
 
 
 def _projected_tail(log_tail: float) -> float:
     return min(1e-13, math.exp(max(-700.0, log_tail)))
 
 
-def _projected_highest(rate: float, event: Event, relation: Neighbouring, log_tail: float) -> float:
-    assert isinstance(event, ProjectedGaussian)
-    noise, tail = event.noise / units(relation), _projected_tail(log_tail)
-    return projected.highest_loss(rate=rate, noise=noise, dims=event.dims, tail=tail)
-
-
-def _projected_rdp(rate: float, event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:
-    return projected.rdp(rate=rate, noise=event.noise / units(relation), dims=event.dims, orders=orders)
-
-
 def full_projected_pld(event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution) -> Parts:
-    return _projected_pld(1.0, event, relation, resolution)
+    return poisson_pld(PoissonSampled(1.0, event), relation, resolution)
 
 
 def full_projected_rdp(event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:
-    return _projected_rdp(1.0, event, relation, orders)
+    return poisson_rdp(PoissonSampled(1.0, event), relation, orders)
 
 
 def projected_mu(event: ProjectedGaussian, relation: Neighbouring) -> float | None:

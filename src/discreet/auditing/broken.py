@@ -16,17 +16,9 @@ from typing import Any, final
 import numpy as np
 from scipy import optimize, special, stats
 
-from discreet.accounting import (
-    AccountedClaim,
-    Accounting,
-    Charge,
-    Claim,
-    ClippedFeedback,
-    Gaussian,
-    NonPrivate,
-    PoissonSampled,
-    ProjectedGaussian,
-)
+from discreet.accounting.charges import Charge
+from discreet.accounting.claims import AccountedClaim, Accounting, Claim
+from discreet.accounting.events import ClippedFeedback, Gaussian, NonPrivate, PoissonSampled, ProjectedGaussian
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import Game, Likelihood, PoissonStep
 from discreet.methods.dicesgd.claim import DiceClaim

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from discreet.accounting import Neighbouring, certify, gdp
+from discreet.accounting import gdp
+from discreet.accounting.accountants import certify
 from discreet.auditing import broken
 from discreet.auditing.games import Game, GaussianStep, play
+from discreet.core.relation import Neighbouring
 from discreet.runs.audit_rows import AuditRow
 
 if TYPE_CHECKING:

@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.accounting import Certificate, Charge, calibrate_batch, calibrate_steps, certify, merge, read
+from discreet.accounting.accountants import Certificate, certify
+from discreet.accounting.calibration import calibrate_batch, calibrate_steps
+from discreet.accounting.charges import Charge
+from discreet.accounting.ledger import merge, read
 from discreet.cli.flags import JsonFlag, ToClaimFlag, required_delta, required_epsilon, required_noise
 from discreet.cli.output import emit
 from discreet.cli.plans import PlanFlags, horizon_of, not_both, recipe_of

@@ -280,14 +280,12 @@ class Stream:
             "a fork would repeat the parent's noise; make discreet.Streams.from_os() in the new process",
         )
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        _refuse_copy()
-
-    def __copy__(self) -> NoReturn:
-        _refuse_copy()
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        _refuse_copy()
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # what copy, deepcopy and pickle call
+        check.refuse(
+            "one owner for a random stream",
+            "a copy or a pickle",
+            "a copied position would repeat noise; make new streams with discreet.Streams.from_os()",
+        )
 
 
 def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:
@@ -314,14 +312,6 @@ def _check_dtype(dtype: torch.dtype) -> None:
         "noise in float32 or float64",
         dtype,
         "sum and add noise in float32, then cast the result",
-    )
-
-
-def _refuse_copy() -> NoReturn:
-    check.refuse(
-        "one owner for a random stream",
-        "a copy or a pickle",
-        "a copied position would repeat noise; make new streams with discreet.Streams.from_os()",
     )
 
 

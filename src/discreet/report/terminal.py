@@ -17,7 +17,7 @@ from discreet.core.randomness import SEEDED
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
-    from discreet.accounting import Certificate
+    from discreet.accounting.accountants import Certificate
     from discreet.runs import RunProgress, RunResult
     from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress

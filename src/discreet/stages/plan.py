@@ -15,7 +15,7 @@ from discreet.stages.pipeline import Pipeline
 from discreet.stages.sampling import Horizon
 
 if TYPE_CHECKING:
-    from discreet.accounting import Certificate
+    from discreet.accounting.accountants import Certificate
 
 
 @final
@@ -75,7 +75,7 @@ class Plan(Pipeline):
 
     def certificate(self, steps: int | None = None) -> Certificate:
         """The certified epsilon of the first `steps` steps (default: the whole run)."""
-        from discreet.accounting import certify
+        from discreet.accounting.accountants import certify
 
         return certify(self.charge(steps), delta=self.delta, relation=self.relation)
 

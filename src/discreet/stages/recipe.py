@@ -51,7 +51,7 @@ class Recipe(Pipeline):
 
     def for_horizon(self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False) -> Plan:
         """Like `for_budget`, for an existing `Horizon`."""
-        from discreet.accounting import calibrate_noise
+        from discreet.accounting.calibration import calibrate_noise
 
         def plan(noise: float) -> Plan:
             return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
@@ -65,7 +65,7 @@ class Recipe(Pipeline):
 
         The plan's `certificate` states the epsilon that is proven for it, which may be larger.
         """
-        from discreet.accounting import calibrate_claim
+        from discreet.accounting.calibration import calibrate_claim
 
         def plan(noise: float) -> Plan:
             return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)

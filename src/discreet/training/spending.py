@@ -11,7 +11,8 @@ from discreet.core.randomness import SEEDED
 from discreet.stages.plan import Plan
 
 if TYPE_CHECKING:
-    from discreet.accounting import Certificate, Charge
+    from discreet.accounting.accountants import Certificate
+    from discreet.accounting.charges import Charge
     from discreet.core.streams import Streams
 
 
@@ -33,7 +34,7 @@ class Spent:
     @staticmethod
     def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
         """Compute it from the ledger's charge. A claim is for the whole run, so it is None before the end."""
-        from discreet.accounting import certify
+        from discreet.accounting.accountants import certify
 
         if streams.is_seeded:  # also before the first charge
             charge = dataclasses.replace(charge, assumptions=(*charge.assumptions, SEEDED))
