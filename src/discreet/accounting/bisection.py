@@ -9,9 +9,7 @@ from collections.abc import Callable
 def least(
     holds: Callable[[float], bool], *, start: float = 1.0, tolerance: float = 1e-12, limit: float = math.inf
 ) -> float:
-    """The least number from 0 on at which `holds`, rounded up by a relative `tolerance`.
-
-    Infinite if there is none, or none up to about `limit`.
+    """The least number >= 0 at which `holds`, rounded up by a relative `tolerance`; infinite beyond `limit`.
 
     >>> least(lambda x: x * x >= 2) >= math.sqrt(2), least(lambda x: True), least(lambda x: False)
     (True, 0.0, inf)

@@ -1,6 +1,6 @@
-"""A budget to noise, steps or batch: the search ends on the safe side.
+"""The noise multiplier, number of steps or batch size that a budget allows.
 
-Every answer was certified itself: its epsilon is at most the target, never "about" the target.
+Every result was certified itself, so its epsilon is at most the budget.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _AIM = 0.999  # interpolation aims here: inside the budget, and well inside what
 def calibrate_noise(
     charge_of_noise: Callable[[float], Charge], *, epsilon: float, delta: float, relation: Neighbouring
 ) -> float:
-    """The least noise, nearly, whose certified epsilon stays within the budget; at most 0.5 % of it is left.
+    """Return the smallest noise whose certified epsilon is within the budget; at most 0.5 % of it stays unused.
 
-    Guarantee: certify(charge_of_noise(noise)).epsilon <= epsilon. More noise must not cost more.
+    More noise must not cost more.
 
     >>> from discreet.accounting.events import Gaussian
     >>> noise = calibrate_noise(
@@ -38,7 +38,7 @@ def calibrate_noise(
 
 
 def calibrate_claim(claim_of_noise: Callable[[float], Claim | None], *, epsilon: float, delta: float) -> float:
-    """The least noise, nearly, whose CLAIMED epsilon stays within the budget: it proves nothing."""
+    """Return the smallest noise whose CLAIMED epsilon is within the budget. This proves nothing."""
     _check_budget(epsilon, delta)
 
     def spent(noise: float) -> float:
@@ -66,9 +66,9 @@ def _least_noise(spent: Callable[[float], float], epsilon: float) -> float:
 def calibrate_steps(
     charge_of_steps: Callable[[int], Charge], *, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """The most steps, nearly, whose certified epsilon stays within the budget; 0 if not even one does.
+    """Return the largest number of steps whose certified epsilon is within the budget; 0 if there is none.
 
-    Guarantee: certify(charge_of_steps(steps)).epsilon <= epsilon. More steps must not cost less.
+    More steps must not cost less.
     """
     _check_budget(epsilon, delta)
 
@@ -84,9 +84,9 @@ def calibrate_steps(
 def calibrate_batch(
     charge_of_batch: Callable[[int], Charge], *, largest: int, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """The largest batch up to `largest`, nearly, whose certified epsilon stays within the budget.
+    """Return the largest batch up to `largest` whose certified epsilon is within the budget.
 
-    Guarantee: certify(charge_of_batch(batch)).epsilon <= epsilon. A larger batch must not cost less.
+    A larger batch must not cost less.
     """
     _check_budget(epsilon, delta)
     check.count("the largest batch to consider, at most the public number of records", largest=largest)
@@ -114,7 +114,7 @@ Tried = tuple[float, float]
 
 
 def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[Tried, Tried]:
-    """Two noises with what they spend: one too much, one within the budget."""
+    """Two noises with their epsilons: one above the budget, one within it."""
     before = (1.0, spent(1.0))
     factor = 0.5 if before[1] <= epsilon else 2.0
     following = before
@@ -127,9 +127,9 @@ def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[Tried, Tr
 
 
 def _between(low: Tried, high: Tried, aim: float) -> float:
-    """Where a power law through both ends spends the aim; the geometric middle where there is none.
+    """The noise at which a power law through both ends gives `aim`, or their geometric mean if there is no such law.
 
-    Held away from the ends, so that the bracket shrinks by a fifth at least every second round.
+    It stays away from the ends, so that the bracket shrinks by a fifth at least every second round.
     """
     middle = math.sqrt(low[0] * high[0])
     if not (math.isfinite(low[1]) and high[1] > 0 and low[1] > high[1]):

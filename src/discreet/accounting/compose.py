@@ -1,12 +1,11 @@
-"""ComposedLoss of loss distributions: one product of Fourier transforms, exponentially tilted.
+"""Composition of loss distributions by a product of Fourier transforms, exponentially tilted.
 
-The loss of a run is the sum of the losses of its steps. Tilting every step by e^(tilt * loss) moves the
-centre of the sum to the losses that decide delta; undoing the tilt afterwards shrinks every rounding error of
-the transform by the same factor. So 10^6 steps and deltas of 1e-30 keep their relative precision (a transform
-without tilt is off from delta = 1e-10 on), and it only has to cover a few standard deviations.
+The loss of a run is the sum of the losses of its steps. Tilting every step by e^(tilt * loss) moves the sum to the
+losses that decide delta, and undoing the tilt shrinks the rounding errors of the transform by the same factor. So 10^6
+steps and deltas of 1e-30 keep their relative precision, and the transform covers a few standard deviations only.
 
-What leaves the window on the right is charged as infinite loss (Chernoff); what leaves it on the left comes
-back on the right, where it can only raise delta. So the result is an upper bound throughout.
+Mass beyond the right end of the window is charged as infinite loss (Chernoff). Mass beyond the left end wraps to the
+right, where it can only raise delta. So the result is an upper bound.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _TINIEST = 1e-300  # stands for deltas that underflow to zero, whose logarithm d
 @final
 @dataclass(frozen=True, eq=False)
 class LossWindow:
-    """delta at each of the losses (first + j) * grid, as an upper bound.
+    """Upper bounds of delta at the losses (first + j) * grid.
 
-    Of delta at a loss at most e^(log_error - tilt * loss) is rounding and wrapped mass; the rest is real.
+    At most e^(log_error - tilt * loss) of each is due to rounding and wrapped mass.
     """
 
     grid: float
@@ -47,7 +46,7 @@ class LossWindow:
     log_error: float = -math.inf
 
     def is_accurate(self, epsilon: float, delta: float) -> bool:
-        """Whether rounding and wrapped mass are a negligible share of `delta` at this epsilon."""
+        """Whether rounding and wrapped mass are a negligible part of `delta` at this epsilon."""
         return self.log_error - self.tilt * epsilon <= math.log(max(_NEGLIGIBLE * delta, _TINIEST))
 
     def epsilon(self, delta: float) -> float | None:
@@ -78,7 +77,7 @@ class LossWindow:
 
 @final
 class ComposedLoss:
-    """The sum of independent losses: `count` times each of the parts, all on one grid."""
+    """The sum of independent losses: `count` times each of the parts, on one grid."""
 
     def __init__(self, parts: Sequence[tuple[Pmf, int]]) -> None:
         self._parts = tuple((_trimmed(part), count) for part, count in parts)
@@ -92,10 +91,7 @@ class ComposedLoss:
         self.work = 0  # points that questions to this object have cost so far
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up; infinite if there is none.
-
-        Every tilt gives an upper bound, so the smallest of those that were tried is one.
-        """
+        """The smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up, over all tilts that are tried."""
         if self.infinite >= delta:
             return math.inf
         log_delta, best = math.log(delta), math.inf
@@ -107,7 +103,7 @@ class ComposedLoss:
         return max(0.0, best * self._up)
 
     def delta(self, epsilon: float) -> float:
-        """delta(epsilon) for epsilon >= 0, rounded up; the smallest over the tilts that were tried."""
+        """delta(epsilon) for epsilon >= 0, rounded up, over all tilts that are tried."""
         if self.infinite > 1 - 1e-12:
             return 1.0
         if epsilon >= self._highest * self._grid:
@@ -126,10 +122,9 @@ class ComposedLoss:
     def _windows(
         self, bound: Callable[[float], float], log_delta: float | None, cover: float | None = None
     ) -> Iterator[LossWindow]:
-        """delta under the tilt at which `bound` is least, then under ever smaller tilts, and without one.
+        """delta under the tilt at which `bound` is smallest, then under smaller tilts, and without a tilt.
 
-        A large tilt resolves the losses of a rare, large part of the sum and drowns the losses below it.
-        One loss alone needs no transform and no tilt: its window is exact.
+        A large tilt resolves rare large losses but not the losses below them. A single loss needs no transform.
         """
         if len(self._parts) == 1 and self._parts[0][1] == 1:
             part = self._parts[0][0]
@@ -146,7 +141,7 @@ class ComposedLoss:
         yield self._window(0.0, log_delta, cover)
 
     def _best_tilt(self, bound: Callable[[float], float]) -> float:
-        """A tilt near the one that makes this bound, unimodal in the tilt, least."""
+        """A tilt near the minimum of `bound`, which is unimodal in the tilt."""
         guess = math.log(4.0 / (math.sqrt(self._variance(0.0)) + self._grid))
         low, high = guess - 7.0, min(guess + 4.0, -math.log(self._grid))
         golden = (math.sqrt(5) - 1) / 2
@@ -169,9 +164,9 @@ class ComposedLoss:
         return fading
 
     def _factors(self, fading: Floats, tilt: float, part: Pmf) -> tuple[Floats, float]:
-        """e^(tilt * loss) for the losses of a part, up to a factor of which the logarithm is given.
+        """e^(tilt * loss) for the losses of a part, divided by a factor whose logarithm is returned.
 
-        Anchored at the end that the tilt favours: nothing overflows, and what vanishes is negligible.
+        The factor belongs to the end that the tilt favours, so nothing overflows and what underflows is negligible.
         """
         factors = fading[self._longest - len(part.mass) :]
         if tilt >= 0:
@@ -199,7 +194,7 @@ class ComposedLoss:
         return variance * self._grid**2
 
     def _window(self, tilt: float, log_delta: float, cover: float | None = None) -> LossWindow:
-        """delta on the losses where the tilted sum lives."""
+        """delta at the losses where the tilted sum has its mass."""
         log_mgf = self._log_mgf(tilt)
         rates = self._rates(math.sqrt(self._variance(tilt)) + self._grid)
         chernoff = [(self._log_mgf(tilt + rate), tilt + rate) for rate in rates]
@@ -232,7 +227,7 @@ class ComposedLoss:
         return np.concatenate([4.0 ** np.arange(octaves) / furthest, bell])
 
     def _convolve(self, tilt: float, first: int, last: int) -> tuple[Floats, float]:
-        """The tilted mass of the sum, normalised, at the indices first..last; what was added to each for rounding."""
+        """The normalised tilted mass of the sum at first..last, and the amount added to each for rounding."""
         size = _fast_length(last - first + 1)
         product = np.ones(size // 2 + 1, dtype=np.complex128)
         offset = 0
@@ -251,7 +246,7 @@ class ComposedLoss:
 
 
 def _trimmed(pmf: Pmf) -> Pmf:
-    """Without zeros at the ends, where tilts are anchored."""
+    """Remove zeros at both ends, where tilts are anchored."""
     some = np.flatnonzero(pmf.mass)
     if len(some) == 0 or (some[0] == 0 and some[-1] == len(pmf.mass) - 1):
         return pmf
@@ -259,7 +254,7 @@ def _trimmed(pmf: Pmf) -> Pmf:
 
 
 def _power(transform: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
-    """transform ** count by squaring: numpy's own power of complex numbers is many times slower."""
+    """transform ** count by squaring, which is much faster than numpy's complex power."""
     result = transform if count % 2 else np.ones_like(transform)
     while count := count // 2:
         transform = transform * transform

@@ -1,13 +1,8 @@
-"""What happened: frozen, serialisable values that an accountant turns into epsilon.
+"""What happened to the data: frozen, serialisable values that an accountant turns into epsilon.
 
-The rules of this file:
-
-* An event states its mathematics completely, so that an accountant needs nothing else.
-* `noise` is the multiplier z on a sum: standard deviation of the noise / clip. It is stated once, against
-  the add/remove sensitivity of one clip; `units(relation)` says how many clips one change of a record moves
-  the sum, and the accountants divide by it where they meet the event, once.
-* Composition is not an event: a `Charge` says how often each event happened.
-* An event that an accountant does not know is refused, never guessed.
+An event states its mathematics completely. `noise` is the multiplier z on a sum: standard deviation of the noise /
+clip, for the add/remove sensitivity of one clip. The accountants divide it once by `units(relation)`. A `Charge` says
+how often each event happened. An accountant refuses events that it does not know.
 
 >>> event = PoissonSampled(rate=0.01, event=Gaussian(noise=1.1))
 >>> event_from_json(event.to_json()) == event
@@ -31,12 +26,12 @@ _ABOUT_RATE = "the rate is a probability; for batch 256 of 50000 records use 256
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that touched the data, or nothing. Equal events cost the same."""
+    """One access to the data. Equal events cost the same."""
 
     kind: ClassVar[str] = "event"
 
     def to_json(self) -> dict[str, Any]:
-        """The event as plain JSON values, tagged with its kind."""
+        """JSON values, with the kind of the event."""
         fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"kind": self.kind, **fields}
 
@@ -50,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 
 def units(relation: Neighbouring) -> float:
-    """How many clips the sum moves between neighbours: 1 if a record comes or goes, 2 if it is replaced."""
+    """By how many clips the sum differs between neighbours: 1 if a record is added or removed, 2 if it is replaced."""
     return 1.0 if relation is Neighbouring.ADD_REMOVE else 2.0
 
 
@@ -80,9 +75,9 @@ class Gaussian(Event):
 @final
 @dataclass(frozen=True)
 class CountQuery(Event):
-    """The count of adaptive quantile clipping, centred: every record adds -1/2 or +1/2; noise N(0, sigma^2).
+    """The count of adaptive quantile clipping: every record adds -1/2 or +1/2; noise N(0, sigma^2).
 
-    Centring makes the add/remove sensitivity 1/2, so that the multiplier is sigma / (1/2).
+    The add/remove sensitivity is 1/2, so the noise multiplier is sigma / (1/2).
 
     >>> CountQuery(sigma=5.0).whitened
     Gaussian(noise=10.0)
@@ -96,16 +91,15 @@ class CountQuery(Event):
 
     @property
     def whitened(self) -> Gaussian:
-        """The equivalent single Gaussian."""
         return Gaussian(noise=self.sigma / 0.5)
 
 
 @final
 @dataclass(frozen=True)
 class SelectionQuery(Event):
-    """A noisy test on private data (accept or reject a step): a statistic plus N(0, sigma^2).
+    """A noisy test on private data, which accepts or rejects an update: a statistic plus N(0, sigma^2).
 
-    `sensitivity` bounds the change when one record comes or goes (twice that when it is replaced).
+    `sensitivity` bounds its change when one record is added or removed; replacing a record changes it by twice as much.
     """
 
     sigma: float
@@ -118,7 +112,6 @@ class SelectionQuery(Event):
 
     @property
     def whitened(self) -> Gaussian:
-        """The equivalent single Gaussian."""
         return Gaussian(noise=self.sigma / self.sensitivity)
 
 
@@ -129,7 +122,7 @@ _QUERIES = (Gaussian, CountQuery, SelectionQuery)
 @final
 @dataclass(frozen=True)
 class Queries(Event):
-    """Several queries on ONE sample. Whitened they are one Gaussian: z = (sum_i z_i^-2)^(-1/2).
+    """Several queries on ONE sample, equivalent to one Gaussian with z = (sum_i z_i^-2)^(-1/2).
 
     >>> round(Queries((Gaussian(1.2), Gaussian(4.0))).whitened.noise, 6)
     1.149392
@@ -147,7 +140,6 @@ class Queries(Event):
 
     @property
     def whitened(self) -> Gaussian:
-        """The equivalent single Gaussian."""
         noises = [query.whitened.noise for query in self.queries]
         if len(noises) == 1 or min(noises) == 0:
             return Gaussian(noise=min(noises))
@@ -161,7 +153,7 @@ class Queries(Event):
 class ProjectedGaussian(Event):
     """y_l = A_l^T S_l / sqrt(p_l) + N(0, (noise * clip)^2 I), A_l dense, iid N(0, 1), fresh and public.
 
-    `dims` holds p_l, the width of the projection of each layer. Orthonormal projections are plain `Gaussian`.
+    `dims` are the widths p_l of the projection of each layer. Orthonormal projections are plain `Gaussian`.
     """
 
     noise: float
@@ -189,7 +181,7 @@ _WHITENABLE = (Gaussian, CountQuery, SelectionQuery, Queries)
 @final
 @dataclass(frozen=True)
 class PoissonSampled(Event):
-    """`event` on a sample that holds each record independently with probability `rate`."""
+    """`event` on a sample that contains each record independently with probability `rate`."""
 
     rate: float
     event: Release
@@ -203,9 +195,9 @@ class PoissonSampled(Event):
 @final
 @dataclass(frozen=True)
 class TruncatedPoissonSampled(Event):
-    """`event` on a Poisson sample cut to `cap` records, chosen uniformly, where it held more.
+    """`event` on a Poisson sample, of which at most `cap` records, chosen uniformly, are kept.
 
-    `records` is a PUBLIC upper bound on the size of the data.
+    `records` is a PUBLIC upper bound on the number of records.
     """
 
     rate: float
@@ -223,7 +215,7 @@ class TruncatedPoissonSampled(Event):
 @final
 @dataclass(frozen=True)
 class WithoutReplacement(Event):
-    """`event` on `batch` of exactly `records` records, uniform without replacement. Replace-one only."""
+    """`event` on `batch` of exactly `records` records, drawn uniformly without replacement. Replace-one only."""
 
     records: int
     batch: int
@@ -240,7 +232,7 @@ class WithoutReplacement(Event):
 @final
 @dataclass(frozen=True)
 class BallsInBinsEpoch(Event):
-    """A whole run: in each of `epochs` epochs every record joins one uniformly chosen step, independently."""
+    """A whole run: in each of `epochs` epochs every record joins one step, chosen uniformly and independently."""
 
     epochs: int
     event: Whitenable
@@ -254,7 +246,7 @@ class BallsInBinsEpoch(Event):
 @final
 @dataclass(frozen=True)
 class Unamplified(Event):
-    """One step on a batch from a loader that we do not know: `event`, with no credit for sampling."""
+    """One step on a batch from an unknown loader: `event`, without amplification by sampling."""
 
     event: Whitenable
     kind: ClassVar[str] = "unamplified"
@@ -271,8 +263,8 @@ class Unamplified(Event):
 class ClippedFeedback(Event):
     """A whole run with clipped error feedback: v_t = clip(e_t, feedback_clip) + mean clip(g, clip) + noise.
 
-    The mean divides by the public `batch`, the noise has standard deviation `noise_std_on_mean`, the error
-    e_{t+1} = e_t + mean g - v_t (without noise) stays hidden. `preclip` bounds every g, None: nothing does.
+    The mean divides by the public `batch`, and the noise has standard deviation `noise_std_on_mean`. The error e_{t+1}
+    = e_t + mean g - v_t (without noise) stays hidden. `preclip` bounds every g; None: nothing does.
     """
 
     rate: float
@@ -297,11 +289,12 @@ class ClippedFeedback(Event):
 @final
 @dataclass(frozen=True, kw_only=True)
 class LastIterateRun(Event):
-    """A whole run of updates x <- project(x - learning_rate * (sum/batch + noise)); only the last x leaves.
+    """A whole run of updates x <- project(x - learning_rate * (sum/batch + noise)) that publishes only the last x.
 
-    `step` is one step as sampled (its noise is against the clip on the sum), `diameter` that of the convex
-    domain, `expansion` c a Lipschitz constant of the noiseless update for EVERY batch that can occur: batches
-    must therefore be bounded, which plain Poisson sampling does not do.
+    step       one step with its sampling; its noise is relative to the clip on the sum
+    diameter   of the convex domain
+    expansion  a Lipschitz constant c of the noiseless update for EVERY possible batch; batches must be bounded, which
+               plain Poisson sampling does not ensure
     """
 
     step: Gaussian | TruncatedPoissonSampled | WithoutReplacement
@@ -330,7 +323,7 @@ class LastIterateRun(Event):
 @final
 @dataclass(frozen=True)
 class Free(Event):
-    """Post-processing of what was released already: costs nothing."""
+    """Post-processing of earlier releases; costs nothing."""
 
     kind: ClassVar[str] = "free"
 
@@ -338,7 +331,7 @@ class Free(Event):
 @final
 @dataclass(frozen=True)
 class NonPrivate(Event):
-    """Something for which no bound is proven: epsilon is infinite."""
+    """An access for which no bound is proven: epsilon is infinite."""
 
     kind: ClassVar[str] = "non-private"
 
@@ -365,7 +358,7 @@ EVENTS: Mapping[str, type[Event]] = {
 
 
 def event_from_json(body: Mapping[str, Any]) -> Event:
-    """The event that `to_json` wrote; an unknown kind or a field too many or too few is refused."""
+    """The event that `to_json` wrote. Unknown kinds and wrong fields are refused."""
     remedy = "read it with the version of the library that wrote it"
     check.require(isinstance(body, Mapping), "an event as a JSON object", f"{body!r}", remedy)
     kind = body.get("kind")

@@ -3,15 +3,15 @@
     v_t = (1/batch) sum_i clip(g_i, clip) + clip(e_t, feedback_clip),   released: v_t + N(0, noise_std^2 I)
     e_{t+1} = e_t + (1/batch) sum_i g_i - v_t,   e_0 = 0, never released
 
-Four bounds hold under add/remove, each for both directions; the smallest counts.
+Four bounds hold under add/remove in both directions; the smallest counts.
 
     mixture    every step is N(0) against (1-q) N(2 C2) + q N(2 C2 + C1/batch), composed
     one-shot   a record that is never sampled changes nothing: one Gaussian, sampled at rate 1 - (1-q)^T
-    energy     if every gradient is bounded by `preclip`, n inclusions move the run by sqrt(n) C1 + n (G - C1)
-    patterns   both of them at once, over the step of the first inclusion and the number of later ones
+    energy     if `preclip` G bounds every gradient, n inclusions move the run by sqrt(n) C1 + n (G - C1)
+    patterns   both at once, over the step of the first inclusion and the number of later ones
 
-`clip` must be the projection on the ball, min(1, C/norm): Algorithm 4, automatic, has no energy bound.
-Proof: docs/proofs/ClippedFeedback.md.
+`clip` must be the projection on a ball, min(1, C/norm): automatic clipping (Algorithm 4) has no energy bound. Proof:
+docs/proofs/ClippedFeedback.md.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ def bound_epsilon(bound: Callable[..., float], run: ClippedFeedback, *, delta: f
 
 
 def _mixture_may_win(run: ClippedFeedback, epsilon: float) -> bool:
-    """Not if its expected loss, at least T held^2 / 2, is far beyond: leaving a bound out is always sound.
+    """Whether the mixture, whose expected loss is at least T held^2 / 2, can be the smallest bound.
 
-    Beyond 100 a smaller epsilon helps nobody, and the composition takes seconds.
+    Leaving a bound out is sound. Above 100 a smaller epsilon is useless, and the composition takes seconds.
     """
     return epsilon < 100 and run.steps * held(run) ** 2 / 2 < 4 * epsilon + 50
 
 
 def _grid(about: float) -> float:
-    """A grid fine enough for an epsilon of this size to move by less than 0.5 % when it is halved."""
+    """A grid on which an epsilon of this size changes by less than 0.5 % when the grid is halved."""
     return min(5e-3, max(1e-4, about / 2000))
 
 
@@ -107,8 +107,8 @@ def _grid(about: float) -> float:
 def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
     """One step: (1-q) N(a) + q N(a + u) against N(0), standard deviation 1, a = `held`, u = `fresh`.
 
-    With x the point where the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2/2, the profiles are sums
-    of Gaussian ones: sum w_i delta_G(t_i; m_i) and, reversed, sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
+    With x the point where the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2/2, the profiles are sums of
+    Gaussian ones: sum w_i delta_G(t_i; m_i) and, reversed, sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
     """
     if grid > COARSEST:
         return Pld.unbounded(grid)
@@ -135,7 +135,7 @@ def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
 
 
 def _threshold(losses: Floats, weights: tuple[float, ...], means: tuple[float, ...]) -> Floats:
-    """x with log sum_i w_i e^{m_i x - m_i^2/2} = loss: convex, increasing; Newton from the right."""
+    """x with log sum_i w_i e^{m_i x - m_i^2/2} = loss. The function is convex and increasing: Newton from the right."""
     w, m = np.array(weights)[:, None], np.array(means)[:, None]
     w, m = w[w[:, 0] > 0], m[w[:, 0] > 0]
     x = ((losses - np.log(w) + m * m / 2) / m).min(axis=0)
@@ -162,7 +162,7 @@ def _composed(run: ClippedFeedback, grid: float) -> tuple[ComposedLoss, ...]:
 
 
 def one_shot_delta(run: ClippedFeedback, *, epsilon: float) -> float:
-    """With probability (1-q)^T nothing differs; else every step moves by at most 2 C2 + C1/batch.
+    """With probability (1-q)^T nothing differs; otherwise every step moves by at most 2 C2 + C1/batch.
 
     rho delta_G(log(1 + (e^epsilon - 1)/rho); mu), rho = 1 - (1-q)^T, mu = sqrt(T) (2 C2 + C1/batch) / sigma.
     """
@@ -177,9 +177,9 @@ def _ever(run: ClippedFeedback) -> float:
 
 
 def energy_delta(run: ClippedFeedback, *, epsilon: float) -> float:
-    """sum_n Bin(n; T, q) delta_G(epsilon; mu_n), with gradients bounded by G = preclip.
+    """sum_n Bin(n; T, q) delta_G(epsilon; mu_n), if `preclip` G bounds the gradients; otherwise 1.
 
-    mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)); G <= C1 leaves no error at all.
+    mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)). If G <= C1 there is no error at all.
     """
     if run.preclip is None:
         return 1.0
@@ -189,7 +189,7 @@ def energy_delta(run: ClippedFeedback, *, epsilon: float) -> float:
 
 
 def _energy_mu(run: ClippedFeedback, counts: Floats, steps: int) -> Floats:
-    """How far `counts` inclusions move a run that feels the error in at most `steps` steps."""
+    """How far `counts` inclusions move a run in which at most `steps` steps depend on the error."""
     if run.preclip is None:
         return np.full(len(counts), math.inf)
     once = min(run.clip, run.preclip) / (run.batch * run.noise_std_on_mean)
@@ -199,7 +199,7 @@ def _energy_mu(run: ClippedFeedback, counts: Floats, steps: int) -> Floats:
 
 @functools.lru_cache(maxsize=64)
 def _inclusions(steps: int, rate: float) -> tuple[Floats, Floats, float]:
-    """n >= 1, Bin(n; steps, rate), and the mass of the tails that are left out (charged in full)."""
+    """n >= 1, Bin(n; steps, rate), and the mass of the omitted tails, which is charged in full."""
     if rate == 1:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     first, last = _central(steps, rate, 1e-40, 1e-40)
@@ -218,10 +218,10 @@ def _central(steps: int, rate: float, below: float, above: float) -> tuple[int, 
 
 
 def patterns_delta(run: ClippedFeedback, *, epsilon: float) -> float:
-    """The one-shot bound, with its Gaussian averaged over what the sampling did.
+    """The one-shot bound, with its Gaussian averaged over the sampling.
 
-    R steps left after the first inclusion and k inclusions in them: nothing moves before, C1/batch then,
-    so mu^2 = fresh^2 + R held^2 + k ((held + fresh)^2 - held^2), or the energy bound of 1 + k inclusions.
+    With R steps left after the first inclusion and k inclusions in them, nothing moves before the first, and then mu^2
+    = fresh^2 + R held^2 + k ((held + fresh)^2 - held^2), or the energy bound of 1 + k inclusions.
     """
     mu, weights, rest = _patterns(run)
     rho = _ever(run)
@@ -237,9 +237,9 @@ def patterns_delta(run: ClippedFeedback, *, epsilon: float) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _patterns(run: ClippedFeedback) -> tuple[Floats, Floats, float]:
-    """mu and weight of each pattern, given at least one inclusion; the weight left out (charged in full).
+    """mu and weight of each pattern, given at least one inclusion, and the omitted weight, which is charged in full.
 
-    First inclusions are grouped in at most 200 groups, each counted as its earliest step: that raises mu.
+    First inclusions form at most 200 groups. Each group counts as its earliest step, which raises mu.
     """
     marks = np.concatenate([np.geomspace(1, run.steps, 100), np.linspace(0, run.steps, 101)])
     edges = np.unique(np.minimum(np.round(marks), run.steps).astype(int))
@@ -261,7 +261,7 @@ def _patterns(run: ClippedFeedback) -> tuple[Floats, Floats, float]:
 
 @functools.lru_cache(maxsize=4096)  # the same for every noise: calibration asks often
 def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
-    """Counts of later inclusions in at most 60 groups, each counted as its largest; weights; the rest."""
+    """Later inclusions in at most 60 groups, each counted as its largest; their weights; the omitted weight."""
     if rate == 1 or steps == 0:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     low, last = _central(steps, rate, 1e-12, 1e-25)

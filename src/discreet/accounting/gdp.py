@@ -1,6 +1,6 @@
 """Exact privacy of one Gaussian release with distance mu = shift / standard deviation (mu-GDP).
 
-Gaussian releases, adaptive or not, compose to ONE: mu^2 = sum mu_i^2 [Dong et al. 2022, Corollary 3.3].
+Gaussian releases, adaptive or not, compose to one: mu^2 = sum mu_i^2 [Dong et al. 2022, Corollary 3.3].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from discreet.accounting.bisection import least
 def delta(mu: float, epsilon: float) -> float:
     """delta(epsilon) = Phi(-u) - e^epsilon Phi(-u - mu), u = epsilon/mu - mu/2.
 
-    Both terms share the factor phi(u): phi(u) (R(u) - R(u + mu)) with Mills' ratio R, free of cancellation.
+    Computed as phi(u) (R(u) - R(u + mu)) with Mills' ratio R, which does not cancel.
 
     >>> round(delta(1.0, 4.377178), 9)
     1e-05

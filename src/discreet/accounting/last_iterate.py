@@ -1,17 +1,16 @@
-"""Whole runs on a bounded domain of which only the last iterate leaves: the shift is forgotten step by step.
+"""Whole runs on a bounded domain that publish only the last iterate.
 
     x_{t+1} = project(x_t - learning_rate * (mean of clipped gradients + N(0, sigma^2 I)))
 
-Whatever happened before the last m steps, two runs are at most the diameter apart there. Their distance is
-absorbed by a share 1 - beta of the noise of those m steps, and the share beta hides the record as usual:
+Before the last m steps two runs are at most the diameter apart. A share 1 - beta of the noise of those m steps absorbs
+this distance, and the share beta hides the record as usual:
 
     epsilon(a) <= m * step_a(sqrt(beta) z) + a/2 * shift^2 E(m, c) / (1 - beta)
     shift = diameter / (learning_rate * sigma),     E(m, c) = c^(2m) / sum_{j<m} c^(2j)
 
-and the same as a loss distribution: m steps at sqrt(beta) z, composed with one Gaussian of
-mu^2 = shift^2 E / (1 - beta). c is a Lipschitz constant of the noiseless update for every batch that can
-occur. Any m <= T and beta in (0, 1) is valid; composition of all T steps is a candidate too. Both directions.
-Proof: docs/proofs/LastIterateRun.md.
+The same holds for loss distributions: m steps at sqrt(beta) z, composed with one Gaussian of mu^2 = shift^2 E / (1 -
+beta). c is a Lipschitz constant of the noiseless update for every possible batch. Every m <= T and beta in (0, 1) is
+valid, and so is composition of all T steps. Both directions. Proof: docs/proofs/LastIterateRun.md.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _POINTS = 2**18  # that one step, or epsilon, spans on a grid at most
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepBound:
-    """One step as a function of its noise multiplier z, taken against what one record moves in the relation.
+    """One step as a function of its noise multiplier z, which is relative to the change that one record causes.
 
     pld       z, grid -> dominating loss distribution
     rdp       z -> Rényi divergences at ORDERS
-    highest   z -> its highest finite loss, which a grid has to reach
+    highest   z -> its highest finite loss
     """
 
     noise: float
@@ -76,7 +75,7 @@ class BoundedRun:
 
 
 def left_over(steps: float | Floats, factor: float) -> Floats:
-    """E(m, c) = c^(2m) / sum_{j<m} c^(2j): what m steps leave of a squared shift of 1.
+    """E(m, c) = c^(2m) / sum_{j<m} c^(2j): the part of a squared shift of 1 that remains after m steps.
 
     >>> left_over(np.array([1.0, 4.0]), 1.0).tolist(), left_over(np.array([1.0, 2.0]), 2.0).tolist()
     ([1.0, 0.25], [4.0, 3.2])
@@ -103,10 +102,10 @@ def candidates(steps: int) -> Floats:
 
 
 def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tuple[float, int]:
-    """Full batch: the run is mu-GDP, mu = min over m of sqrt(m)/z + shift sqrt(E(m, c)); also m.
+    """With full batches the run is mu-GDP, mu = min over m of sqrt(m)/z + shift sqrt(E(m, c)); returns also m.
 
-    m = steps may mean composition, sqrt(steps)/z.
-    The best beta is in closed form here. With c = 1 and m = shift * z this is the plateau 2 sqrt(shift / z).
+    m = steps may mean composition, sqrt(steps)/z. The best beta has a closed form here. With c = 1 and m = shift * z
+    this is the plateau 2 sqrt(shift / z).
     """
     best = (math.sqrt(steps) / noise, steps)
     m = candidates(steps)
@@ -118,7 +117,7 @@ def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tup
 
 
 def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Bound:
-    """The smallest certified epsilon of the run at `delta`, and the name of its argument."""
+    """The smallest certified epsilon of the run at `delta`, and the name of its bound."""
     check.inside_unit("delta is a probability", delta=delta)
     bounds, guesses = _by_rdp(run, delta)
     grid = grid or _grid(run, run.step.noise, min(bound.value for bound in bounds))
@@ -158,7 +157,7 @@ def _whole(run: BoundedRun, grid: float) -> list[Parts]:
 
 
 def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int, float]]]:
-    """The RDP bounds, and the pairs (m, beta) that are worth trying as loss distributions."""
+    """The RDP bounds, and the pairs (m, beta) for which loss distributions may be better."""
     orders = np.array(ORDERS)
     m = candidates(run.steps)
     plain = rdp.epsilon(run.steps * run.step.rdp(run.step.noise), delta)
@@ -179,7 +178,7 @@ def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int,
 
 
 def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, grid: float) -> float:
-    """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian that pays for the shift."""
+    """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian for the shift."""
     check.require(1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps")
     check.inside_unit("beta splits the noise", beta=beta)
     sides = _absorbing(run, absorbed, beta, grid)
@@ -187,7 +186,7 @@ def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, gr
 
 
 def _absorbing(run: BoundedRun, absorbed: int, beta: float, grid: float) -> list[Parts] | None:
-    """The last m steps at sqrt(beta) z and the Gaussian for the shift, both directions; None if hopeless."""
+    """The last m steps at sqrt(beta) z and the Gaussian for the shift, both directions; None if epsilon is useless."""
     mu = run.shift * math.sqrt(float(left_over(absorbed, run.factor)) / (1 - beta))
     if mu * mu / 2 > 500:
         return None
