@@ -109,7 +109,7 @@ def test_a_target_that_fails_repeats_no_value(count: int, monkeypatch: pytest.Mo
         return put
 
     with monkeypatch.context() as broken:
-        broken.setattr(module, "adding_to", lambda flat, std: failing(flat))
+        broken.setattr(module.normals, "adding_to", lambda flat, std: failing(flat))
         with pytest.raises(ZeroDivisionError):
             stream.add_normal_(torch.zeros(count), 1.0)
     assert seen

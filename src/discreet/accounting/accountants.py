@@ -177,9 +177,6 @@ def _unsampled_mu(run: NormalForm) -> float:
     return math.sqrt(square)
 
 
-# RDP --------------------------------------------------------------------------------------------------------
-
-
 def _rdp(run: NormalForm) -> Floats:
     """The Rényi divergence of the run at every order; infinite if an event has none."""
     total = rdp.gaussian(1 / run.mu) if run.mu > 0 else np.zeros(len(rdp.ORDERS))
@@ -189,9 +186,6 @@ def _rdp(run: NormalForm) -> Floats:
             return np.full(len(rdp.ORDERS), math.inf)
         total = total + count * rule.rdp(event, run.relation, rdp.ORDERS)
     return total
-
-
-# PLD --------------------------------------------------------------------------------------------------------
 
 
 def _parts(run: NormalForm, resolution: Resolution) -> Parts | None:

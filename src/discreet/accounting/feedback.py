@@ -100,9 +100,6 @@ def _grid(about: float) -> float:
     return min(5e-3, max(1e-4, about / 2000))
 
 
-# The mixture, composed -----------------------------------------------------------------------------------
-
-
 @functools.lru_cache(maxsize=64)
 def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
     """One step: (1-q) N(a) + q N(a + u) against N(0), standard deviation 1, a = `held`, u = `fresh`.
@@ -156,9 +153,6 @@ def _composed(run: ClippedFeedback, grid: float) -> tuple[ComposedLoss, ...]:
     if max(step.with_without.infinite, step.without_with.infinite) > 10 * _FAR:
         return ()
     return ComposedLoss([(step.with_without, run.steps)]), ComposedLoss([(step.without_with, run.steps)])
-
-
-# Bounds on the whole run ------------------------------------------------------------------------------------
 
 
 def one_shot_delta(run: ClippedFeedback, *, epsilon: float) -> float:

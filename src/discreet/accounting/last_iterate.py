@@ -71,9 +71,6 @@ class BoundedRun:
         check.not_negative("the factor is a Lipschitz constant", factor=self.factor)
 
 
-# The certificate -----------------------------------------------------------------------------------------
-
-
 def left_over(steps: float | Floats, factor: float) -> Floats:
     """E(m, c) = c^(2m) / sum_{j<m} c^(2j): the part of a squared shift of 1 that remains after m steps.
 

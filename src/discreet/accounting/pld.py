@@ -98,9 +98,6 @@ def mix(parts: Sequence[tuple[float, Pmf]]) -> Pmf:
     return Pmf(parts[0][1].grid, first, mass, infinite)
 
 
-# Gaussian mixtures on a line ------------------------------------------------------------------------------
-
-
 @final
 @dataclass(frozen=True)
 class LossLine:
@@ -197,9 +194,6 @@ def _rungs(octaves: int) -> NDArray[np.int64]:
     runs = [np.arange(_DENSE, dtype=np.int64)]
     runs += [np.arange(_DENSE << k, _DENSE << (k + 1), 1 << k, dtype=np.int64) for k in range(octaves)]
     return np.concatenate(runs)
-
-
-# Pairs that events need ------------------------------------------------------------------------------------
 
 
 def gaussian(noise: float, grid: float, log_tail: float) -> Pld:

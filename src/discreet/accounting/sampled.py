@@ -1,7 +1,6 @@
-"""Bounds of one step: a Gaussian or projected release, on the whole data or on a sample of it.
+"""Bounds of one step: a Gaussian or projected release, on all records or on a sample.
 
-This is the only place where a multiplier meets a relation: `units(relation)` clips are moved, so that the
-multiplier against them is noise / units(relation).
+Only this file divides a multiplier by `units(relation)`, the number of clips by which neighbours differ.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement)
 
 
 def noise_of(event: Event) -> float | None:
-    """The multiplier of a sampled Gaussian step; None for everything else."""
+    """The multiplier of a sampled Gaussian step; None for other events."""
     if not isinstance(event, _SAMPLED) or isinstance(event.event, ProjectedGaussian):
         return None
     return event.event.whitened.noise
 
 
 def multiplier_of(event: Event) -> float | None:
-    """The multiplier of a step, projected or not, whose noise a schedule may change; None for everything else."""
+    """The multiplier of a step, projected or not, that a schedule may change; None for other events."""
     release = event.event if isinstance(event, PoissonSampled) else event
     return release.noise if isinstance(release, ProjectedGaussian) else noise_of(event)
 
 
 def furthest_move(event: Event, relation: Neighbouring) -> float:
-    """How many clips a sampled step moves at most: a record that enters a full batch displaces another."""
+    """By how many clips a sampled step changes at most: a record that enters a full batch displaces another."""
     return 2 * units(relation) if isinstance(event, TruncatedPoissonSampled) else units(relation)
 
 
 def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float:
-    """The highest finite loss of one step: what the grid of its loss distribution has to reach.
+    """The highest finite loss of one step.
 
-    A run of clipped feedback has none: `feedback` limits its own grid.
+    0 for a run of clipped feedback: `feedback` limits its own grid.
     """
     if isinstance(event, LastIterateRun):
         return highest_loss(event.step, relation, log_tail)
@@ -69,12 +68,12 @@ def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float
 
 
 def is_projected(event: Event) -> bool:
-    """Whether the loss distribution of a step is a mixture over projections: many times as much work a point."""
+    """Whether the loss distribution of a step is a mixture over projections, which takes much more work."""
     return multiplier_of(event) is not None and noise_of(event) is None
 
 
 def unsampled_mu(event: Event, relation: Neighbouring) -> float:
-    """The Gaussian that remains of sampled Gaussian steps without their sampling; infinite for everything else."""
+    """The Gaussian that bounds a sampled step without its sampling; infinite for other events."""
     if isinstance(event, LastIterateRun):
         return math.sqrt(event.steps) * unsampled_mu(event.step, relation)
     noise = noise_of(event)
@@ -82,7 +81,7 @@ def unsampled_mu(event: Event, relation: Neighbouring) -> float:
 
 
 def total_variation(event: Event, relation: Neighbouring) -> float:
-    """delta(0) of a sampled Gaussian step, q (2 Phi(mu / 2) - 1); infinite where no closed form is known."""
+    """delta(0) of a sampled Gaussian step, q (2 Phi(mu / 2) - 1); infinite if no closed form is known."""
     if isinstance(event, LastIterateRun):
         return event.steps * total_variation(event.step, relation)
     noise = noise_of(event)
@@ -94,7 +93,6 @@ def total_variation(event: Event, relation: Neighbouring) -> float:
 
 
 def with_noise(event: Event, noise: float) -> Event:
-    """The same step with another multiplier."""
     if isinstance(event, ProjectedGaussian):
         return replace(event, noise=noise)
     assert isinstance(event, _SAMPLED)
@@ -104,14 +102,11 @@ def with_noise(event: Event, noise: float) -> Event:
 
 
 def sampling_rate(event: Event) -> float:
-    """The share of the records in the batch of a step."""
+    """The fraction of the records in the batch of a step."""
     if isinstance(event, ProjectedGaussian):
         return 1.0
     assert isinstance(event, _SAMPLED)
     return event.batch / event.records if isinstance(event, WithoutReplacement) else event.rate
-
-
-# Gaussian releases -----------------------------------------------------------------------------------------
 
 
 def whitened_mu(event: Any, relation: Neighbouring) -> float:
@@ -121,32 +116,29 @@ def whitened_mu(event: Any, relation: Neighbouring) -> float:
 
 
 def nested_mu(event: Any, relation: Neighbouring) -> float:
-    """The same for an event that earns no credit for its sampling."""
+    """The same for an event without amplification by its sampling."""
     return whitened_mu(event.event, relation)
 
 
 def loader_mu(event: Unamplified, relation: Neighbouring) -> float:
-    """2 / z under either relation: a loader that walks over the records changes every batch by one exchange."""
+    """2 / z under either relation: an extra record shifts the later ones, so every batch changes by one exchange."""
     noise = event.event.whitened.noise
     return math.inf if noise == 0 else 2.0 / noise
 
 
 def balls_mu(event: BallsInBinsEpoch, relation: Neighbouring) -> float:
-    """One step an epoch holds the record: E Gaussians."""
+    """One step of each epoch contains the record: E Gaussians."""
     return math.sqrt(event.epochs) * nested_mu(event, relation)
 
 
-# Sampled releases -------------------------------------------------------------------------------------------
-
-
 def _against(event: Any, relation: Neighbouring) -> float:
-    """The multiplier against what one change of a record moves: the conversion, done once."""
+    """The multiplier relative to the change that one record causes."""
     noise: float = event.whitened.noise / units(relation)
     return noise
 
 
 def poisson_mu(event: PoissonSampled, relation: Neighbouring) -> float | None:
-    """A Gaussian only if everything is sampled, or nothing is hidden."""
+    """A Gaussian only if everything is sampled, or if there is no noise."""
     if isinstance(event.event, ProjectedGaussian):
         return math.inf if event.event.noise == 0 else None
     mu = nested_mu(event, relation)
@@ -173,13 +165,13 @@ def poisson_rdp(event: PoissonSampled, relation: Neighbouring, orders: Orders) -
 
 
 def overflow(event: TruncatedPoissonSampled) -> float:
-    """P(Bin(records - 1, rate) >= cap): how often the batch is full without the record, at most."""
+    """P(Bin(records - 1, rate) >= cap): an upper bound on how often the batch is full without the record."""
     return special.binomial_above(event.cap - 1, event.records - 1, event.rate)
 
 
 @functools.lru_cache(maxsize=64)
 def truncated_pld(event: TruncatedPoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
-    """A public draw of probability `overflow`: the pair at distance 2, else the pair at distance 1."""
+    """A public draw with probability `overflow`: the pair at distance 2, else the pair at distance 1."""
     noise = _against(event.event, relation)
     free = pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail)
     full_share = overflow(event)
@@ -195,7 +187,7 @@ def truncated_pld(event: TruncatedPoissonSampled, relation: Neighbouring, resolu
 
 
 def truncated_rdp(event: TruncatedPoissonSampled, relation: Neighbouring, orders: Orders) -> Floats:
-    """The moments of the same two pairs, mixed."""
+    """The mixture of the moments of the same two pairs."""
     noise, full_share, a = _against(event.event, relation), overflow(event), np.array(orders) - 1
     free = rdp.sampled_gaussian(event.rate, noise, orders)
     full = rdp.sampled_gaussian(event.rate, noise / 2, orders)
@@ -206,12 +198,12 @@ def truncated_rdp(event: TruncatedPoissonSampled, relation: Neighbouring, orders
 
 
 def truncated_mu(event: TruncatedPoissonSampled, relation: Neighbouring) -> float | None:
-    """A Gaussian only if nothing is hidden."""
+    """A Gaussian only if there is no noise."""
     return math.inf if event.event.whitened.noise == 0 else None
 
 
 def without_mu(event: WithoutReplacement, relation: Neighbouring) -> float | None:
-    """A Gaussian only if every record is in the batch, or nothing is hidden."""
+    """A Gaussian only if every record is in the batch, or if there is no noise."""
     mu = nested_mu(event, relation)
     return mu if event.batch == event.records or math.isinf(mu) else None
 
@@ -226,9 +218,6 @@ def without_pld(event: WithoutReplacement, relation: Neighbouring, resolution: R
 def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Orders) -> Floats:
     """The bound of a batch of fixed size; infinite at orders that it does not cover."""
     return rdp.without_replacement(sampling_rate(event), _against(event.event, relation), orders)
-
-
-# Projected releases -----------------------------------------------------------------------------------------
 
 
 def _projected_tail(log_tail: float) -> float:
