@@ -30,7 +30,6 @@ from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.events import ClippedFeedback
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.projected import COARSEST, gaussian_profile, pld_from_profiles, profile, reach_on_grid
-from discreet.core import check
 
 _SLACK = 1e-9  # relative: far above the rounding of the sums below
 _FAR = 1e-20  # loss mass of one step that is charged as infinite
@@ -63,7 +62,6 @@ def epsilon(run: ClippedFeedback, *, delta: float, grid: float | None = None) ->
     >>> round(found.value, 3), found.name
     (0.742, 'patterns')
     """
-    check.inside_unit("delta is a probability", delta=delta)
     bounds = [Bound(bound_epsilon(bound, run, delta=delta), name) for name, bound in BOUNDS.items()]
     best = min(bound.value for bound in bounds)
     if _mixture_may_win(run, best):
@@ -74,7 +72,6 @@ def epsilon(run: ClippedFeedback, *, delta: float, grid: float | None = None) ->
 
 def delta(run: ClippedFeedback, *, epsilon: float, grid: float | None = None) -> Bound:
     """The smallest certified delta at `epsilon`."""
-    check.not_negative("epsilon is at least 0", epsilon=epsilon)
     bounds = [Bound(bound(run, epsilon=epsilon), name) for name, bound in BOUNDS.items()]
     if _mixture_may_win(run, epsilon):
         sides = _composed(run, grid or _grid(epsilon))

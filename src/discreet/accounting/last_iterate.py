@@ -27,7 +27,6 @@ from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.feedback import Bound
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.rdp import ORDERS
-from discreet.core import check
 
 Parts = list[tuple[pld.Pmf, int]]
 
@@ -51,9 +50,6 @@ class StepBound:
     rdp: Callable[[float], Floats]
     highest: Callable[[float], float]
 
-    def __post_init__(self) -> None:
-        check.positive("noise is the standard deviation divided by what one record moves", noise=self.noise)
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +60,6 @@ class BoundedRun:
     steps: int
     shift: float
     factor: float
-
-    def __post_init__(self) -> None:
-        check.count("count the steps of the run", steps=self.steps)
-        check.positive("shift is diameter / (learning rate * noise on the mean)", shift=self.shift)
-        check.not_negative("the factor is a Lipschitz constant", factor=self.factor)
 
 
 def left_over(steps: float | Floats, factor: float) -> Floats:
@@ -115,7 +106,6 @@ def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tup
 
 def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Bound:
     """The smallest certified epsilon of the run at `delta`, and the name of its bound."""
-    check.inside_unit("delta is a probability", delta=delta)
     bounds, guesses = _by_rdp(run, delta)
     grid = grid or _grid(run, run.step.noise, min(bound.value for bound in bounds))
     composed = max(ComposedLoss(parts).epsilon(delta) for parts in _whole(run, grid))
@@ -129,7 +119,6 @@ def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Boun
 
 def delta(run: BoundedRun, *, epsilon: float, grid: float | None = None) -> Bound:
     """The smallest certified delta of the run at `epsilon`, by loss distributions."""
-    check.not_negative("epsilon is at least 0", epsilon=epsilon)
     grid = grid or _grid(run, run.step.noise, epsilon)
     composed = max(ComposedLoss(parts).delta(epsilon) for parts in _whole(run, grid))
     bounds = [Bound(value=composed, name="composition, PLD")]
@@ -176,8 +165,6 @@ def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int,
 
 def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, grid: float) -> float:
     """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian for the shift."""
-    check.require(1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps")
-    check.inside_unit("beta splits the noise", beta=beta)
     sides = _absorbing(run, absorbed, beta, grid)
     return math.inf if sides is None else max(ComposedLoss(parts).epsilon(delta) for parts in sides)
 
