@@ -340,14 +340,14 @@ def test_an_unknown_event_or_format_is_refused_by_its_line(tmp_path: Path) -> No
     head, _ = path.read_bytes().splitlines(keepends=True)
     body, digest = json.loads(head)["body"], json.loads(head)["digest"]
     for event in ({"kind": "magic"}, {"kind": "gaussian"}, {"kind": "gaussian", "noise": -1.0}, 5):
-        path.write_bytes(head + module.seal(digest, {"step": 0, "event": event, "note": {}})[1])
+        path.write_bytes(head + module.chain.seal(digest, {"step": 0, "event": event, "note": {}})[1])
         with pytest.raises(Refused, match=r"line 2 of .* known event"):
             read(path)
     for extra in ({"step": -1}, {"step": "0"}):
-        path.write_bytes(head + module.seal(digest, {"step": 0, "event": STEP.to_json(), "note": {}, **extra})[1])
+        path.write_bytes(head + module.chain.seal(digest, {"step": 0, "event": STEP.to_json(), "note": {}, **extra})[1])
         with pytest.raises(Refused, match="line 2 of"):
             read(path)
-    path.write_bytes(module.seal("0" * 64, {**body, "format": 2})[1])
+    path.write_bytes(module.chain.seal("0" * 64, {**body, "format": 2})[1])
     with pytest.raises(Refused, match=r"format 1.*version"):
         read(path)
 
