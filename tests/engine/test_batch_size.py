@@ -20,7 +20,7 @@ from discreet import Private
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.proof.positions import follows
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, Horizon, OwnLoader
 

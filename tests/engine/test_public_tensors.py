@@ -17,7 +17,7 @@ import discreet
 from discreet import Private
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, OwnLoader
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import loop
 from discreet import Private, methods
-from discreet.accounting import Charge
+from discreet.accounting.charges import Charge
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring

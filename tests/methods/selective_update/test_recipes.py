@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from discreet import Private, methods
-from discreet.accounting import Charge, Gaussian, PoissonSampled, SelectionQuery, read
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import Gaussian, PoissonSampled, SelectionQuery
+from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
 from discreet.core.world import World
