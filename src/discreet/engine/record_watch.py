@@ -10,8 +10,10 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import torch
@@ -67,6 +69,9 @@ from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
 
 
+_BETWEEN = ("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py")
+
+
 def public(value: Any) -> Any:
     """Declare that a number, a choice, a tensor or a module does not come from the records.
 
@@ -89,6 +94,14 @@ def public(value: Any) -> Any:
         if isinstance(mode, RecordWatch):
             mode.declare(value)
     return value
+
+
+def _line_of_the_call() -> tuple[CodeType, int]:
+    """The line that made the call under way: of the user's code, or of a module's forward()."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
 
 
 class RecordWatch(TorchFunctionMode):
@@ -279,12 +292,16 @@ class RecordWatch(TorchFunctionMode):
         else:
             places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
         if blame is None and made[0] is result and not written:  # nearly always: one new tensor
-            table.put_made(result, Origin(places[0], digest, clock, func, description, parents), tensors)
+            made_here = Origin(places[0], digest, clock, func, description, parents)
+            made_here.where = _line_of_the_call()
+            table.put_made(result, made_here, tensors)
             return result
         origins = [
             Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None)
             for i, place in enumerate(places)
         ]
+        for origin in origins:
+            origin.where = _line_of_the_call()
         table.put_all(made, origins, reading, written)
         return result
 
@@ -367,11 +384,12 @@ class RecordWatch(TorchFunctionMode):
     @contextmanager
     def watched(self, place: RecordAxis, tensors: list[Tensor]) -> Iterator[Callable[[Tensor], Origin]]:
         """Calls inside the block are watched, with records along `place`; values of them may not be read."""
+        with self.paused():
+            for tensor in tensors:
+                self.table.put(tensor, Origin(place, hash(("gradient", place))))
         before, self._read = self._read, None
         forward, self.forward = self.forward, None
         paused, self._is_paused = self._is_paused, False
-        for tensor in tensors:
-            self.table.put(tensor, Origin(place, hash(("gradient", place))))
         try:
             with self:
                 yield self.table.find

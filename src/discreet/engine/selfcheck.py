@@ -165,7 +165,7 @@ class _GradientComparison:
 
     def compare_sum(self) -> None:
         """Refuse a weighted sum."""
-        total = torch.zeros_like(self._weighted).unsqueeze(0)
+        total = self._weighted.new_zeros(1, *self._weighted.shape)  # as in training: not in the weight's own format
         if self._factors is not None:
             self._factors.add_weighted(torch.tensor([_WEIGHTS], device=total.device), total)
         gap = float((total[0] - self._weighted).double().norm())

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import GeneratorType, ModuleType
+from types import CodeType
 from typing import Any, Final, final
 
 import torch
@@ -51,7 +52,9 @@ class Blame:
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
 
-    __slots__ = ("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "sample", "settings")
+    __slots__ = (
+        *("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "sample", "settings", "where"),
+    )
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Origin:
         self.is_made = func is not None
         self.form: Any = None
         self.sample: Tensor | None = None  # values of a public tensor that met records
+        self.where: tuple[CodeType, int] | None = None  # the line that made the call
 
 
 class SeenTensor:

@@ -102,22 +102,35 @@ def grows(form: Any) -> bool:
     return form is not None and any(isinstance(size, tuple) for size in form[1])
 
 
-def differs(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two samples of a public tensor have different values; axes of different lengths must be constant."""
-    if one is None or other is None or one.dim() != other.dim():
+def differs(one: Tensor | None, other: Tensor | None, sizes: tuple[int, int]) -> bool:
+    """Whether two samples of a public tensor, for batches of two sizes, have different values for a record."""
+    first, second = (_of_one_record(one, other, sizes[0]), _of_one_record(other, one, sizes[1]))
+    if first is None or second is None or first.shape != second.shape:
         return False
-    for axis, (size, length) in enumerate(zip(one.shape, other.shape, strict=True)):
-        if size != length:
-            one, other = one.narrow(axis, 0, 1), other.narrow(axis, 0, 1)
-    return not torch.allclose(one, other, rtol=_EXACT, atol=0.0, equal_nan=True)
+    return not torch.allclose(first, second, rtol=_EXACT, atol=0.0, equal_nan=True)
 
 
-def differs_by_place(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether a public tensor grows with the batch, and differs along the axis that grows."""
-    if one is None or other is None or one.dim() != other.dim():
+def differs_by_place(one: Tensor | None, other: Tensor | None, sizes: tuple[int, int]) -> bool:
+    """Whether a public tensor that grows with the batch gives different values to different records."""
+    if one is None or other is None or one.dim() != other.dim() or one.shape == other.shape:
         return False
-    growing = [axis for axis in range(one.dim()) if one.shape[axis] != other.shape[axis]]
-    return any(bool((tensor != tensor.narrow(axis, 0, 1)).any()) for axis in growing for tensor in (one, other))
+    return any(_of_one_record(*pair) is None for pair in ((one, other, sizes[0]), (other, one, sizes[1])))
+
+
+def _of_one_record(tensor: Tensor | None, other: Tensor | None, records: int) -> Tensor | None:
+    """The entries of one record, along the axis in which two samples differ; None if records have different ones."""
+    if tensor is None or other is None or tensor.dim() != other.dim():
+        return None
+    growing = [axis for axis in range(tensor.dim()) if tensor.shape[axis] != other.shape[axis]]
+    if not growing:
+        return tensor
+    if len(growing) > 1 or tensor.shape[growing[0]] % records:
+        return None
+    for axis in (RecordAxis(growing[0]), RecordAxis(growing[0], minor=True)):
+        by_record = axis.split(tensor, records)
+        if bool(((by_record == by_record[:1]) | by_record.isnan()).all()):
+            return by_record[0]
+    return None
 
 
 def sample_of(tensor: Tensor) -> Tensor | None:

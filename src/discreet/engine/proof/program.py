@@ -11,6 +11,7 @@ and values of public tensors, that depend on the size are refused before anythin
 
 from __future__ import annotations
 
+import linecache
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -49,16 +50,16 @@ class ProgramComparison:
                 continue
             self._compared.add(pair)
             if one.func != other.func or len(one.parents) != len(other.parents):
-                self.difference = f"{_name(other)} where it was {_name(one)}"
+                self.difference = f"{_name(other)} where it was {_name(one)}{_at(other)}"
                 return False
             if one.func is None and one.digest != other.digest:
                 self.difference = "another tensor than before"
                 return False
-            if self.sizes[0] != self.sizes[1] and _sums_up_the_batch(other):
-                self.difference = f"{_name(other)} of a tensor with an entry for each record, which tells their number"
+            if self.sizes[0] != self.sizes[1] and _sums_up_the_batch(one) and _sums_up_the_batch(other):
+                self.difference = f"{_name(other)} of a tensor with an entry for each record{_at(other)}"
                 return False
             if not self._alike(one.settings, other.settings):
-                self.difference = f"{self.difference} in {_name(other)}"
+                self.difference = f"{self.difference} in {_name(other)}{_at(other)}"
                 return False
             if one.sample is not None and other.sample is not None:
                 self.tensors.append((one, other))
@@ -68,9 +69,10 @@ class ProgramComparison:
     def tells_the_size(self) -> bool:
         """Whether a public tensor has other values for another number of records, or for another place in the batch."""
         for one, other in self.tensors:
-            by_place = differs_by_place(one.sample, other.sample) and not is_random_by_place(one)
-            if by_place or (differs(one.sample, other.sample) and not is_random(one)):
-                self.difference = f"other values of a public tensor ({_name(other)})"
+            samples = one.sample, other.sample, self.sizes
+            by_place = differs_by_place(*samples) and not is_random_by_place(one)
+            if by_place or (differs(*samples) and not is_random(one)):
+                self.difference = f"other values of a public tensor ({_name(other)}{_at(other)})"
                 return True
         return False
 
@@ -100,6 +102,14 @@ class ProgramComparison:
 
 def _name(origin: Origin) -> str:
     return "a tensor that exists" if origin.func is None else readable(origin.func)
+
+
+def _at(origin: Origin) -> str:
+    if origin.where is None:
+        return ""
+    code, line = origin.where
+    text = linecache.getline(code.co_filename, line).strip()
+    return f" at {code.co_filename}:{line}" + (f" `{text}`" if text else "")
 
 
 def _sums_up_the_batch(origin: Origin) -> bool:
