@@ -20,7 +20,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.engine.support import Snapshot
+from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.trace.capture import replace
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
@@ -125,6 +125,7 @@ class Private:
         self._schedulers = tuple(schedulers)
         self._step: PrivateStep | None = None
         self._loop, self._records, self._keys_noted = LoopGuard(), 0, False
+        self._between = ModelBetweenBatches(model)
         # Processes may share a seed, but must sample independently.
         share_public_streams(self.streams, self.world)
         sampling = self.streams.sampling
@@ -167,7 +168,7 @@ class Private:
             if self._step is None:
                 self._step = self._new_step()
             if micro.records == 0:
-                self._end_sample()
+                self._end_empty_sample()
                 continue
             try:
                 yield self._offer(micro.batch, micro.records, micro.is_last)
@@ -190,7 +191,7 @@ class Private:
             records = records_in(batch)
             self._step = self._new_step()
             if records == 0:
-                self._end_sample()
+                self._end_empty_sample()
                 continue
             try:
                 yield self._offer(to_device(batch, self._device), records, True)
@@ -209,9 +210,12 @@ class Private:
             else:
                 self._guard.losses(losses)
                 self._step.add(losses)
-        return self._loop.sample_ended and self._end_sample()
+        moved = self._loop.sample_ended and self._end_sample()
+        self._between.remember()
+        return moved
 
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
+        self._between.check()
         if self._views > 1:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:
@@ -238,6 +242,11 @@ class Private:
             if moved is not None:
                 self._step = None
             return bool(moved)
+
+    def _end_empty_sample(self) -> None:
+        self._between.check()
+        self._end_sample()
+        self._between.remember()
 
     @property
     def updates(self) -> int:
@@ -274,10 +283,10 @@ class Private:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Use the averaged weights of the model inside the `with` block."""
+        """Use the averaged weights of the model inside the `with` block, which may not write to the model."""
         if self._parameters.average is None:
             check.refuse("an average", "none", "pass average=0.99 to Private")
-        with self._parameters.average.applied_to(self.model):
+        with self._between.swapped(self._parameters.average.applied_to(self.model)):
             yield
 
     @property
