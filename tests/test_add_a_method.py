@@ -73,7 +73,7 @@ def commands() -> dict[str, str]:
 
 
 def test_the_page_has_a_folder_of_three_files() -> None:
-    assert [Path(path).name for path in files()] == ["__init__.py", "bounding.py", "recipe.py"]
+    assert [Path(path).name for path in files()] == ["__init__.py", "clipping.py", "recipes.py"]
 
 
 def test_it_is_listed_and_priced(copy: Path, commands: dict[str, str]) -> None:
@@ -105,7 +105,7 @@ def test_it_keeps_the_contracts(copy: Path) -> None:
     assert text.count(last) == 1
     text = text.replace(last, last + "    SmoothClip(0.7),\n")
     future = "from __future__ import annotations\n"
-    text = text.replace(future, future + "from discreet.methods.smooth_clip.bounding import SmoothClip\n")
+    text = text.replace(future, future + "from discreet.methods.smooth_clip.clipping import SmoothClip\n")
     members.write_text(text, encoding="utf-8")
     chosen = re.search(r'pytest tests/contracts -k "(.*?)"', PAGE)
     assert chosen is not None

@@ -18,7 +18,7 @@ from discreet.core import normals, streams
 from discreet.engine import memory
 from discreet.engine.factors import parts
 from discreet.runs import statement
-from discreet.stages import bounding
+from discreet.stages import clipping
 from discreet.training.private import Private
 
 PITFALLS = (written.ROOT / "docs" / "pitfalls.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ CONSTANTS = {
     "rounding of weights": (
         PITFALLS,
         r"rounded down by (?:a factor of 1 - )?2\^-(\d+)",
-        -math.log2(1 - bounding.ROUND_DOWN),
+        -math.log2(1 - clipping.ROUND_DOWN),
     ),
     "records at once": (inspect.getdoc(Private), r"at most\s+(\d+)", memory.ENOUGH),
 }
@@ -164,6 +164,26 @@ def test_the_search_for_commands_can_fail() -> None:
 def test_files_named_on_pages_exist(page: Path) -> None:
     found = written.paths(page.read_text(encoding="utf-8"))
     assert not {path for path in found if not (written.ROOT / path).exists()}
+
+
+FOLDERS = (written.ROOT, written.ROOT / "src" / "discreet", written.ROOT / "tests")
+INVENTED = "smooth_clip"  # the toy method of add-a-method.md
+
+
+def missing_modules(text: str) -> set[str]:
+    """Modules that are named with a folder, as `stages/plan.py`, and are in none of `FOLDERS`."""
+    named = set(re.findall(r"(?<![\w/.<>{*-])((?:[\w-]+/)+[\w-]+\.py)\b", text))
+    return {one for one in named if not any((folder / one).exists() for folder in FOLDERS) and INVENTED not in one}
+
+
+@pytest.mark.parametrize("page", written.PAGES, ids=name)
+def test_modules_named_on_pages_exist(page: Path) -> None:
+    assert not missing_modules(page.read_text(encoding="utf-8"))
+
+
+def test_the_search_for_modules_can_fail() -> None:
+    text = "`stages/plan.py`, `src/discreet/stages/plan.py`, `stages/gaussian.py`, tests/stages/test_plan.py"
+    assert missing_modules(text) == {"stages/gaussian.py"}
 
 
 def test_files_named_in_the_source_exist() -> None:

@@ -19,15 +19,15 @@ from torch.profiler import ProfilerActivity, profile
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.random_freeze import sparse
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
-from discreet.stages.bounding import FlatClip, Query
+from discreet.stages.clipping import FlatClip, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.selection import Frozen, Order
 from discreet.stages.update import unpack, update
 from discreet.stages.values import Released
+from research.benchmarks import release_bytes
 
 RATES = (0.0, 0.5, 0.9)
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -79,7 +79,7 @@ class _Step:
         context = StepContext(step=0, steps_per_epoch=10, batch=100.0, layout=engine.layout, streams=streams)
         selection = RandomFreeze(final_rate=rate)
         self._context = StepContext(**{**vars(context), "mask": selection.mask(context)})
-        self.size = len(sparse.to_bytes(self.run()))
+        self.size = len(release_bytes.to_bytes(self.run()))
 
     def run(self) -> Released:
         """One step."""

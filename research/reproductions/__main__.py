@@ -126,13 +126,15 @@ def _chart(figure: Figure) -> Chart:
         charts.Series.exact(curve.name, style, list(zip(curve.x, curve.y, strict=True)))
         for style, curve in enumerate(figure.curves)
     )
+    values = charts.means(lines) or [0.0]
+    margin = 0.05 * (max(values) - min(values)) or 0.05
     return charts.Chart(
         key=figure.name,
         title=figure.title,
         x_label=figure.x_label,
         y_label=figure.y_label,
         series=lines,
-        y_range=charts.above_zero(lines) if figure.log_y else charts.around(lines),
+        y_range=charts.above_zero(lines) if figure.log_y else (min(values) - margin, max(values) + margin),
         log_x=figure.log_x,
         log_y=figure.log_y,
     )

@@ -11,9 +11,9 @@ from typing import Any, final
 
 import discreet
 from discreet import runs
+from discreet.core.files import write_json
 from discreet.core.plain import digest, plain
 from discreet.runs import RunConfig, RunFolder, RunResult
-from discreet.runs.folder import write_json
 from research.reproductions.experiment import Row, mean_and_error
 from research.reproductions.plain_sgd import PlainRun, train_plain
 

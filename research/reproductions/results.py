@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet.core import check
+from discreet.core.files import write_json
 from discreet.core.plain import plain
-from discreet.runs.folder import write_json
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Experiment, Figure, Outcome, Row, Status
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.core.check import refuse, require
+from discreet.core.files import replace_file
 from discreet.data.sources import roots
 
 
@@ -35,7 +35,5 @@ def verify(file: Path, sha256: str) -> None:
 def write_npz(place: Path, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Path:
     """Write arrays to a file that is complete or absent, also after a crash."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = place.with_name(f".{os.getpid()}.{place.name}")
-    np.savez(unfinished, allow_pickle=False, **arrays)
-    os.replace(unfinished, place)
+    replace_file(place, lambda file: np.savez(file, allow_pickle=False, **arrays))
     return place

@@ -15,9 +15,9 @@ import torch
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.methods import METHODS
-from discreet.methods.d2p2.projected_gaussian import DenseLayers, ProjectedNoise, layer_widths
+from discreet.methods.d2p2.projected_noise import DenseLayers, ProjectedNoise, layer_widths
 from discreet.runs import RunConfig, RunResult, complete
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
 from discreet.stages.context import StepContext
 from discreet.stages.values import _AGGREGATION, BoundedSum
 from research.reproductions import Bench, Row, Status

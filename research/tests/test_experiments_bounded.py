@@ -13,11 +13,11 @@ from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.data import build
-from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.domain import Centre
 from discreet.methods.dpsgd_dc.guard import with_clipped_features
 from discreet.runs import RunConfig
+from discreet.stages.analysis import Composition
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
@@ -69,7 +69,7 @@ def test_the_case_that_pays() -> None:
     certified = longest.certificate()
     assert certified.epsilon <= 5
     assert certified.conditions == ()  # nothing is assumed of the losses
-    assert with_visible_iterates(longest).certificate().epsilon >= 5 * certified.epsilon
+    assert longest.using(analysis=Composition()).certificate().epsilon >= 5 * certified.epsilon
 
 
 @pytest.mark.parametrize("name", ["dc-figure-1", "dc-figure-5"])

@@ -12,7 +12,7 @@ from scipy import special, stats
 
 from discreet.accounting import gdp
 from discreet.auditing import bounds
-from discreet.auditing.bounds import Floats, Tally, audit, choose, judge
+from discreet.auditing.bounds import Audit, Floats, Tally, best_audit, choose, judge
 from discreet.core.check import Refused
 
 
@@ -57,6 +57,10 @@ def test_a_tally_takes_infinities_and_refuses_nan() -> None:
         tally.add(absent=np.array([math.nan]), present=np.zeros(1))
 
 
+def _audit(first: Tally, second: Tally, *, delta: float, confidence: float) -> Audit:
+    return best_audit([(first, second)], delta=delta, confidence=confidence)
+
+
 def _exact(absent: Floats, present: Floats) -> tuple[Tally, Tally]:
     """Two tallies of the same values."""
     tallies = Tally.around(absent, present), Tally.around(absent, present)
@@ -73,7 +77,7 @@ def _normal_quantiles(count: int) -> Floats:
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
 def test_the_estimator_on_an_exact_gaussian_pair(mu: float) -> None:
     values = _normal_quantiles(500_000)
-    found = audit(*_exact(values, values + mu), delta=1e-2, confidence=0.999)
+    found = _audit(*_exact(values, values + mu), delta=1e-2, confidence=0.999)
     exact = gdp.epsilon(mu, 1e-2)
     assert 0.85 * exact < found.epsilon < exact
 
@@ -82,16 +86,16 @@ def test_the_other_direction_is_tried_too() -> None:
     """The likely world may be the one without the record: mirroring both worlds changes nothing."""
     values = _normal_quantiles(200_000)
     mixture = np.where(np.arange(200_000) % 10 == 0, values[::-1] + 6, values)
-    forward = audit(*_exact(values, mixture), delta=1e-3, confidence=0.99)
-    backward = audit(*_exact(-mixture, -values), delta=1e-3, confidence=0.99)
+    forward = _audit(*_exact(values, mixture), delta=1e-3, confidence=0.99)
+    backward = _audit(*_exact(-mixture, -values), delta=1e-3, confidence=0.99)
     assert forward.epsilon > 3
     assert backward.epsilon == pytest.approx(forward.epsilon, rel=0.02)
 
 
 def test_equal_worlds_show_nothing_and_separate_ones_the_ceiling() -> None:
     values = _normal_quantiles(10_000)
-    assert audit(*_exact(values, values), delta=1e-5, confidence=0.999).epsilon == 0
-    apart = audit(*_exact(values, values + 100), delta=1e-5, confidence=0.999)
+    assert _audit(*_exact(values, values), delta=1e-5, confidence=0.999).epsilon == 0
+    apart = _audit(*_exact(values, values + 100), delta=1e-5, confidence=0.999)
     assert apart.epsilon == pytest.approx(math.log(10_000 / math.log(2 / 0.001)), abs=0.01)
     assert apart.hits == (10_000, 0)
 
@@ -120,7 +124,7 @@ def test_delta_is_taken_off() -> None:
 
 def test_tallies_with_other_cuts_are_refused() -> None:
     with pytest.raises(Refused, match="same cuts"):
-        audit(Tally(0, 1), Tally(0, 2), delta=1e-5, confidence=0.9)
+        _audit(Tally(0, 1), Tally(0, 2), delta=1e-5, confidence=0.9)
 
 
 @pytest.mark.parametrize("bad", [{"delta": -0.1}, {"delta": 1.0}, {"confidence": 1.0}, {"confidence": 0.0}])

@@ -11,7 +11,7 @@ from scipy import special
 
 from discreet.accounting import Charge, Gaussian, Neighbouring, PoissonSampled, certify, gdp
 from discreet.auditing.bounds import epsilon_of
-from discreet.auditing.games import GaussianStep, PoissonStep, play
+from discreet.auditing.games import PoissonStep, play
 from discreet.core.check import Refused
 
 
@@ -30,7 +30,7 @@ def test_never_above_the_certificate_over_20_repeats() -> None:
     for delta, trials in ((1e-2, 100_000), (1e-5, 100_000)):
         certified = gdp.epsilon(1.0, delta)
         found = [
-            play(GaussianStep(noise=1.0), trials=trials, delta=delta, generator=_rng(repeat)).epsilon
+            play(PoissonStep(noise=1.0), trials=trials, delta=delta, generator=_rng(repeat)).epsilon
             for repeat in range(20)
         ]
         assert max(found) <= certified
@@ -39,13 +39,13 @@ def test_never_above_the_certificate_over_20_repeats() -> None:
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
 def test_halved_noise_is_caught(delta: float) -> None:
-    found = play(GaussianStep(noise=0.5), trials=400_000, delta=delta, generator=_rng(1))
+    found = play(PoissonStep(noise=0.5), trials=400_000, delta=delta, generator=_rng(1))
     assert found.epsilon > gdp.epsilon(1.0, delta)
     assert found.epsilon <= gdp.epsilon(2.0, delta)
 
 
 def test_a_million_trials_come_within_a_tenth_at_a_large_delta() -> None:
-    found = play(GaussianStep(noise=1.0), trials=10**6, delta=1e-2, generator=_rng(2))
+    found = play(PoissonStep(noise=1.0), trials=10**6, delta=1e-2, generator=_rng(2))
     exact = gdp.epsilon(1.0, 1e-2)
     assert 0.9 * exact <= found.epsilon <= exact
     assert found.epsilon == pytest.approx(_expected(1.0, 10**6, delta=1e-2, risk=1e-3), rel=0.02)
@@ -53,7 +53,7 @@ def test_a_million_trials_come_within_a_tenth_at_a_large_delta() -> None:
 
 @pytest.mark.slow
 def test_a_hundred_million_trials_come_within_15_percent_at_a_small_delta() -> None:
-    found = play(GaussianStep(noise=1.0), trials=10**8, delta=1e-5, generator=_rng(3))
+    found = play(PoissonStep(noise=1.0), trials=10**8, delta=1e-5, generator=_rng(3))
     exact = gdp.epsilon(1.0, 1e-5)
     assert 0.85 * exact <= found.epsilon <= exact
 
@@ -71,7 +71,7 @@ def test_poisson_sampling_holds_and_halved_noise_does_not() -> None:
 def test_every_trial_is_counted_and_told() -> None:
     told: list[tuple[int, int]] = []
     found = play(
-        GaussianStep(noise=1.0),
+        PoissonStep(noise=1.0),
         trials=2**21 + 5,
         delta=1e-2,
         generator=_rng(6),
@@ -84,14 +84,14 @@ def test_every_trial_is_counted_and_told() -> None:
 
 def test_too_few_trials_and_bad_settings_are_refused() -> None:
     with pytest.raises(Refused, match="trials"):
-        play(GaussianStep(noise=1.0), trials=3, delta=1e-2)
+        play(PoissonStep(noise=1.0), trials=3, delta=1e-2)
     with pytest.raises(Refused, match="noise"):
-        GaussianStep(noise=0.0)
+        PoissonStep(noise=0.0)
     with pytest.raises(Refused, match="rate"):
         PoissonStep(rate=0.0, noise=1.0)
 
 
 @pytest.mark.os_entropy
 def test_without_a_generator_the_operating_system_seeds() -> None:
-    found = {play(GaussianStep(noise=1.0), trials=2000, delta=1e-2).hits for _ in range(6)}
+    found = {play(PoissonStep(noise=1.0), trials=2000, delta=1e-2).hits for _ in range(6)}
     assert len(found) > 1  # six plays alike: below 1e-9, as two are with probability below 0.01

@@ -19,9 +19,9 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
-from discreet.stages import bounding
-from discreet.stages.bounding import FlatClip
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
+from discreet.stages import clipping
+from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, Horizon
@@ -78,7 +78,7 @@ def test_halved_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clip_that_is_too_loose_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = FlatClip.weights
-    monkeypatch.setattr(bounding.FlatClip, "weights", lambda self, n, scale: 2 * real(self, n, scale))
+    monkeypatch.setattr(clipping.FlatClip, "weights", lambda self, n, scale: 2 * real(self, n, scale))
     game = game_for(methods.dp_sgd(), noise=1.0, delta=DELTA)
     assert _audited(game, 10_000) > _certified(game)
 
@@ -117,7 +117,7 @@ def test_given_its_releases_a_method_hides_every_record(name: str) -> None:
 
 def test_replay_sees_a_bound_that_is_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     real = FlatClip.weights
-    monkeypatch.setattr(bounding.FlatClip, "weights", lambda self, n, scale: 1.01 * real(self, n, scale))
+    monkeypatch.setattr(clipping.FlatClip, "weights", lambda self, n, scale: 1.01 * real(self, n, scale))
     with pytest.raises(Refused, match="no more than their sensitivity"):
         replay.leave_one_out(_late(methods.dp_sgd()), start=20)
 

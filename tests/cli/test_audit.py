@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from cli_runner import refused, run
 
-from discreet.auditing import truth
-from discreet.auditing.rows import Attack
-from discreet.auditing.truth import Effort
+from discreet.auditing import rows, truth
+from discreet.auditing.rows import Attack, Effort
 from discreet.runs.audit_rows import AuditRow
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
@@ -19,7 +18,7 @@ SMALL = Effort(scalar=2000, canaries=1000, runs=16)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(truth, "QUICK", SMALL)
+    monkeypatch.setattr(rows, "QUICK", SMALL)
 
 
 @pytest.mark.usefixtures("small")
@@ -48,7 +47,7 @@ def test_a_stopped_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Attack, "row", row)
     stopped = run(*flags, out)
     assert stopped.code == 130
-    assert f"goes on with the rows in {out}.part" in stopped.err
+    assert f"Finished rows are kept in {out}.part" in stopped.err
     assert not out.exists()
     answer = run(*flags, out, "--json").json
     assert played == ["dp-sgd, one step", "stopped", "dp-sgd, one number a trial"]

@@ -58,7 +58,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(comparison, "compare", stopped)
     result = run("compare", *RUN, "--out", tmp_path / "page")
     assert result.code == 130
-    assert result.err == "Stopped and saved. The same command goes on from here.\n"
+    assert result.err == "Stopped and saved. Rerun the command to resume.\n"
 
 
 def test_a_comparison_in_which_nothing_finished_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

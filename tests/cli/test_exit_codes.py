@@ -36,7 +36,7 @@ def stopped(result: Result, code: int, out: Path, *parts: str) -> None:
     assert result.err.count("\n") == 1
     charges = RunFolder(out).charges()
     assert charges > 0
-    for part in (*parts, f": {charges} charge", f"Go on with: discreet resume {out}"):
+    for part in (*parts, f": {charges} charge", f"Resume with: discreet resume {out}"):
         assert part in result.err, (part, result.err)
 
 
@@ -269,5 +269,5 @@ def test_a_comparison_whose_page_cannot_be_written(tmp_path: Path, monkeypatch: 
         patch.setattr(report, "write", lambda *_: raising(full)())
         result = run(*COMPARE, "--out", out)
     assert result.code == 74
-    assert f"kept in {out}: 2 charges. Go on with: " in result.err
+    assert f"kept in {out}: 2 charges. Resume with: " in result.err
     assert run(*COMPARE, "--out", out, "--json").json["entries"][0]["runs"][0]["steps"] == 2

@@ -134,7 +134,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
         assert process.wait(60) == 130
         assert process.stdout is not None
         assert process.stdout.read() == ""
-    assert f"Go on with: discreet resume '{out}'" in seen
+    assert f"Resume with: discreet resume '{out}'" in seen
     assert "Traceback" not in seen
     assert "epsilon" in seen
     assert "accuracy" in seen

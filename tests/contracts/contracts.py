@@ -24,12 +24,12 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.d2p2.projected_gaussian import ProjectedNoise, width
+from discreet.methods.d2p2.projected_noise import ProjectedNoise, width
 from discreet.methods.d2p2.projections import padded_size
 from discreet.methods.dicesgd.combination import SmoothedResidual
 from discreet.methods.geodp.combination import FromAngles, FromPolar
 from discreet.stages.analysis import Composition
-from discreet.stages.bounding import Bounder, Query
+from discreet.stages.clipping import Bounder, Query
 from discreet.stages.combination import TakeFirst
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
@@ -90,7 +90,7 @@ def release(plan: Plan, net: nn.Module, x: Tensor, y: Tensor, *, seed: int = 0) 
 def gain(plan: Plan, net: nn.Module) -> float:
     """What lifting multiplies by after the noise: n/p for p orthonormal rows of length n, else 1.
 
-    The price is for the vector before it is lifted: tests/methods/d2p2/test_projected_gaussian.py looks there.
+    The price is for the vector before it is lifted: tests/methods/d2p2/test_projected_noise.py looks there.
     """
     mechanism = plan.mechanism
     if not isinstance(mechanism, ProjectedNoise) or mechanism.reduction == 0:

@@ -23,16 +23,16 @@ from discreet import methods
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.methods import METHODS
-from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised, TwoLevel
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
-from discreet.methods.geodp.bounding import AngleWindow, Polar
-from discreet.stages import bounding, sampling
+from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised, TwoLevel
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
+from discreet.methods.geodp.clipping import AngleWindow, Polar
+from discreet.stages import clipping, sampling
 from discreet.training.private import Private
 
 BOUNDERS = [
-    bounding.FlatClip(0.7),
-    bounding.AutoS(clip=2.0, gamma=0.01),
-    bounding.Psac(clip=1.0, r=0.1),
+    clipping.FlatClip(0.7),
+    clipping.AutoS(clip=2.0, gamma=0.01),
+    clipping.Psac(clip=1.0, r=0.1),
     PerLayer(1.0),
     TwoLevel(clip=1.0, residual=9.0),
     AdaptiveQuantile(clip=1.0),
@@ -51,7 +51,7 @@ CERTIFIED = [name for name, method in METHODS.items() if method.certified]
 
 
 @pytest.mark.parametrize("bounder", BOUNDERS, ids=lambda b: type(b).__name__)
-def test_bounders(bounder: bounding.Bounder) -> None:
+def test_bounders(bounder: clipping.Bounder) -> None:
     bounder_contract(bounder)
 
 
@@ -63,12 +63,12 @@ def test_every_bounder_is_listed() -> None:
     rooms = ["discreet.stages", *(f"discreet.methods.{room}" for room in ROOMS)]
     found = set()
     for room in rooms:
-        if importlib.util.find_spec(f"{room}.bounding") is None:
+        if importlib.util.find_spec(f"{room}.clipping") is None:
             continue
-        module = importlib.import_module(f"{room}.bounding")
+        module = importlib.import_module(f"{room}.clipping")
         kinds = {value for value in vars(module).values() if isinstance(value, type)}
         found |= {kind for kind in kinds if "weights" in vars(kind) and kind.__module__ == module.__name__}
-    assert found - {bounding.Bounder} == {type(bounder) for bounder in BOUNDERS} | ELSEWHERE
+    assert found - {clipping.Bounder} == {type(bounder) for bounder in BOUNDERS} | ELSEWHERE
 
 
 @pytest.mark.parametrize("name", METHODS)

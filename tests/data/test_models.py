@@ -125,26 +125,7 @@ def test_logistic_is_the_binary_logistic_loss() -> None:
     torch.testing.assert_close(F.cross_entropy(scores, y, reduction="none"), wanted)
 
 
-def text_model() -> nn.Module:
-    return build("transformer-text", shape=(6,), classes=3, vocabulary=20, seed=0)
-
-
-def test_padding_changes_nothing_and_padding_alone_is_finite() -> None:
-    model = text_model()
-    assert parameters(model) == 20 * 64 + 67_072 + 3 * 65
-    text = torch.tensor([[4, 7, 9, 0, 0, 0], [4, 7, 9, 1, 0, 0], [0, 0, 0, 0, 0, 0]])
-    scores = model(text)
-    assert scores.isfinite().all()
-    assert not torch.allclose(scores[0], scores[1])  # a token more is seen
-    with torch.no_grad():
-        model.embed.weight[0] *= -1.0  # the padding's vector matters to no text that starts with a token
-    torch.testing.assert_close(model(text)[:2], scores[:2])
-    assert not torch.allclose(model(text)[2], scores[2])
-
-
-def test_order_of_tokens_and_of_patches_is_seen() -> None:
-    model = text_model()
-    assert not torch.allclose(model(torch.tensor([[4, 7, 9, 1, 2, 3]])), model(torch.tensor([[7, 4, 9, 1, 2, 3]])))
+def test_order_of_patches_is_seen() -> None:
     vision = build("transformer", shape=DIGITS, classes=10, seed=0)
     x = torch.rand(1, *DIGITS, generator=torch.Generator().manual_seed(0))
     assert not torch.allclose(vision(x), vision(x.roll(2, dims=3)))
@@ -153,7 +134,7 @@ def test_order_of_tokens_and_of_patches_is_seen() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "says"),
     [
-        ("resnet50", GREY, 10, "logistic, softmax, mlp.*transformer-text"),
+        ("resnet50", GREY, 10, "logistic, softmax, mlp.*transformer"),
         ("logistic", GREY, 10, "use softmax"),
         ("cnn-d2p2", ADULT, 2, "image shape"),
         ("cnn-550k", (1, 7, 28), 10, "at least 8"),
@@ -165,7 +146,6 @@ def test_order_of_tokens_and_of_patches_is_seen() -> None:
         ("softmax", (), 10, "without the batch axis"),
         ("softmax", (1, 0), 10, "whole number"),
         ("softmax", GREY, 1, "classes"),
-        ("transformer-text", (6,), 3, "vocabulary"),
     ],
 )
 def test_refusals(name: str, shape: tuple[int, ...], classes: int, says: str) -> None:
@@ -173,13 +153,7 @@ def test_refusals(name: str, shape: tuple[int, ...], classes: int, says: str) ->
         build(name, shape=shape, classes=classes)
 
 
-def test_refusals_of_vocabulary_and_seed() -> None:
-    with pytest.raises(Refused, match="transformer-text"):
-        build("softmax", shape=GREY, classes=10, vocabulary=5)
-    with pytest.raises(Refused, match="one public length"):
-        build("transformer-text", shape=GREY, classes=10, vocabulary=5)
-    with pytest.raises(Refused, match="vocabulary"):
-        build("transformer-text", shape=(6,), classes=10, vocabulary=1)
+def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(Refused, match="seed"):
         build("softmax", shape=GREY, classes=10, seed=-1)
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from discreet.data.models import build
 
@@ -376,6 +377,41 @@ def _bags(n: int) -> Inputs:
 
 
 S = nn.Sequential
+
+
+def biased_attention(own: Bare, x: Tensor) -> Tensor:
+    """As T5: a relative position bias is the mask; keys of one head serve two."""
+    q, k, v = (part.unflatten(-1, (2, 2)).transpose(1, 2) for part in own.qkv(x).chunk(3, -1))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=own.bias, scale=0.3)
+    return mixed + F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=own.masked, enable_gqa=True)
+
+
+def repeated(own: Bare, x: Tensor) -> Tensor:
+    """As DeBERTa: the rows of a parameter are repeated, and meet the rows of records by a batched product."""
+    rows = own.net(x).repeat_interleave(2, 0)  # [records * 2, 5, 4]
+    scores = torch.bmm(rows, own.keys.repeat(len(x), 1, 1).transpose(1, 2))
+    return scores.reshape(len(x), -1) + own.one.repeat(len(x), 1).sum(1, keepdim=True)
+
+
+def channels_last() -> nn.Module:
+    convolutions = S(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4))
+    layers: nn.Module = S(convolutions, nn.Flatten(), nn.Linear(16, 3))
+    return layers.to(memory_format=torch.channels_last)
+
+
+def checkpointed(own: Bare, x: Tensor) -> Tensor:
+    """Two regions with the same layers, whose parameters are used twice in each."""
+    x = own.first(x)
+    for _ in range(2):
+        x = checkpoint(lambda h: own.inner(h) + own.inner(h).tanh(), x, use_reentrant=False)
+    return x
+
+
+def checkpointed_sum(own: Bare, x: Tensor) -> Tensor:
+    """A region that saves no tensor, so that torch never runs it again."""
+    return checkpoint(lambda h: h + own.bias, own.first(x), use_reentrant=False)  # type: ignore[no-any-return]
+
+
 LIST: list[Problem] = [
     # layers
     Problem("linear", lambda: S(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), floats(4)),
@@ -629,6 +665,30 @@ LIST: list[Problem] = [
     Problem("stopped gradients", lambda: Bare(detached, first=nn.Linear(4, 5), second=nn.Linear(5, 3)), floats(4)),
     Problem(
         "buffer", lambda: Bare(lambda o, x: o.net(x - o.mean), net=nn.Linear(4, 3), mean=torch.randn(4)), floats(4)
+    ),
+    # forms that libraries write
+    Problem(
+        "attention with a learned bias",
+        lambda: Bare(biased_attention, bias=parameter(2, 5, 5), qkv=nn.Linear(4, 12), masked=parameter(1, 1, 5, 5)),
+        floats(5, 4),
+    ),
+    Problem(
+        "a parameter repeated for every record",
+        lambda: Bare(repeated, keys=parameter(2, 3, 4), net=nn.Linear(4, 4), one=parameter(4)),
+        floats(5, 4),
+    ),
+    Problem("channels last", channels_last, floats(3, 6, 6)),
+    Problem(
+        "checkpointed",
+        lambda: Bare(checkpointed, first=nn.Linear(4, 5), inner=S(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 5))),
+        floats(4),
+        by_func=False,
+    ),
+    Problem(
+        "checkpointed, nothing saved",
+        lambda: Bare(checkpointed_sum, first=nn.Linear(4, 5), bias=parameter(5)),
+        floats(4),
+        by_func=False,
     ),
     # whole models
     Problem("gpt", lambda: Gpt(by_ids=True), tokens(6)),

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from discreet import Private
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FixedSize, Horizon
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from problems import PROBLEMS, Bare, Problem, floats, losses_of, outputs_of, parameter
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from truths import TOLERANCE, answer, by_autograd, by_func, cast, disagreement, gap, rows, trained, truth_of
 
 from discreet.core.check import Refused
@@ -153,7 +154,7 @@ def test_a_flag_that_changes_the_axis_has_a_script_of_its_own() -> None:
         assert disagreement(answer(engine, inputs, 6, weights), truth, weights) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["dropout", "encoder layer", "lstm"])
+@pytest.mark.parametrize("name", ["dropout", "encoder layer", "lstm", "attention with a bias", "checkpointed"])
 def test_dropout_in_training_mode(name: str) -> None:
     """The same seed before each pass: the engine's pass draws the masks that autograd's pass draws."""
     models: dict[str, Callable[[], nn.Module]] = {
@@ -161,6 +162,16 @@ def test_dropout_in_training_mode(name: str) -> None:
         "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True),
         "lstm": lambda: Bare(
             lambda own, x: own.net(x)[0], net=nn.LSTM(8, 5, num_layers=2, dropout=0.3, batch_first=True)
+        ),
+        "attention with a bias": lambda: Bare(
+            lambda own, x: F.scaled_dot_product_attention(x, own.net(x), x, attn_mask=own.bias, dropout_p=0.4),
+            net=nn.Linear(8, 8),
+            bias=parameter(5, 5),
+        ),
+        "checkpointed": lambda: Bare(
+            lambda own, x: checkpoint(own.net, own.first(x), use_reentrant=False),
+            first=nn.Linear(8, 8),
+            net=nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 3), nn.Dropout(0.2)),
         ),
     }
     model = models[name]().double().train()

@@ -195,16 +195,15 @@ def test_packed_sequences() -> None:
 # Checkpointing ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant: bool) -> None:
-    """Reentrant: the recomputation is not watched. Otherwise torch finds other saved tensors than it expects."""
+def test_reentrant_checkpointing() -> None:
+    """The recomputation is not watched."""
 
     def run(own: Bare, batch: Tensor) -> Tensor:
         inner = lambda h: torch.tanh(own.second(torch.tanh(h)))  # noqa: E731
-        return checkpoint(inner, own.first(batch), use_reentrant=reentrant)  # type: ignore[no-any-return]
+        return checkpoint(inner, own.first(batch), use_reentrant=True)  # type: ignore[no-any-return]
 
     model = Bare(run, first=nn.Linear(4, 5), second=nn.Linear(5, 3))
-    refused(model, x(7, 4), match="second.weight|without activation checkpointing")
+    refused(model, x(7, 4), match="use_reentrant=False")
 
 
 # Mixing records ---------------------------------------------------------------------------------------------
@@ -557,13 +556,6 @@ def test_a_parameter_written_into_the_batch() -> None:
         return h
 
     refused(Bare(run, net=nn.Linear(4, 3), token=parameter()), x(7, 4), match="__setitem__ with parameter token")
-
-
-def test_randomness_in_a_call_with_a_parameter() -> None:
-    def run(own: Bare, batch: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(batch, batch, batch, attn_mask=own.bias, dropout_p=0.5)
-
-    refused(Bare(run, bias=parameter(5, 5)), x(7, 5, 4), match="record by record")
 
 
 # Inputs and outputs -----------------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.mechanism import ErrorFeedback
+from discreet.methods.dicesgd.error_feedback import ErrorFeedback
 from discreet.stages.analysis import Composition, NoGuard, RunGuard
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
 from discreet.stages.context import StepContext
-from discreet.stages.mechanism import Mechanism
+from discreet.stages.noise import Mechanism
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.values import BoundedSum

@@ -36,10 +36,10 @@ from discreet.core.streams import Stream, Streams
 from discreet.engine import engine
 from discreet.engine.active import Active
 from discreet.methods.random_freeze.selection import Refresh
-from discreet.stages import aggregation, bounding, sampling
-from discreet.stages import gaussian_noise as gaussian
+from discreet.stages import aggregation, clipping, sampling
+from discreet.stages import noise as gaussian
 from discreet.stages import update as updating
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 from discreet.training import step
@@ -184,7 +184,7 @@ def _inverted(norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _no_finite_check(patch: Patch) -> None:
-    patch.setattr(bounding, "zero_non_finite", lambda weights, norms: weights.unsqueeze(0))
+    patch.setattr(clipping, "zero_non_finite", lambda weights, norms: weights.unsqueeze(0))
 
 
 def _poisoned_sum(patch: Patch) -> None:
@@ -195,7 +195,7 @@ def _poisoned_sum(patch: Patch) -> None:
 
 
 def _clip_ignored(patch: Patch) -> None:
-    patch.setattr(bounding.FlatClip, "weights", lambda self, norms, scale: torch.ones_like(norms).unsqueeze(0))
+    patch.setattr(clipping.FlatClip, "weights", lambda self, norms, scale: torch.ones_like(norms).unsqueeze(0))
 
 
 def _norms_of_one_parameter(patch: Patch) -> None:
@@ -386,7 +386,7 @@ FAULTS = [
     Fault(
         "B1 weight for what is not finite",
         _no_finite_check,
-        lambda: bounder_contract(bounding.AutoS()),
+        lambda: bounder_contract(clipping.AutoS()),
         "a record that is not finite has weight",
     ),
     Fault(
@@ -403,8 +403,8 @@ FAULTS = [
     ),
     Fault(
         "B2 the clip factor upside down",
-        _weights(bounding.FlatClip, _inverted),
-        lambda: bounder_contract(bounding.FlatClip(0.7)),
+        _weights(clipping.FlatClip, _inverted),
+        lambda: bounder_contract(clipping.FlatClip(0.7)),
         "a record moves the sum by more than the bound",
     ),
     Fault(
@@ -421,8 +421,8 @@ FAULTS = [
     ),
     Fault(
         "B14 automatic clipping above its bound",
-        _weights(bounding.AutoS, lambda norms, weights: weights * 1.001),
-        lambda: bounder_contract(bounding.AutoS()),
+        _weights(clipping.AutoS, lambda norms, weights: weights * 1.001),
+        lambda: bounder_contract(clipping.AutoS()),
         "a record moves the sum by more than the bound",
     ),
     Fault(

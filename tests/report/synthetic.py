@@ -12,9 +12,9 @@ from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison import (
     BudgetResult,
     Comparison,
-    Entry,
     Excluded,
     Failure,
+    MethodResult,
     PlanTimeline,
     Point,
     Provenance,
@@ -60,9 +60,9 @@ def run(name: str, seed: int | None, *, steps: int = 120, epsilon: float = 2.996
     return dataclasses.replace(made, **fields)
 
 
-def entry(name: str, /, seeds: tuple[int | None, ...] = (0, 1, 2), **fields: object) -> Entry:
+def entry(name: str, /, seeds: tuple[int | None, ...] = (0, 1, 2), **fields: object) -> MethodResult:
     method = METHODS[name]
-    made = Entry(
+    made = MethodResult(
         name=name,
         method=name,
         summary=method.summary,
@@ -76,7 +76,7 @@ def entry(name: str, /, seeds: tuple[int | None, ...] = (0, 1, 2), **fields: obj
     return dataclasses.replace(made, **fields)
 
 
-def comparison(entries: tuple[Entry, ...] | None = None, **fields: object) -> Comparison:
+def comparison(entries: tuple[MethodResult, ...] | None = None, **fields: object) -> Comparison:
     """Six methods, three seeds, one budget."""
     made = Comparison(
         data="digits",
@@ -174,7 +174,7 @@ def full() -> Comparison:
     )
 
 
-def _shifted(row: Entry, drop: float) -> Entry:
+def _shifted(row: MethodResult, drop: float) -> MethodResult:
     """The first run of a row, at another budget."""
     one = dataclasses.replace(row.runs[0], accuracy=row.runs[0].accuracy - drop)
     return dataclasses.replace(row, runs=(one,))

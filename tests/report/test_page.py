@@ -16,7 +16,7 @@ import synthetic
 
 from discreet import Refused
 from discreet.report import read, render, wording, write
-from discreet.runs.comparison import Entry, Failure
+from discreet.runs.comparison import Failure, MethodResult
 
 
 class Parsed(HTMLParser):
@@ -134,7 +134,7 @@ def test_the_headline_says_what_it_is_worth() -> None:
     assert "overlaps all others" in wording.significance(synthetic.comparison())
     assert "overlaps those of psac and dp-sgd" in wording.significance(synthetic.failing())
 
-    def steady(name: str, accuracy: float) -> Entry:
+    def steady(name: str, accuracy: float) -> MethodResult:
         values = (accuracy - 0.001, accuracy, accuracy + 0.001)
         made = tuple(synthetic.run(name, seed, accuracy=value) for seed, value in enumerate(values))
         return synthetic.entry(name, runs=made)
@@ -190,7 +190,7 @@ def test_write_and_read(tmp_path: Path) -> None:
     assert read(written.data) == found
     assert written.page.read_text(encoding="utf-8") == render(found)
     assert all(path.is_file() for path in written.figures)
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.new"))
 
 
 def test_a_character_that_no_file_can_hold_is_replaced(tmp_path: Path) -> None:

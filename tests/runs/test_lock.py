@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from discreet import runs
 from discreet.accounting.ledger import Ledger, read
 from discreet.core.check import Refused
 from discreet.runs import RunConfig, RunFolder
+from discreet.training.private import Private
 
 STEPS = 12
 
@@ -135,3 +137,16 @@ def test_a_ledger_that_another_writer_holds_is_not_deleted(tmp_path: Path) -> No
     assert runs.train(runs.load_config(folder.directory), resume=True).steps == 3  # read, not run again
     with pytest.raises(Refused, match="which holds one"):
         runs.train(config(folder.directory))
+
+
+def test_a_run_that_could_not_begin_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first checkpoint fails, as on a full disk; the same process resumes the run once there is room."""
+
+    def full(self: Private, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Private, "save", full)
+        with pytest.raises(OSError, match="No space left"):
+            runs.train(config(tmp_path / "run"))
+    assert runs.train(runs.load_config(tmp_path / "run"), resume=True).steps == 3

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from discreet.core.check import Refused
-from discreet.methods.dpsgd_dc.domain import Ball, Box, Centre
+from discreet.methods.dpsgd_dc.domain import Ball, Centre
 from discreet.stages.domain import Domain, Unbounded
 
 
@@ -21,12 +21,7 @@ def joined(values: list[torch.Tensor]) -> torch.Tensor:
 
 
 INITIAL = parts(torch.linspace(-1, 1, 10))
-DOMAINS: list[Domain] = [
-    Ball(radius=1.3),
-    Ball(radius=0.4, centre=Centre.INITIAL),
-    Box(half_width=0.5, dimensions=10),
-    Box(half_width=0.2, dimensions=12, centre=Centre.INITIAL),
-]
+DOMAINS: list[Domain] = [Ball(radius=1.3), Ball(radius=0.4, centre=Centre.INITIAL)]
 
 
 def projected(domain: Domain, values: torch.Tensor) -> torch.Tensor:
@@ -66,13 +61,12 @@ def test_a_ball_holds_its_radius_after_rounding(dtype: torch.dtype) -> None:
 
 def test_points_inside_stay_exactly_where_they_are() -> None:
     inside = torch.full((10,), 0.1)
-    for domain in (Ball(radius=1.0), Box(half_width=0.3, dimensions=10), Unbounded()):
+    for domain in (Ball(radius=1.0), Unbounded()):
         assert torch.equal(projected(domain, inside), inside.double())
 
 
 def test_radius_and_diameter_are_two_words() -> None:
     assert Ball(radius=2.0).diameter == 4.0
-    assert Box(half_width=1.0, dimensions=9).diameter == 6.0
     assert Unbounded().diameter == math.inf
     ends = [torch.tensor([-9.0]), torch.tensor([9.0])]
     for end in ends:
@@ -96,8 +90,6 @@ def test_refusals() -> None:
         Ball(radius=0.0)
     with pytest.raises(Refused, match="Unbounded"):
         Ball(radius=math.inf)
-    with pytest.raises(Refused, match="at most dimensions=3 trainable parameters"):
-        Box(half_width=1.0, dimensions=3).project_([torch.zeros(4)], [])
     with pytest.raises(Refused, match="one initial parameter"):
         Ball(radius=1.0, centre=Centre.INITIAL).project_([torch.zeros(4)], [])
     with pytest.raises(ValueError, match="nowhere"):

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from discreet import methods
 from discreet.accounting import events
 from discreet.accounting.charges import Charge
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
-from discreet.stages.billing import bill_run, event_at
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import (
     BallsInBins,
     FixedSize,
@@ -235,30 +236,24 @@ def test_a_full_batch_is_no_cheaper_for_a_smaller_rate() -> None:
 SCHEDULES = [Constant(), Table(tuple(1 + 0.1 * i for i in range(7)), Period.EPOCH), Table((1.0, 0.5) * 35)]
 
 
+def planned(sampling: Sampling, schedule: Schedule, horizon: Horizon, noise: float) -> Plan:
+    recipe = methods.dp_sgd().using(sampling=sampling, schedule=schedule, relation=sampling.relations[0])
+    return recipe.bind(noise=noise, horizon=horizon, delta=1e-5)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sampling", [Poisson(), FixedSize(), BallsInBins(), OwnLoader(), TruncatedPoisson(9)])
 def test_the_bill_of_a_run_is_the_sum_of_its_steps(sampling: Sampling, schedule: Schedule) -> None:
-    horizon = Horizon.of(records=100, batch=10, steps=67)
-
-    def release(factor: float) -> events.Gaussian:
-        return events.Gaussian(2.0 * factor)
-
-    one_by_one = Counter(event_at(sampling, schedule, release, horizon, step) for step in range(67))
-    whole = Charge(bill_run(sampling, schedule, release, horizon, 0, 67))
-    assert whole == Charge(tuple(one_by_one.items()))
-    half = Charge(bill_run(sampling, schedule, release, horizon, 0, 30))
-    rest = Charge(bill_run(sampling, schedule, release, horizon, 30, 67))
-    assert half + rest == whole
+    plan = planned(sampling, schedule, Horizon.of(records=100, batch=10, steps=67), noise=2.0)
+    for steps in (67, 30, 1, 0):
+        one_by_one = Counter(plan.event_at(step) for step in range(steps))
+        assert Charge(plan.events(steps)) == Charge(tuple(one_by_one.items()))
 
 
 def test_an_epoch_costs_its_least_noisy_step() -> None:
-    horizon = Horizon.of(records=100, batch=25, epochs=2)
     schedule = Table((3.0, 2.0, 0.5, 1.0, 4.0, 4.0, 4.0, 4.0))
-
-    def release(factor: float) -> events.Gaussian:
-        return events.Gaussian(factor)
-
-    bill = [event_at(BallsInBins(), schedule, release, horizon, step) for step in range(8)]
+    plan = planned(BallsInBins(), schedule, Horizon.of(records=100, batch=25, epochs=2), noise=1.0)
+    bill = [plan.event_at(step) for step in range(8)]
     assert bill[0] == events.BallsInBinsEpoch(1, events.Gaussian(0.5))
     assert bill[4] == events.BallsInBinsEpoch(1, events.Gaussian(4.0))
     assert [bill[i] for i in (1, 2, 3, 5, 6, 7)] == [events.Free()] * 6

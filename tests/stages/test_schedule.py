@@ -11,7 +11,7 @@ from discreet import methods
 from discreet.core.check import Refused
 from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
 from discreet.stages.sampling import Horizon
-from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule, Table, run_lengths
+from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule, Table
 from timing import times_as_long
 
 DECAYING: list[Schedule] = [
@@ -39,7 +39,6 @@ def test_pieces_are_the_factors_in_a_row(schedule: Schedule, start: int, stop: i
     assert spelled == [schedule.factor(step, 3) for step in range(start, stop)]
     pieces = list(schedule.pieces(start, stop, 3))
     assert all(a[0] != b[0] for a, b in itertools.pairwise(pieces))
-    assert list(run_lengths(schedule, start, stop, 3)) == pieces
 
 
 def test_a_long_constant_run_is_one_piece() -> None:

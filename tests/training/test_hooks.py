@@ -20,9 +20,9 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.stages.analysis import NoGuard, Unproven
-from discreet.stages.bounding import Bounder, FlatClip, NonAdaptive, Query
+from discreet.stages.clipping import Bounder, ClippedSum, FlatClip, Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Selection
@@ -116,16 +116,10 @@ def test_nothing_proven_is_said_with_its_reason() -> None:
 
 @final
 @dataclass(frozen=True)
-class WithRaw(NonAdaptive):
+class WithRaw(ClippedSum):
     """A flat clip that also gives the mechanism the sum without it."""
 
     clip: float = 0.1
-
-    def vectors(self, scale: float) -> tuple[Query, ...]:
-        return (Query(self.clip),)
-
-    def groups(self, layout: Layout) -> Sequence[Sequence[int]]:
-        return [range(len(layout.names))]
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return FlatClip(self.clip).weights(norms_GN, scale)

@@ -13,7 +13,7 @@ from truths import trained
 
 from discreet.data.models import build
 from discreet.engine.engine import Engine
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 
 STEPS, BATCH, CLASSES = 20, 8, 3
 

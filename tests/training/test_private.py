@@ -26,7 +26,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.engine import memory
 from discreet.stages.aggregation import Aggregation
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
 
@@ -364,11 +364,22 @@ def test_replace_one_needs_the_size_that_was_planned(size: int) -> None:
 
 def test_a_scalar_loss_is_refused_and_nothing_is_spent() -> None:
     run = loop.private()
-    x, y = next(iter(run))
+    batches = iter(run)
+    x, y = next(batches)
     with pytest.raises(Refused, match='reduction="none"'):
         run.step(F.cross_entropy(run.model(x), y))
     assert run.ledger.length == 0
     assert run.step(loop.losses(run.model, x, y))  # the batch is still there
+    del batches
+
+
+def test_a_batch_of_a_loop_that_has_ended_is_refused() -> None:
+    """`next(iter(run))` drops the loop, and with it the watch over the batch."""
+    run = loop.private()
+    x, y = next(iter(run))
+    with pytest.raises(Refused, match="whose loop has ended"):
+        run.step(loop.losses(run.model, x, y))
+    assert run.ledger.length == 0
 
 
 def test_a_skipped_micro_batch_is_refused_before_anything_is_released() -> None:

@@ -17,9 +17,9 @@ from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, TruncatedPoisson

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from discreet.methods.d2p2.projected_gaussian import layer_widths
+from discreet.methods.d2p2.projected_noise import layer_widths
 from discreet.runs import RunConfig
 from research.reproductions.bench import Bench, accuracy_row
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from discreet.auditing.membership import membership_course
 from discreet.runs import RunConfig
+from research.membership.inference import membership_course
 from research.reproductions.bench import Bench
 from research.reproductions.dpsgd_dc.bounds import EXPERIMENT, claim, floats, frame
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status

@@ -7,17 +7,18 @@ from typing import Any, Final
 
 from discreet import data as tasks
 from discreet import methods
-from discreet.methods.dpsgd_dc.analysis import LastIterate, with_visible_iterates
+from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.domain import Centre
-from discreet.methods.dpsgd_dc.standstill import standstill
 from discreet.runs import RunConfig
+from discreet.stages.analysis import Composition
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.spending import format_epsilon
 from research.reproductions.bench import Bench, accuracy_row
 from research.reproductions.dpsgd_dc.logistic import Records, trained
+from research.reproductions.dpsgd_dc.standstill import standstill
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status, mean_and_error
 
 _EPSILON, _DELTA, _RECORDS = 5.0, 1e-5, 32_561
@@ -51,7 +52,7 @@ def full_batch(bench: Bench) -> Outcome:
             found = _accuracies(bench, plan)
             mean, error = mean_and_error(found)
             accuracy[name, steps] = mean
-            by_composition = with_visible_iterates(plan).certificate().epsilon
+            by_composition = plan.using(analysis=Composition()).certificate().epsilon
             rows.append(
                 Row(
                     setting=f"full batch, {name}, T = {steps}",
@@ -66,7 +67,7 @@ def full_batch(bench: Bench) -> Outcome:
     rows.append(baseline)
     longest = hidden[lengths[-1]]
     still = standstill(longest)
-    composed = with_visible_iterates(longest).certificate().epsilon
+    composed = longest.using(analysis=Composition()).certificate().epsilon
     ratio = composed / longest.certificate().epsilon
     best = max(value for (name, _), value in accuracy.items() if name == "composition")
     return Outcome(
@@ -91,7 +92,7 @@ def full_batch(bench: Bench) -> Outcome:
 
 
 def _plan(steps: int, *, visible: bool = False) -> Plan:
-    recipe = with_visible_iterates(_recipe()) if visible else _recipe()
+    recipe = _recipe().using(analysis=Composition()) if visible else _recipe()
     return recipe.for_budget(epsilon=_EPSILON, delta=_DELTA, records=_RECORDS, batch=_RECORDS, steps=steps)
 
 
@@ -144,7 +145,7 @@ def _epsilons(plan: Plan) -> Figure:
     def cost(steps: int, *, visible: bool) -> float:
         horizon = Horizon.of(records=_RECORDS, batch=_RECORDS, steps=steps)
         same = dataclasses.replace(plan, horizon=horizon)
-        return (with_visible_iterates(same) if visible else same).certificate().epsilon
+        return (same.using(analysis=Composition()) if visible else same).certificate().epsilon
 
     curves = tuple(
         Curve(name=name, x=tuple(map(float, lengths)), y=tuple(cost(t, visible=seen) for t in lengths))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from discreet import methods
 from discreet.core.streams import Stream, Streams
-from discreet.methods.random_freeze.masks import subset
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Outcome, Row, Status
@@ -34,7 +34,8 @@ def errors(gradients: Tensor, *, rate: float, noise: float, draws: int, stream: 
     """
     size, true, lost = gradients.shape[1], gradients.mean(0), []
     for draw in range(draws if rate else 1):
-        active = subset(stream.at(draw), max(1, round((1 - rate) * size)), size).to(gradients.dtype)
+        chosen = stream.at(draw).subset(max(1, round((1 - rate) * size)), of=size)
+        active = torch.from_numpy(chosen).to(gradients.dtype)
         norms = gradients.square().mv(active).sqrt()
         weights = (CLIP / norms.clamp(min=1e-12)).clamp(max=1.0)
         mean = active * (weights @ gradients) / len(gradients)

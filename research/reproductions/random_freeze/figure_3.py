@@ -14,9 +14,9 @@ from discreet import methods
 from discreet.accounting.events import NonPrivate
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order

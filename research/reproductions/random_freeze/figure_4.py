@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from discreet.methods.random_freeze.scaling import scale_clip_with_momentum
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Figure, Outcome, Status
+from research.reproductions.random_freeze.clip_scaling import scale_clip_with_momentum
 from research.reproductions.random_freeze.settings import BASE_CLIP, BASE_MOMENTUM, GUESSES, STRICT, UNIT, mlp_series
 
 MOMENTA: Final = (0.0, 0.5, 0.7, 0.9, 0.95)

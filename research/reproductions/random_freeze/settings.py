@@ -11,12 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from discreet.methods.random_freeze.scaling import scale_clip_with_momentum
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.runs import RunConfig
 from discreet.stages.sampling import Horizon
 from research.reproductions.bench import Bench, accuracy_row
 from research.reproductions.experiment import Row
+from research.reproductions.random_freeze.clip_scaling import scale_clip_with_momentum
 
 UNIT: Final = "test accuracy, %"
 RECORDS, BATCH, DELTA = 60_000, 1200, 1e-5  # the paper's rate, 1000 / 50000

@@ -43,6 +43,7 @@ from discreet.accounting.chain import (
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event
 from discreet.core import check
+from discreet.core.files import sync_directory
 
 __all__ = ["Ledger", "LedgerEntry", "LedgerRecord", "merge", "read", "verify"]
 
@@ -121,8 +122,13 @@ class Ledger:
         _lock_or_close(path, descriptor)
         body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
         digest, line = seal(GENESIS, body)
-        _write(descriptor, line)
-        _sync_directory(path.parent)
+        try:
+            _write(descriptor, line)
+            sync_directory(path.parent)
+        except BaseException:  # no ledger was begun, so none may stay: it would stand in the way of the next run
+            os.close(descriptor)
+            path.unlink()
+            raise
         return cls(path, descriptor, LedgerRecord(header=fields, identity=digest, entries=()))
 
     @classmethod
@@ -285,12 +291,3 @@ def _write(descriptor: int, line: bytes) -> None:
     if written != len(line):
         raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were written: is the disk full?")
     os.fsync(descriptor)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a new file's name as durable as its bytes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,6 +24,7 @@ from discreet.core import check
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 BINS = 4096
 
@@ -42,12 +43,8 @@ class Tally:
 
     def __init__(self, low: float, high: float, *, bins: int = BINS) -> None:
         check.count("the number of bins of the histogram", least=2, bins=bins)
-        check.require(
-            math.isfinite(low) and low < high < math.inf,
-            "low < high",
-            f"low={low!r}, high={high!r}",
-            "span the values of the statistic",
-        )
+        remedy = "span the values of the statistic"
+        check.require(math.isfinite(low) and low < high < math.inf, "low < high", f"low={low!r}, high={high!r}", remedy)
         self.low, self.high, self.bins = low, high, bins
         self._counts = {present: np.zeros(bins, dtype=np.int64) for present in (False, True)}
 
@@ -165,20 +162,11 @@ def judge(tally: Tally, test: Test, *, delta: float, confidence: float) -> Audit
     return Audit(epsilon=epsilon, delta=delta, confidence=confidence, hits=hits, trials=trials)
 
 
-def audit(first: Tally, second: Tally, *, delta: float, confidence: float) -> Audit:
-    """Choose an event on the first tally and test it on the second."""
-    return best_audit([(first, second)], delta=delta, confidence=confidence)
-
-
 def best_audit(pairs: Sequence[tuple[Tally, Tally]], *, delta: float, confidence: float) -> Audit:
-    """The same for several statistics, with a pair of tallies each: the first ones also choose the statistic."""
+    """Choose an event on the first tally of each statistic and test it on the second; the best statistic counts."""
     for first, second in pairs:
-        check.require(
-            (first.low, first.high, first.bins) == (second.low, second.high, second.bins),
-            "two tallies with the same cuts",
-            "others",
-            "create both from the same pilot trials",
-        )
+        same = (first.low, first.high, first.bins) == (second.low, second.high, second.bins)
+        check.require(same, "two tallies with the same cuts", "others", "create both from the same pilot trials")
     found = [choose(first, delta=delta, confidence=confidence) for first, _ in pairs]
     place = max(range(len(pairs)), key=lambda index: found[index][0])
     return judge(pairs[place][1], found[place][1], delta=delta, confidence=confidence)

@@ -6,9 +6,8 @@ analytic lower bound: n trials show at most about ln n, a formula can show more.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final
@@ -22,33 +21,23 @@ from discreet.accounting import (
     Charge,
     Claim,
     ClippedFeedback,
+    Event,
     Gaussian,
+    Neighbouring,
     NonPrivate,
     PoissonSampled,
     ProjectedGaussian,
+    certify,
+    gdp,
 )
 from discreet.auditing.bounds import Floats
-from discreet.auditing.games import Game, Likelihood, PoissonStep
+from discreet.auditing.games import Game, PoissonStep, PreparedGame
 from discreet.methods.dicesgd.claim import DiceClaim
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 DELTA = 1e-5
 _WRAPS = 20  # full turns of an angle in the sum
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Demonstration:
-    """One claim under attack; `trials` in each world refute it with a margin."""
-
-    method: str
-    parameters: MappingProxyType[str, Any]
-    game: Game
-    claim: Claim
-    charge: Charge
-    analytic: Callable[[float], float]
-    trials: int
 
 
 # -- GeoDP: one record can turn the direction of the average ----------------------------------------------
@@ -207,24 +196,31 @@ class Dice:
             return -math.inf if p <= 0 else math.log(p) - float(q)
 
         far = float(shift.max()) / spread + 8
-        best = optimize.minimize_scalar(lambda cut: -_finite(shown(cut)), bounds=(0, far), method="bounded")
+        best = optimize.minimize_scalar(lambda cut: -max(shown(cut), -1e9), bounds=(0, far), method="bounded")
         return max(0.0, float(shown(best.x)))
-
-
-def _finite(value: float) -> float:
-    return max(value, -1e9)
 
 
 # -- D2P2-SGD: a dense projection before the noise changes the sensitivity -----------------------------------
 
 
-def dense_projection(dims: int) -> Callable[[int, np.random.Generator], Floats]:
-    """The distance after a Gaussian projection to `dims` numbers, s^2 ~ chi2_p / p; public, like the matrix."""
+@final
+@dataclass(frozen=True, kw_only=True)
+class ProjectedRelease:
+    """A release after a Gaussian projection to `dims` numbers: N(0, z^2) against N(s, z^2), with s^2 ~ chi2_p / p.
 
-    def distance(trials: int, generator: np.random.Generator) -> Floats:
-        return np.sqrt(generator.chisquare(dims, trials) / dims)
+    The matrix is public, so s is. Statistic: the log-likelihood ratio (s y - s^2 / 2) / z^2, which is optimal.
+    """
 
-    return distance
+    noise: float = 1.1
+    dims: int = 1
+
+    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+        values = []
+        for present in (0.0, 1.0):
+            mu = np.sqrt(generator.chisquare(self.dims, trials) / self.dims) / self.noise
+            y = generator.standard_normal(trials) + present * mu
+            values.append(mu * y - mu**2 / 2)
+        return values[0], values[1]
 
 
 def projection_epsilon(noise: float, dims: int, delta: float) -> float:
@@ -249,25 +245,15 @@ def projection_epsilon(noise: float, dims: int, delta: float) -> float:
 # -- the four claims -----------------------------------------------------------------------------------------
 
 
-def demonstrations() -> tuple[Demonstration, ...]:
-    """Every claim that an audit must refute."""
-    return _geodp(), _dice(), _projected(), _sampled_lemma()
-
-
-def _geodp() -> Demonstration:
+def _geodp() -> PreparedGame:
     game = GeoDp()
-    return Demonstration(
-        method="geodp",
-        parameters=_named(beta=game.beta, dimension=game.dimension, batch=game.batch, noise=game.noise, steps=1),
-        game=game,
-        claim=GeoDpOneStepClaim(noise=game.noise, beta=game.beta),
-        charge=Charge.of(NonPrivate()),
-        analytic=game.analytic,
-        trials=40_000,
-    )
+    parameters = {name: getattr(game, name) for name in ("beta", "dimension", "batch", "noise")}
+    claim = GeoDpOneStepClaim(noise=game.noise, beta=game.beta)
+    analytic = game.analytic(DELTA)
+    return _prepared("geodp", {**parameters, "steps": 1}, game, claim, NonPrivate(), analytic, trials=40_000)
 
 
-def _dice() -> Demonstration:
+def _dice() -> PreparedGame:
     game = Dice()
     run = ClippedFeedback(
         rate=game.rate,
@@ -277,58 +263,51 @@ def _dice() -> Demonstration:
         feedback_clip=game.feedback_clip,
         noise_std_on_mean=game.noise_std,
     )
-    return Demonstration(
-        method="dicesgd",
-        parameters=_named(records=game.records, batch=game.batch, steps=game.steps, target=game.target),
-        game=game,
-        claim=DiceClaim(run=run, records=game.records),
-        charge=Charge.of(run),
-        analytic=game.analytic,
-        trials=20_000,
-    )
+    parameters = {name: getattr(game, name) for name in ("records", "batch", "steps", "target")}
+    claim = DiceClaim(run=run, records=game.records)
+    return _prepared("dicesgd", parameters, game, claim, run, game.analytic(DELTA), trials=20_000)
 
 
-def _projected() -> Demonstration:
-    noise, dims = 1.1, 1
+def _projected() -> PreparedGame:
+    game = ProjectedRelease()
     claim = AccountedClaim(
-        events=((Gaussian(noise), 1),),
+        events=((Gaussian(game.noise), 1),),
         by=Accounting.PLD,
         theorem="D2P2-SGD, accounting of the noise that is drawn",
         assumes="the projection is post-processing, though the noise is added after it",
     )
-    return Demonstration(
-        method="d2p2-sgd",
-        parameters=_named(dims=dims, rate=1.0, steps=1, noise=noise),
-        game=Likelihood(noise=noise, distance=dense_projection(dims)),
-        claim=claim,
-        charge=Charge.of(ProjectedGaussian(noise, (dims,))),
-        analytic=functools.partial(projection_epsilon, noise, dims),
-        trials=4_000_000,
+    parameters = {"dims": game.dims, "rate": 1.0, "steps": 1, "noise": game.noise}
+    event, analytic = ProjectedGaussian(game.noise, (game.dims,)), projection_epsilon(game.noise, game.dims, DELTA)
+    return _prepared("d2p2-sgd", parameters, game, claim, event, analytic, trials=4_000_000)
+
+
+def _sampled_lemma() -> PreparedGame:
+    rate, noise, batch = 0.01, 0.3, 600.0
+    claim = LastIterateClaim(records=60_000, batch=batch, clip=1.0, noise_std_on_mean=noise / batch, steps=1)
+    game, event = PoissonStep(rate=rate, noise=noise), PoissonSampled(rate, Gaussian(noise))
+    # Exact epsilon of one Poisson-sampled Gaussian: ln(1 + q (e^e - 1)), e that of the Gaussian at delta / q.
+    analytic = math.log1p(rate * math.expm1(gdp.epsilon(1 / noise, DELTA / rate)))
+    parameters = {"rate": rate, "steps": 1, "noise": noise}
+    return _prepared("dpsgd-dc", parameters, game, claim, event, analytic, trials=4_000_000)
+
+
+def _prepared(
+    method: str, parameters: dict[str, Any], game: Game, claim: Claim, event: Event, analytic: float, *, trials: int
+) -> PreparedGame:
+    """A published mechanism against its paper's claim; `trials` in each world refute it with a margin."""
+    return PreparedGame(
+        game=game,
+        method=f"{method} (as published)",
+        parameters={"game": "simulation", **parameters},
+        trials=trials,
+        delta=DELTA,
+        certified=certify(Charge.of(event), delta=DELTA, relation=Neighbouring.ADD_REMOVE).epsilon,
+        claimed=claim.epsilon(DELTA),
+        analytic=analytic,
     )
 
 
-def _sampled_lemma() -> Demonstration:
-    rate, noise, records, batch = 0.01, 0.3, 60_000, 600.0
-    step = Charge.of(PoissonSampled(rate, Gaussian(noise)))
-    claim = LastIterateClaim(records=records, batch=batch, clip=1.0, noise_std_on_mean=noise / batch, steps=1)
-    return Demonstration(
-        method="dpsgd-dc",
-        parameters=_named(rate=rate, steps=1, noise=noise),
-        game=PoissonStep(rate=rate, noise=noise),
-        claim=claim,
-        charge=step,
-        analytic=functools.partial(_sampled_epsilon, rate, noise),
-        trials=4_000_000,
-    )
-
-
-def _sampled_epsilon(rate: float, noise: float, delta: float) -> float:
-    """Exact epsilon of one Poisson-sampled Gaussian: ln(1 + q (e^e - 1)), e that of the Gaussian at delta / q."""
-    from discreet.accounting import gdp
-
-    inner = gdp.epsilon(1 / noise, delta / rate)
-    return math.log1p(rate * math.expm1(inner))
-
-
-def _named(**parameters: Any) -> MappingProxyType[str, Any]:
-    return MappingProxyType(parameters)
+CLAIMS: Mapping[str, Callable[[], PreparedGame]] = MappingProxyType(
+    {"geodp": _geodp, "dicesgd": _dice, "d2p2-sgd": _projected, "dpsgd-dc": _sampled_lemma}
+)
+"""The attack on each claim that an audit must refute, by method."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, final
+from types import MappingProxyType
+from typing import Any, Protocol, final
 
 import numpy as np
 
 from discreet.auditing.bounds import Audit, Floats, Tally, best_audit
 from discreet.core import check
+from discreet.runs.audit_rows import AuditRow
 
 CONFIDENCE = 0.999
 _CHUNK = 2**20
@@ -71,28 +73,41 @@ def _columns(drawn: tuple[Floats, Floats]) -> list[tuple[Floats, Floats]]:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class GaussianStep:
-    """One release of a sum over all records: N(0, z^2) against N(1, z^2), in units of the clip.
+class PreparedGame:
+    """A game, and the row of the truth table that it belongs to, without its result."""
 
-    The projection on the record's direction is a sufficient statistic, in any dimension.
-    """
+    game: Game
+    method: str
+    parameters: dict[str, Any]
+    trials: int
+    delta: float
+    certified: float
+    claimed: float | None = None
+    analytic: float | None = None
 
-    noise: float
-
-    def __post_init__(self) -> None:
-        check.positive("noise is the standard deviation on the sum divided by the clip", noise=self.noise)
-
-    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        absent, present = generator.standard_normal(trials), generator.standard_normal(trials)
-        return absent, present + 1 / self.noise
+    def play(self, *, generator: np.random.Generator | None = None, advance: Advance | None = None) -> AuditRow:
+        """Play it."""
+        audit = play(self.game, trials=self.trials, delta=self.delta, generator=generator, advance=advance)
+        return AuditRow(
+            method=self.method,
+            parameters=MappingProxyType({**self.parameters, "delta": self.delta, "trials": self.trials}),
+            certified=self.certified,
+            claimed=self.claimed,
+            analytic=self.analytic,
+            audited=audit.epsilon,
+            confidence=audit.confidence,
+        )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class PoissonStep:
-    """One Poisson-sampled release: N(0, z^2) against (1 - q) N(0, z^2) + q N(1, z^2); monotone in the likelihood."""
+    """One Poisson-sampled release: N(0, z^2) against (1 - q) N(0, z^2) + q N(1, z^2), in units of the clip.
 
-    rate: float
+    The projection on the record's direction is a sufficient statistic, in any dimension. At rate 1 every record joins.
+    """
+
+    rate: float = 1.0
     noise: float
 
     def __post_init__(self) -> None:
@@ -101,25 +116,5 @@ class PoissonStep:
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
         absent, present = generator.standard_normal(trials), generator.standard_normal(trials)
-        joins = generator.random(trials) < self.rate
+        joins = True if self.rate == 1 else generator.random(trials) < self.rate
         return absent, present + joins / self.noise
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Likelihood:
-    """A Gaussian pair with a random public distance: N(0, z^2) against N(s, z^2), with a new s in each trial.
-
-    The statistic is the log-likelihood ratio (s y - s^2 / 2) / z^2, which is optimal.
-    """
-
-    noise: float
-    distance: Callable[[int, np.random.Generator], Floats]
-
-    def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        values = []
-        for present in (0.0, 1.0):
-            mu = self.distance(trials, generator) / self.noise
-            y = generator.standard_normal(trials) + present * mu
-            values.append(mu * y - mu**2 / 2)
-        return values[0], values[1]

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from discreet.accounting.events import NonPrivate, Release
     from discreet.engine.layout import Layout, Mask
-    from discreet.stages.bounding import Query
+    from discreet.stages.clipping import Query
     from discreet.stages.context import StepContext
-    from discreet.stages.mechanism import Mechanism
+    from discreet.stages.noise import Mechanism
     from discreet.stages.sampling import Horizon
     from discreet.stages.values import BoundedSum, Released
 
@@ -68,9 +68,8 @@ class ObservedSelection:
 
 def observing_releases(plan: Plan, listener: Listener) -> Plan:
     """The same stages with a listener for releases; the original plan gives the cost."""
-    return dataclasses.replace(
-        plan, selection=ObservedSelection(plan.selection, listener), analysis=Composition(), claims=None
-    )
+    observed = ObservedSelection(plan.selection, listener)
+    return dataclasses.replace(plan, selection=observed, analysis=Composition(), claims=None)
 
 
 @final
@@ -97,9 +96,8 @@ class ObservedMechanism:
 
 def observing_noise(plan: Plan, listener: OnNoise) -> Plan:
     """The same stages with a listener for the sums before and after noise."""
-    return dataclasses.replace(
-        plan, mechanism=ObservedMechanism(plan.mechanism, listener), analysis=Composition(), claims=None
-    )
+    observed = ObservedMechanism(plan.mechanism, listener)
+    return dataclasses.replace(plan, mechanism=observed, analysis=Composition(), claims=None)
 
 
 def active_in(released: Released) -> Tensor:

@@ -15,9 +15,8 @@ from typing import final
 import numpy as np
 from scipy import stats
 
-from discreet.auditing.bounds import Floats
+from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.releases import Flags
 from discreet.core import check
 
 
@@ -32,12 +31,8 @@ class Guesses:
 
     def __post_init__(self) -> None:
         check.count("numbers of coins and guesses", least=0, made=self.made, correct=self.correct)
-        check.require(
-            self.correct <= self.made <= self.canaries,
-            "correct <= made <= canaries",
-            f"{self.correct}, {self.made}, {self.canaries}",
-            "count each coin once",
-        )
+        got, fits = f"{self.correct}, {self.made}, {self.canaries}", self.correct <= self.made <= self.canaries
+        check.require(fits, "correct <= made <= canaries", got, "count each coin once")
 
     def chance(self, epsilon: float, delta: float) -> float:
         """The p-value of the theorem: the most likely these guesses can be if the run is (epsilon, delta)-private.

@@ -13,20 +13,18 @@ one-record game (`bounds`), which gives a larger bound: the theorem adds a term 
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from discreet.auditing.bounds import Floats, Tally, audit
+from discreet.auditing.bounds import Flags, Floats, Tally, best_audit
 from discreet.auditing.games import CONFIDENCE
 from discreet.auditing.observing import active_in, observing_releases
 from discreet.auditing.one_run import Guesses, guess
@@ -35,7 +33,8 @@ from discreet.auditing.whole_run import couples_nothing
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
-from discreet.methods.dp_sgd.bounding import PerLayer
+from discreet.methods.dp_sgd.clipping import PerLayer
+from discreet.runs.audit_rows import CanaryKind
 from discreet.stages.plan import Plan
 
 if TYPE_CHECKING:
@@ -43,18 +42,9 @@ if TYPE_CHECKING:
     from discreet.stages.context import StepContext
     from discreet.stages.values import Released
 
-Flags = npt.NDArray[np.bool_]
-
 CANARIES = 1000
 _MANY = 4000  # from this number on, independent trials give more than the theorem
 _LOUD = 1e3  # the norm of a gradient canary: beyond every clip
-
-
-class CanaryKind(enum.StrEnum):
-    """The kind of a canary."""
-
-    GRADIENT = "gradient"
-    DATA = "data"
 
 
 @final
@@ -144,7 +134,7 @@ def _as_trials(scores: Floats, there: Flags, delta: float, confidence: float) ->
         tally = Tally.around(scores[:half][~there[:half]], scores[:half][there[:half]])
         tally.add(absent=scores[part][~there[part]], present=scores[part][there[part]])
         tallies.append(tally)
-    return audit(*tallies, delta=delta, confidence=confidence).epsilon
+    return best_audit([(tallies[0], tallies[1])], delta=delta, confidence=confidence).epsilon
 
 
 # -- gradient canaries ------------------------------------------------------------------------------------------
@@ -170,12 +160,8 @@ class _GradientCanaries:
 
     def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
         self._setup = setup
-        check.require(
-            setup.plan.analysis.visible,
-            "a plan whose releases may be seen",
-            type(setup.plan.analysis).__name__,
-            "use data canaries: only the last iterate leaves such a run",
-        )
+        analysis, remedy = setup.plan.analysis, "use data canaries: only the last iterate leaves such a run"
+        check.require(analysis.visible, "a plan whose releases may be seen", type(analysis).__name__, remedy)
         self.there: Flags = rng.random(canaries) < 0.5
         self._scores = np.zeros(canaries)
 

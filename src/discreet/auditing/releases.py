@@ -14,32 +14,28 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.auditing.bounds import Floats
+from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.observing import active_in, observing_noise
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.d2p2.projected_gaussian import ProjectedNoise
+from discreet.methods.d2p2.projected_noise import ProjectedNoise
 from discreet.methods.d2p2.projections import ProjectionMap
-from discreet.methods.geodp.mechanism import GeometricNoise
+from discreet.methods.geodp.noise import GeometricNoise
 from discreet.stages.combination import TakeFirst
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
-from discreet.stages.mechanism import Mechanism
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released
 from discreet.training.step import PrivateStep, RunState
-
-Flags = npt.NDArray[np.bool_]
 
 CANARIES = 500
 LATE = 20  # epochs, since at rate 1 each step is one
@@ -147,13 +143,10 @@ class Canaries:
     """
 
     def __init__(self, attacked: Attacked) -> None:
-        check.require(
-            _independent(attacked.plan) and attacked.steps == 1,
-            "one step of independent noise",
-            f"{attacked.steps} steps of {type(attacked.plan.mechanism).__name__}, "
-            f"then {type(attacked.plan.combination).__name__}",
-            "play ReleaseGame instead",
-        )
+        stages = f"{type(attacked.plan.mechanism).__name__}, then {type(attacked.plan.combination).__name__}"
+        is_valid = _independent(attacked.plan) and attacked.steps == 1
+        got = f"{attacked.steps} steps of {stages}"
+        check.require(is_valid, "one step of independent noise", got, "play ReleaseGame instead")
         self.attacked = attacked
         self._count = attacked.plan.horizon.size.records
 
@@ -163,19 +156,13 @@ class Canaries:
         with linear(self._count) as (net, engine):
             while min(sum(map(len, absent)), sum(map(len, present))) < trials:
                 there = generator.random(self._count) < 0.5
-                values, active = self._release(net, engine, there)
-                check.require(
-                    bool(active.any()), "a mask that leaves coordinates active", "none", "freeze fewer coordinates"
-                )
+                released = self.attacked.run(net, engine, canaries(self.attacked.plan, there))[0]
+                values, active = released.value.double().numpy() * self.attacked.batch, active_in(released).numpy()
+                expected = "a mask that leaves coordinates active"
+                check.require(bool(active.any()), expected, "none", "freeze fewer coordinates")
                 present.append(values[active & there])
                 absent.append(values[active & ~there])
         return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
-
-    def _release(self, net: nn.Module, engine: Engine, there: Flags) -> tuple[Floats, Flags]:
-        records = canaries(self.attacked.plan, there)
-        released = self.attacked.run(net, engine, records)[0]
-        active = active_in(released).numpy()
-        return released.value.double().numpy() * self.attacked.batch, active
 
 
 @final

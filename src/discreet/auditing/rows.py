@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from discreet.accounting import Neighbouring, certify, gdp
+from discreet.accounting import gdp
 from discreet.auditing import broken
-from discreet.auditing.games import Game, GaussianStep, play
+from discreet.auditing.games import Game, PoissonStep, PreparedGame
 from discreet.runs.audit_rows import AuditRow
 
 if TYPE_CHECKING:
@@ -69,77 +70,38 @@ FULL = Effort(scalar=100_000_000, canaries=1_000_000, runs=10_000, copies=200_00
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PreparedGame:
-    """A game, and the row it belongs to without its result."""
-
-    game: Game
-    method: str
-    parameters: dict[str, Any]
-    trials: int
-    delta: float
-    certified: float
-    claimed: float | None = None
-    analytic: float | None = None
-
-    @staticmethod
-    def against(plan: Plan, game: Game, words: str, trials: int) -> PreparedGame:
-        """A game against the real releases of a plan."""
-        claim, horizon = plan.charge().claimed, plan.horizon
-        return PreparedGame(
-            game=game,
-            method=plan.method,
-            parameters={"game": words, "noise": plan.noise, "rate": horizon.rate, "steps": horizon.steps},
-            trials=trials,
-            delta=COARSE_DELTA,
-            certified=plan.certificate().epsilon,
-            claimed=None if claim is None else claim.epsilon(COARSE_DELTA),
-        )
-
-
-@final
-@dataclass(frozen=True)
 class Attack:
     """A row of the table that is still to be played."""
 
+    method: str
     label: str
     prepare: Callable[[], PreparedGame]
 
     def row(self, listener: OnProgress | None = None, generator: np.random.Generator | None = None) -> AuditRow:
         """Play it."""
-        on = self.prepare()
         advance = None if listener is None else functools.partial(listener, self.label)
-        audit = play(on.game, trials=on.trials, delta=on.delta, generator=generator, advance=advance)
-        return AuditRow(
-            method=on.method,
-            parameters=MappingProxyType({**on.parameters, "delta": on.delta, "trials": on.trials}),
-            certified=on.certified,
-            claimed=on.claimed,
-            analytic=on.analytic,
-            audited=audit.epsilon,
-            confidence=audit.confidence,
-        )
+        return self.prepare().play(generator=generator, advance=advance)
 
 
 def attacks_on(method: Method, effort: Effort) -> Iterator[Attack]:
     """One step, and whole runs: with a crafted gradient and with a mislabelled record."""
     from discreet.auditing.whole_run import CraftedGradient, MislabelledRecord, couples_nothing
 
-    yield Attack(f"{method.name}, one step", functools.partial(_one_step, method, effort))
+    def attack(words: str, prepare: Callable[[], PreparedGame]) -> Attack:
+        return Attack(method=method.name, label=f"{method.name}, {words}", prepare=prepare)
+
+    yield attack("one step", functools.partial(_one_step, method, effort))
     recipe = method.recipe()
     independent = couples_nothing(recipe)
     trials, steps = (effort.copies, STEPS) if independent else (effort.trainings, STEPS // 2)
-    records: tuple[tuple[str, TargetRecord], ...] = (
-        ("crafted gradient", CraftedGradient()),
-        ("data canary", MislabelledRecord()),
-    )
-    for words, record in records if trials else ():
+    records: dict[str, TargetRecord] = {"crafted gradient": CraftedGradient(), "data canary": MislabelledRecord()}
+    for words, record in records.items() if trials else ():
         words = f"whole run, {words}"
-        make = functools.partial(_whole_run, recipe, record, words, steps, trials)
-        yield Attack(f"{method.name}, {words}", make)
+        yield attack(words, functools.partial(_whole_run, recipe, record, words, steps, trials))
     if method.name in LAST_ITERATE and effort.few:
         recipe, words = method.recipe(**LAST_ITERATE[method.name]), "last iterate, data canary"
-        make = functools.partial(_whole_run, recipe, MislabelledRecord(), words, STEPS // 2, effort.few)
-        yield Attack(f"{method.name}, last iterate", make)
+        play = functools.partial(_whole_run, recipe, MislabelledRecord(), words, STEPS // 2, effort.few)
+        yield attack("last iterate", play)
 
 
 def _one_step(method: Method, effort: Effort) -> PreparedGame:
@@ -152,7 +114,7 @@ def _one_step(method: Method, effort: Effort) -> PreparedGame:
         game = game_for(method.recipe(), noise=LITTLE_NOISE, delta=COARSE_DELTA)
     steps = "one step" if game.attacked.steps == 1 else f"{game.attacked.steps} steps"
     trials = effort.canaries if many else effort.runs
-    return PreparedGame.against(game.attacked.plan, game, f"{steps}, crafted gradient", trials)
+    return _against(game.attacked.plan, game, f"{steps}, crafted gradient", trials)
 
 
 def _whole_run(recipe: Recipe, record: TargetRecord, words: str, steps: int, trials: int) -> PreparedGame:
@@ -161,38 +123,43 @@ def _whole_run(recipe: Recipe, record: TargetRecord, words: str, steps: int, tri
 
     noise = NOISE if couples_nothing(recipe) else LITTLE_NOISE
     game = WholeRun(recipe, record, rate=RATE, steps=steps, noise=noise, delta=COARSE_DELTA)
-    return PreparedGame.against(game.plan, game, words, trials)
+    return _against(game.plan, game, words, trials)
 
 
-def statistic(effort: Effort, *, delta: float = broken.DELTA) -> Attack:
+def _against(plan: Plan, game: Game, words: str, trials: int) -> PreparedGame:
+    """A game against the real releases of a plan."""
+    claim, horizon = plan.charge().claimed, plan.horizon
+    return PreparedGame(
+        game=game,
+        method=plan.method,
+        parameters={"game": words, "noise": plan.noise, "rate": horizon.rate, "steps": horizon.steps},
+        trials=trials,
+        delta=COARSE_DELTA,
+        certified=plan.certificate().epsilon,
+        claimed=None if claim is None else claim.epsilon(COARSE_DELTA),
+    )
+
+
+def statistic(effort: Effort) -> Attack:
     """DP-SGD's full-batch step by its sufficient statistic: how close an attack comes at a small delta."""
-    exact = gdp.epsilon(1 / NOISE, delta)
+    exact = gdp.epsilon(1 / NOISE, broken.DELTA)
     prepared = PreparedGame(
-        game=GaussianStep(noise=NOISE),
+        game=PoissonStep(noise=NOISE),
         method="dp-sgd",
         parameters={"game": "one step, sufficient statistic", "noise": NOISE, "rate": 1.0, "steps": 1},
         trials=effort.scalar,
-        delta=delta,
+        delta=broken.DELTA,
         certified=exact,
         analytic=exact,
     )
-    return Attack("dp-sgd, one number a trial", lambda: prepared)
+    return Attack(method="dp-sgd", label="dp-sgd, one number a trial", prepare=lambda: prepared)
 
 
-def against_claim(shown: broken.Demonstration, effort: Effort) -> Attack:
+def against_claim(method: str, effort: Effort) -> Attack:
     """A published mechanism against its paper's claim."""
 
     def prepare() -> PreparedGame:
-        delta = broken.DELTA
-        return PreparedGame(
-            game=shown.game,
-            method=f"{shown.method} (as published)",
-            parameters={"game": "simulation", **shown.parameters},
-            trials=shown.trials * effort.times,
-            delta=delta,
-            certified=certify(shown.charge, delta=delta, relation=Neighbouring.ADD_REMOVE).epsilon,
-            claimed=shown.claim.epsilon(delta),
-            analytic=shown.analytic(delta),
-        )
+        prepared = broken.CLAIMS[method]()
+        return dataclasses.replace(prepared, trials=prepared.trials * effort.times)
 
-    return Attack(f"{shown.method}, as published", prepare)
+    return Attack(method=method, label=f"{method}, as published", prepare=prepare)

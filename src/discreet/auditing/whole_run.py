@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from discreet.auditing.bounds import Floats
+from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.observing import active_in, observing_releases
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.methods.dp_sgd.bounding import PerLayer
+from discreet.methods.dp_sgd.clipping import PerLayer
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import LinearModel
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.methods.random_freeze.selection import RandomFreeze
-from discreet.stages.bounding import AutoS, FlatClip, Psac
+from discreet.stages.clipping import AutoS, FlatClip, Psac
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
@@ -64,24 +63,6 @@ def couples_nothing(stages: Pipeline) -> bool:
 
 
 # -- the record -----------------------------------------------------------------------------------------------
-
-
-class TargetRecord(Protocol):
-    """The data of one copy, and the loss l(w x) of a record with weights w."""
-
-    @property
-    def others(self) -> Tensor:
-        """The inputs of the other records [n, d], label times features."""
-
-    @property
-    def own(self) -> Tensor:
-        """The input of the attacked record [d]."""
-
-    def losses(self, products: Tensor) -> Tensor:
-        """l of each product."""
-
-    def slopes(self, products: Tensor) -> Tensor:
-        """l' of each product: the gradient is l' x."""
 
 
 @final
@@ -131,6 +112,11 @@ class MislabelledRecord:
         return -torch.sigmoid(-products)
 
 
+TargetRecord = CraftedGradient | MislabelledRecord
+"""The data of one copy: the inputs of the other records [n, d] (label times features), that of the attacked record
+[d], the loss l(w x) of each product of weights and input, and its slope l', by which the gradient is l' x."""
+
+
 # -- the game -------------------------------------------------------------------------------------------------
 
 
@@ -152,12 +138,8 @@ class WholeRun:
     ) -> None:
         coupled = not couples_nothing(recipe)
         self.copies = (1 if coupled else COPIES) if copies is None else copies
-        check.require(
-            self.copies == 1 or not coupled,
-            "one copy of the model a run",
-            f"{copies} copies, which this plan couples",
-            "leave `copies` out",
-        )
+        is_valid, got = self.copies == 1 or not coupled, f"{copies} copies, which this plan couples"
+        check.require(is_valid, "one copy of the model in a run", got, "leave `copies` out")
         self.record = record
         rate = 1.0 if isinstance(recipe.sampling, FullBatch) else rate
         each = max(len(record.others) + 1, math.ceil(1 / rate))  # a public number: there may be fewer records
@@ -184,7 +166,7 @@ class WholeRun:
             absent.append(values[~there])
         return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
 
-    def _train(self, there: npt.NDArray[np.bool_]) -> Floats:
+    def _train(self, there: Flags) -> Floats:
         """One run of all copies; the attacker's statistics of each copy are a row."""
         model = self._model()
         weights = next(model.parameters())  # [K, d]
@@ -230,7 +212,7 @@ class WholeRun:
 
 @final
 class LinearModelCopies(nn.Module):
-    """LinearModelCopies of a linear model without bias; maps (copy, input) to the product."""
+    """Copies of a linear model without bias; maps (copy, input) to the product."""
 
     def __init__(self, copies: int, dimension: int) -> None:
         super().__init__()
@@ -293,9 +275,6 @@ class Attacker:
         """A row for each copy."""
         if not self._plan.analysis.visible:
             last = self._weights.double() @ self._record.own.double()
-            return (last * self._sign()).unsqueeze(1).numpy()
+            downhill = -self._record.slopes(torch.zeros(1)).sign()  # where the record moves its own product
+            return (last * downhill).unsqueeze(1).numpy()
         return torch.stack([self._ratio, self._sum], dim=1).numpy()
-
-    def _sign(self) -> float:
-        """The direction in which the record moves its own product: towards a lower loss."""
-        return -float(self._record.slopes(torch.zeros(1)).sign())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
+from discreet.stages.sampling import Horizon
 
 
 class Unknown(enum.Enum):
@@ -35,38 +36,22 @@ def account(
         list[Path] | None,
         typer.Option(help="A run's ledger, instead of a method; several on the same data compose.", show_default=False),
     ] = None,
-    curve: Annotated[
-        Path | None, typer.Option(help="Draw epsilon against steps here (.svg or .png) and in the terminal.")
-    ] = None,
+    curve: Annotated[Path | None, typer.Option(help="Draw epsilon against steps here (.svg, .png).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The epsilon that is proven for a plan or for ledgers, beside the one that the paper claims."""
+    """The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims."""
     if ledger:
         _account_ledgers(flags, ledger, curve, as_json)
         return
     not_both(flags, ("--noise",), ("--epsilon",))
     if curve is not None:
-        from discreet.report.curves import check_picture
+        from discreet.report.charts import check_picture
 
         check_picture(curve)
     method, recipe = recipe_of(flags)
-    horizon = horizon_of(flags)
-    if flags.epsilon is None:
-        plan = recipe.bind(
-            noise=required_noise(flags.noise),
-            horizon=horizon,
-            delta=required_delta(flags.delta),
-            accept_large_delta=flags.accept_delta,
-        )
-        solved: dict[str, Any] = {}
-    else:
-        plan = recipe.for_horizon(
-            epsilon=required_epsilon(flags.epsilon),
-            delta=required_delta(flags.delta),
-            horizon=horizon,
-            accept_large_delta=flags.accept_delta,
-        )
-        solved = {"noise": plan.noise}
+    is_budget = flags.epsilon is not None
+    plan = _calibrated(recipe.for_horizon, flags) if is_budget else _bound(recipe, flags, horizon_of(flags))
+    solved = {"noise": plan.noise} if is_budget else {}
     points = None if curve is None else _saved(plan, curve)
     _show_plan(method.name, plan, solved, as_json)
     if points is not None and not as_json:
@@ -83,19 +68,12 @@ def calibrate(
 ) -> None:
     """The least noise, the most steps or the largest batch whose certificate stays within a budget."""
     method, recipe = recipe_of(flags)
-    check.require(
-        solve is Unknown.NOISE or not calibrate_to_claim,
-        "--calibrate-to-claim for the noise",
-        f"--solve {solve.value}",
-        "a claim is turned into noise only: drop one of the two",
-    )
+    is_valid = solve is Unknown.NOISE or not calibrate_to_claim
+    remedy = "only noise can be calibrated to a claim: drop one of the two"
+    check.require(is_valid, "--calibrate-to-claim for the noise", f"--solve {solve.value}", remedy)
     if solve is Unknown.NOISE:
         not_both(flags, ("--noise",), ("--epsilon",))
-        epsilon, delta = required_epsilon(flags.epsilon), required_delta(flags.delta)
-        calibrated = recipe.for_claim if calibrate_to_claim else recipe.for_horizon
-        plan = calibrated(
-            epsilon=epsilon, delta=delta, horizon=horizon_of(flags), accept_large_delta=flags.accept_delta
-        )
+        plan = _calibrated(recipe.for_claim if calibrate_to_claim else recipe.for_horizon, flags)
         solved: dict[str, Any] = {}
     elif solve is Unknown.STEPS:
         plan = _most_steps(recipe, flags)
@@ -103,12 +81,11 @@ def calibrate(
     else:
         plan = _largest_batch(recipe, flags)
         solved = {"batch": int(plan.horizon.size.batch)}
-    solved = {"noise": plan.noise, **solved}
-    _show_plan(method.name, plan, solved, as_json)
+    _show_plan(method.name, plan, {"noise": plan.noise, **solved}, as_json)
 
 
 def methods(as_json: JsonFlag = False) -> None:
-    """Every method: its guarantee in words and its own parameters."""
+    """List the methods, each with its guarantee and its parameters."""
     rows = [
         {
             "name": method.name,
@@ -134,72 +111,70 @@ def methods(as_json: JsonFlag = False) -> None:
 # -- inside -------------------------------------------------------------------------------------------------
 
 
+def _bound(recipe: Recipe, flags: PlanFlags, horizon: Horizon) -> Plan:
+    """The plan with the noise that --noise gives."""
+    return recipe.bind(
+        noise=required_noise(flags.noise),
+        horizon=horizon,
+        delta=required_delta(flags.delta),
+        accept_large_delta=flags.accept_delta,
+    )
+
+
+def _calibrated(calibrate: Callable[..., Plan], flags: PlanFlags) -> Plan:
+    """The plan with the least noise for --epsilon."""
+    return calibrate(
+        epsilon=required_epsilon(flags.epsilon),
+        delta=required_delta(flags.delta),
+        horizon=horizon_of(flags),
+        accept_large_delta=flags.accept_delta,
+    )
+
+
 def _most_steps(recipe: Recipe, flags: PlanFlags) -> Plan:
     """The plan with the most steps that the budget pays for."""
-    check.require(
-        flags.steps is None and flags.epochs is None,
-        "neither --steps nor --epochs with --solve steps",
-        " and ".join(flag for flag in flags.given() if flag in ("--steps", "--epochs")),
-        "drop it: it is the answer",
-    )
-    noise, delta = required_noise(flags.noise), required_delta(flags.delta)
+    given = [flag for flag in flags.given() if flag in ("--steps", "--epochs")]
+    remedy = "drop it: the number of steps is the result"
+    check.require(not given, "neither --steps nor --epochs with --solve steps", " and ".join(given), remedy)
     once = horizon_of(dataclasses.replace(flags, steps=1))
 
     def plan(steps: int) -> Plan:
-        return recipe.bind(
-            noise=noise,
-            horizon=dataclasses.replace(once, steps=steps),
-            delta=delta,
-            accept_large_delta=flags.accept_delta,
-        )
+        return _bound(recipe, flags, dataclasses.replace(once, steps=steps))
 
-    steps = calibrate_steps(
-        lambda steps: plan(steps).charge(),
-        epsilon=required_epsilon(flags.epsilon),
-        delta=delta,
-        relation=recipe.relation,
-    )
-    check.require(
-        steps > 0, "a budget that pays for one step", f"epsilon={flags.epsilon}", "raise the noise or the budget"
-    )
+    budget = {"epsilon": required_epsilon(flags.epsilon), "delta": required_delta(flags.delta)}
+    steps = calibrate_steps(lambda steps: plan(steps).charge(), relation=recipe.relation, **budget)
+    check.require(steps > 0, "a budget that pays for one step", f"epsilon={flags.epsilon}", "raise noise or budget")
     return plan(steps)
 
 
 def _largest_batch(recipe: Recipe, flags: PlanFlags) -> Plan:
     """The plan with the largest batch that the budget pays for."""
     given = [flag for flag in flags.given() if flag in ("--batch", "--rate")]
-    remedy = "drop it: the batch is the answer; give --records"
+    remedy = "drop it: the batch is the result; give --records"
     check.require(not given, "neither --batch nor --rate with --solve batch", " and ".join(given), remedy)
     if flags.records is None:
         check.refuse("--records with --solve batch", "none", "give the public number of records")
-    noise, delta, records = required_noise(flags.noise), required_delta(flags.delta), flags.records
-    check.count("records is a public number", records=records)
+    check.count("records is a public number", records=flags.records)
 
     def plan(batch: int) -> Plan:
-        horizon = horizon_of(dataclasses.replace(flags, batch=float(batch)))
-        return recipe.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=flags.accept_delta)
+        return _bound(recipe, flags, horizon_of(dataclasses.replace(flags, batch=float(batch))))
 
-    batch = calibrate_batch(
-        lambda batch: plan(batch).charge(),
-        largest=records,
-        epsilon=required_epsilon(flags.epsilon),
-        delta=delta,
-        relation=recipe.relation,
-    )
+    budget = {"epsilon": required_epsilon(flags.epsilon), "delta": required_delta(flags.delta)}
+    batch = calibrate_batch(lambda size: plan(size).charge(), largest=flags.records, relation=recipe.relation, **budget)
     return plan(batch)
 
 
 def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as_json: bool) -> None:
     given = [flag for flag in flags.given() if flag not in ("--delta", "--relation")]
     given += ["--curve"] if curve is not None else []
-    remedy = "a ledger says what happened: drop the flags that describe a plan"
+    remedy = "the ledger determines the cost: drop the flags that describe a plan"
     check.require(not given, "--ledger with --delta alone", " and ".join(given), remedy)
-    records = [read(path) for path in paths]
-    for path, record in zip(paths, records, strict=True):
+    records = {path: read(path) for path in paths}
+    for path, record in records.items():
         check.require(record.length > 0, f"at least one charge in {path}", "none", "name the ledger of a run")
-    relation = flags.relation or records[0].relation
-    for path, record in zip(paths, records, strict=True):
-        remedy = "an epsilon holds for one relation: drop --relation, or account for these runs separately"
+    relation = flags.relation or records[paths[0]].relation
+    remedy = "an epsilon holds for one relation: drop --relation, or account for these runs separately"
+    for path, record in records.items():
         check.require(record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy)
     _show("ledger", merge(paths), required_delta(flags.delta), relation, {}, as_json)
 
@@ -231,9 +206,10 @@ def _show(
 
 def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
     """The curve, once its picture is written."""
-    from discreet.report import curves
+    from discreet.report import charts
     from discreet.runs.planner import epsilon_curve
 
     points = epsilon_curve(plan)
-    curves.save(path, points, title=f"{plan.method}, delta {plan.delta:g}, {plan.relation}")
+    chart = charts.epsilon_chart(f"{plan.method}, delta {plan.delta:g}, {plan.relation}", points)
+    charts.save(chart, path, titled=True)
     return points

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
+import functools
 import math
 import sys
 from pathlib import Path
@@ -16,8 +16,9 @@ from discreet.cli.flags import JsonFlag, flag
 from discreet.cli.output import FAILED, INTERRUPTED, emit
 from discreet.core import check
 from discreet.core.command import command_line
-from discreet.core.files import check_file
+from discreet.core.files import check_file, write_json
 from discreet.core.plain import plain
+from discreet.runs.audit_rows import CanaryKind
 
 if TYPE_CHECKING:
     from discreet.auditing.planted import RunAudit
@@ -25,61 +26,40 @@ if TYPE_CHECKING:
     from discreet.runs.audit_rows import AuditRow
 
 
-class Canary(enum.Enum):
-    """What is planted in a run."""
-
-    GRADIENT = "gradient"
-    DATA = "data"
-
-
 def audit(
     method: Annotated[str | None, flag("A method that `discreet methods` lists, or a paper's.")] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every method, and every claim that is known to be false.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every method and every claim known to be false.")] = False,
     run: Annotated[Path | None, flag("A run directory: train its recipe again with canaries.")] = None,
     one_run: Annotated[bool, flag("With --method: canaries in one training on digits.")] = False,
     canary: Annotated[
-        Canary | None, flag("gradient (worst case) or data (wrong labels).", "Canaries in one run")
+        CanaryKind | None, flag("gradient (worst case), data (wrong label).", "Canaries in one run")
     ] = None,
-    canaries: Annotated[int | None, flag("How many coins (default: 1000).", "Canaries in one run")] = None,
-    quick: Annotated[bool, flag("Fewer trials: minutes, and bounds further from the truth.")] = False,
-    out: Annotated[
-        Path | None, flag("Also write the answer to this JSON file; a table that was stopped goes on.")
-    ] = None,
+    canaries: Annotated[int | None, flag("How many canaries (default: 1000).", "Canaries in one run")] = None,
+    quick: Annotated[bool, flag("Fewer trials: minutes, and weaker lower bounds.")] = False,
+    out: Annotated[Path | None, flag("A JSON file for the result; rerun the command to resume a table.")] = None,
     workers: Annotated[
-        int | None, flag("With --all: rows that are played at once (default: one for each core, at most 4).")
+        int | None, flag("With --all: how many rows are played at once (default: one for each core, at most 4).")
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Attack a method: the epsilon that is exceeded at 99.9 % confidence, beside the certificate and the claim."""
+    """Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim."""
     given = [name for name, value in (("--method", method), ("--all", everything), ("--run", run)) if value]
-    check.require(
-        len(given) == 1,
-        "one of --method, --all and --run",
-        " and ".join(given) or "neither",
-        "name a method, e.g. --method dp-sgd, audit --all, or a directory: --run DIR",
-    )
+    remedy = "name a method, e.g. --method dp-sgd, audit --all, or a directory: --run DIR"
+    check.require(len(given) == 1, "one of --method, --all and --run", " and ".join(given) or "neither", remedy)
     check.require(not one_run or method is not None, "--one-run with --method", given[0], "name a method, e.g. dp-sgd")
     planted = one_run or run is not None
-    check.require(
-        planted or (canary is None and canaries is None),
-        "--canary and --canaries with --run or --one-run",
-        "a table of many small runs",
-        "drop them",
-    )
-    check.require(
-        everything or workers is None, "--workers with --all", given[0], "drop it: few rows are played in turn"
-    )
+    is_valid, expected = planted or (canary or canaries) is None, "--canary and --canaries with --run or --one-run"
+    check.require(is_valid, expected, "a table of many small runs", "drop these flags")
+    check.require(everything or workers is None, "--workers with --all", given[0], "drop it: rows play in turn")
     if out is not None:
         check_file(out)
     try:
         if planted:
-            return _canaries(method, run, canary, canaries, quick, out, as_json)
+            return _canaries(_config(method, run, quick), canary, canaries, out, as_json)
         return _table(method, quick, workers if everything else 1, out, as_json)
     except KeyboardInterrupt:
-        left = "leaves nothing behind" if planted or out is None else f"goes on with the rows in {_part(out)}"
-        print(f"Stopped. An audit {left}: run the command again.", file=sys.stderr)
+        kept = "Nothing was kept" if planted or out is None else f"Finished rows are kept in {_part(out)}"
+        print(f"Stopped. {kept}: run the command again.", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -87,22 +67,21 @@ def audit(
 
 
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
-    from discreet.auditing import truth
+    from discreet.auditing import rows, truth
     from discreet.report import terminal
-    from discreet.runs.audit_rows import Verdict
+    from discreet.runs.audit_rows import AuditVerdict
 
-    scope = truth.Scope.everything() if method is None else truth.Scope.of(method)
-    effort = truth.QUICK if quick else truth.FULL
+    effort = rows.QUICK if quick else rows.FULL
+    planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
-    count = len(truth.attacks(scope, effort))
-    with terminal.audit_bar(count, visible=not as_json and terminal.is_live()) as listener:
-        rows = truth.truth_table(scope, effort=effort, listener=listener, workers=workers, kept=kept)
-    _answer(truth.document(rows, command=command_line()), out, as_json)
+    with terminal.audit_bar(len(planned), quiet=as_json) as listener:
+        found = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept)
+    _answer(truth.document(found, command=command_line()), out, as_json)
     if kept is not None:
         kept.discard()
     if not as_json:
-        terminal.show(terminal.truth_table([_in_words(row) for row in rows]))
-    broken = any(row.verdict is Verdict.CERTIFICATE_BROKEN for row in rows)
+        terminal.show(terminal.truth_table([_in_words(row) for row in found]))
+    broken = any(row.verdict is AuditVerdict.CERTIFICATE_BROKEN for row in found)
     return FAILED if broken else 0
 
 
@@ -122,46 +101,31 @@ def _in_words(row: AuditRow) -> AuditRow:
 # -- one run ----------------------------------------------------------------------------------------------------
 
 
-def _canaries(
-    method: str | None,
-    run: Path | None,
-    canary: Canary | None,
-    canaries: int | None,
-    quick: bool,
-    out: Path | None,
-    as_json: bool,
-) -> int:
-    from discreet.auditing import planted
+def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out: Path | None, as_json: bool) -> int:
+    from discreet.auditing.planted import CANARIES, audit_training
     from discreet.report import terminal
-    from discreet.runs import load_config
 
-    config = _usual(str(method), quick) if run is None else load_config(run)
-    check.require(
-        config.public_data or not config.data.endswith(".npz"),
-        "a run on public records",
-        f"one on {config.data}, which is not declared public",
-        "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark",
-    )
+    is_public, got = config.public_data or not config.data.endswith(".npz"), f"{config.data}, not declared public"
+    remedy = "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark"
+    check.require(is_public, "a run on public records", got, remedy)
     label = f"{config.method}, canaries"
-    with terminal.audit_bar(1, visible=not as_json and terminal.is_live()) as listener:
-        found = planted.audit_training(
-            config,
-            kind=None if canary is None else planted.CanaryKind(canary.value),
-            canaries=planted.CANARIES if canaries is None else canaries,
-            on_step=lambda step, steps: listener(label, step, steps),
-        )
+    with terminal.audit_bar(1, quiet=as_json) as listener:
+        canaries, on_step = CANARIES if count is None else count, functools.partial(listener, label)
+        found = audit_training(config, kind=kind, canaries=canaries, on_step=on_step)
     _answer({**found.to_json(), "command": command_line()}, out, as_json)
     if not as_json:
         print(told(found))
     return FAILED if found.audited > found.certified else 0
 
 
-def _usual(method: str, quick: bool) -> RunConfig:
-    """A method on digits, with noise 1.5: any recipe takes it, also one without a guarantee."""
-    from discreet.runs import RunConfig
+def _config(method: str | None, run: Path | None, quick: bool) -> RunConfig:
+    """The run's, or the method on digits with noise 1.5: any recipe takes it, also one without a guarantee."""
+    from discreet.runs import RunConfig, load_config
 
+    if run is not None:
+        return load_config(run)
     steps, model = (60, "softmax") if quick else (None, None)
-    return RunConfig(delta=1e-5, out="", data="digits", method=method, noise=1.5, steps=steps, model=model)
+    return RunConfig(delta=1e-5, out="", data="digits", method=str(method), noise=1.5, steps=steps, model=model)
 
 
 def told(found: RunAudit) -> str:
@@ -178,7 +142,7 @@ def told(found: RunAudit) -> str:
         lines.insert(2, f"claimed:   epsilon {found.claimed:.3g}")
     if found.tightness is not None:
         lines.append(
-            f"tightness: the attack has shown {100 * found.tightness:.0f} % of the certificate; the rest is "
+            f"tightness: the attack demonstrates {100 * found.tightness:.0f} % of the certificate; the rest is "
             "its weakness or the certificate's slack"
         )
     if found.audited > found.certified:
@@ -188,8 +152,6 @@ def told(found: RunAudit) -> str:
 
 def _answer(answer: dict[str, object], out: Path | None, as_json: bool) -> None:
     if out is not None:
-        from discreet.runs.folder import write_json
-
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, plain(answer))
     if as_json:

@@ -27,23 +27,13 @@ from discreet.core.files import check_file
 from discreet.stages.delta import delta_warning
 
 if TYPE_CHECKING:
-    from discreet.runs.planner import Answer, Question
-    from discreet.runs.step_cost import StepCost
-
-# Shapes and classes of published data, so that a trial needs no file.
-_KNOWN = {
-    "digits": ((1, 8, 8), 10),
-    "mnist": ((1, 28, 28), 10),
-    "fashion-mnist": ((1, 28, 28), 10),
-    "cifar10": ((3, 32, 32), 10),
-    "adult": ((107,), 2),
-}
+    from discreet.runs.planner import Question
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class QuestionFlags:
-    """The public numbers of a run, and what to try for time and memory."""
+    """The public numbers of a run, and the model whose time and memory are measured."""
 
     records: Annotated[int | None, flag("Public number of records.", "Run")] = None
     batch: WholeBatchFlag = None
@@ -52,16 +42,16 @@ class QuestionFlags:
     delta: DeltaFlag = None
     accept_delta: AcceptDeltaFlag = False
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: all).")] = None
-    model: Annotated[str | None, flag("A model's name: measure two steps on random data.", "StepCost")] = None
-    data: Annotated[str | None, flag("Published data whose shape and classes to use.", "StepCost")] = None
-    record_shape: Annotated[str | None, flag("Shape of a record, e.g. 1,28,28.", "StepCost")] = None
-    classes: Annotated[int | None, flag("Number of classes.", "StepCost")] = None
+    model: Annotated[str | None, flag("A model's name: measure two steps on random data.", "Time and memory")] = None
+    data: Annotated[str | None, flag("Published data whose shape and classes to use.", "Time and memory")] = None
+    record_shape: Annotated[str | None, flag("Shape of a record, e.g. 1,28,28.", "Time and memory")] = None
+    classes: Annotated[int | None, flag("Number of classes.", "Time and memory")] = None
     micro_batch: MicroBatchFlag = None
     out: Annotated[Path | None, flag("Write a page here, e.g. plan.html.")] = None
 
 
 def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
-    """The noise that a budget asks for, by method, sampler and batch, with time and memory; trains nothing."""
+    """The noise that a budget needs, by method, sampler and batch size, with time and memory. Nothing is trained."""
     question = _question(flags)
     shape = _shape(flags)
     micro_batch = 512 if flags.micro_batch is None else flags.micro_batch
@@ -71,21 +61,24 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
         check_file(flags.out)
     command = command_line()
     try:
-        trial = _trial(flags, shape, micro_batch)
-        found = _watched(question, as_json)
+        from discreet.report import planned, terminal
+        from discreet.runs.planner import answer
+        from discreet.runs.step_cost import measure
+
+        trial = None
+        if flags.model is not None and shape is not None:
+            trial = measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)
+        with terminal.pricing_bar(quiet=as_json) as listener:
+            found = answer(question, listener)
     except KeyboardInterrupt:
-        print("Stopped. A plan leaves nothing behind: run the command again.", file=sys.stderr)
+        print("Stopped. Nothing was kept: run the command again.", file=sys.stderr)
         return INTERRUPTED
-
-    from discreet.report import planned, terminal
-
     warning = delta_warning(question.delta, question.records)
     files = () if flags.out is None else planned.write(found, trial, micro_batch, command, flags.out)
     if as_json:
-        measured = None if trial is None else trial.to_json()
         costs = dict(planned.costs(found, trial, micro_batch))
         warned = {"warnings": [warning]} if warning else {}
-        emit({**found.to_json(), "trial": measured, **costs, **warned, "files": [str(file) for file in files]})
+        emit({**found.to_json(), "trial": trial, **costs, **warned, "files": [str(file) for file in files]})
     else:
         lines = [f"Warning: {warning}"] if warning else []
         lines += [] if flags.out is None else [f"The page: {flags.out}"]
@@ -119,37 +112,18 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
     """Shape and classes for a trial; None where no model is named."""
     if flags.model is None:
         given = [name for name in ("data", "record_shape", "classes") if getattr(flags, name) is not None]
-        check.require(
-            not given, "--model with --" + " and --".join(given).replace("_", "-"), "none", "name a model to measure"
-        )
+        check.require(not given, "--model with --" + " and --".join(given).replace("_", "-"), "none", "name a model")
         return None
     if flags.data is not None:
-        check.require(
-            flags.data in _KNOWN,
-            f"--data to be one of {', '.join(_KNOWN)}",
-            repr(flags.data),
-            "give --record-shape and --classes for your own data",
-        )
-        return _KNOWN[flags.data]
+        from discreet.data.catalogue import BENCHMARKS
+
+        known = {"digits": ((1, 8, 8), 10), **{name: (b.shape, b.classes) for name, b in BENCHMARKS.items()}}
+        remedy = "give --record-shape and --classes for your own data"
+        check.require(flags.data in known, f"--data to be one of {', '.join(known)}", repr(flags.data), remedy)
+        return known[flags.data]
     if flags.record_shape is None or flags.classes is None:
         check.refuse("--data, or --record-shape with --classes", "none", "e.g. --record-shape 1,28,28 --classes 10")
     try:
         return tuple(int(size) for size in flags.record_shape.split(",")), flags.classes
     except ValueError:
         check.refuse("--record-shape to be whole numbers", repr(flags.record_shape), "e.g. --record-shape 1,28,28")
-
-
-def _trial(flags: QuestionFlags, shape: tuple[tuple[int, ...], int] | None, micro_batch: int) -> StepCost | None:
-    if flags.model is None or shape is None:
-        return None
-    from discreet.runs.step_cost import measure
-
-    return measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)
-
-
-def _watched(question: Question, as_json: bool) -> Answer:
-    from discreet.report import terminal
-    from discreet.runs.planner import answer
-
-    with terminal.pricing_bar(visible=not as_json and terminal.is_live()) as listener:
-        return answer(question, listener)

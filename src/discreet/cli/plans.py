@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, final
@@ -27,18 +26,12 @@ from discreet.cli.flags import (
 )
 from discreet.core import check
 from discreet.methods import Method
+from discreet.runs.config import SAMPLERS
 from discreet.stages import sampling
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table
 
-_SAMPLINGS: Mapping[SamplingName, Callable[[], Sampling]] = {
-    SamplingName.POISSON: sampling.Poisson,
-    SamplingName.FIXED_SIZE: sampling.FixedSize,
-    SamplingName.BALLS_IN_BINS: sampling.BallsInBins,
-    SamplingName.FULL_BATCH: sampling.FullBatch,
-    SamplingName.OWN_LOADER: sampling.OwnLoader,
-}
 _WITHOUT_RATE = (SamplingName.FULL_BATCH, SamplingName.OWN_LOADER)
 
 
@@ -78,18 +71,14 @@ def not_both(flags: PlanFlags, first: tuple[str, ...], second: tuple[str, ...]) 
     """Refuse flags that say the same thing twice."""
     given = flags.given()
     one, other = [f for f in first if f in given], [f for f in second if f in given]
-    check.require(
-        not (one and other),
-        f"{' with '.join(first)} or {' with '.join(second)}",
-        " and ".join([*one, *other]),
-        "they contradict each other: drop one side",
-    )
+    expected, got = f"{' with '.join(first)} or {' with '.join(second)}", " and ".join([*one, *other])
+    check.require(not (one and other), expected, got, "they contradict each other: drop one of them")
 
 
 def recipe_of(flags: PlanFlags) -> tuple[Method, Recipe]:
     """The method and its recipe, with the stages that the flags exchange."""
     method = recipes.method_called(flags.method)
-    recipe = recipes.recipe_of(method, recipes.arguments(method, flags.recipe_flags))
+    recipe: Recipe = method.recipe(**recipes.arguments(method, flags.recipe_flags))
     has_schedule = flags.schedule is not None or flags.schedule_per is not None
     has_sampling = flags.sampling is not None or flags.cap is not None
     return method, recipe.using(
@@ -103,9 +92,7 @@ def horizon_of(flags: PlanFlags) -> Horizon:
     """The public numbers of the run."""
     not_both(flags, ("--rate",), ("--records", "--batch"))
     not_both(flags, ("--steps",), ("--epochs",))
-    check.require(
-        flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "say how long the run is"
-    )
+    check.require(flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "give either")
     rate = flags.rate
     if rate is None and flags.records is None and flags.batch is None and flags.sampling in _WITHOUT_RATE:
         rate = 1.0  # neither sampling is billed by its rate
@@ -129,22 +116,20 @@ def sampling_from(name: SamplingName | None, cap: int | None) -> Sampling:
     check.require(not truncated, "--cap with --sampling truncated-poisson", "none", "give the largest batch")
     if cap is not None or name is None:
         check.refuse("--cap only with --sampling truncated-poisson", f"--cap {cap}", "drop it, or choose that sampling")
-    return _SAMPLINGS[name]()
+    return sampling.OwnLoader() if name is SamplingName.OWN_LOADER else SAMPLERS[name.value]()
 
 
 def schedule_from(text: str | None, period: Period | None) -> Schedule:
     """The schedule that --schedule and --schedule-per name."""
     if text is None or text.strip() == "constant":
-        check.require(
-            period is None, "--schedule-per with a list in --schedule", f"--schedule {text or 'not given'}", "drop it"
-        )
+        check.require(period is None, "--schedule-per with a list", f"--schedule {text or 'not given'}", "drop it")
         return Constant()
     factors, own = _factors(text)
     check.require(
         period is None or own is None or period is own,
         f"--schedule-per {own.value if own else ''}",
         f"--schedule-per {period.value if period else ''}",
-        f"{text} counts for itself: drop the flag",
+        f"{text} already says what it counts: drop the flag",
     )
     return Table(factors, period or own or Period.STEP)
 
@@ -162,12 +147,8 @@ def _factors(text: str) -> tuple[tuple[float, ...], Period | None]:
         body = json.loads(Path(text).read_text(encoding="utf-8"))
         table = body if isinstance(body, dict) else {"factors": body}
         period = Period(table["per"]) if "per" in table else None
-        if not set(table) <= {"factors", "per"} or not all(_is_number(item) for item in table["factors"]):
+        if not set(table) <= {"factors", "per"} or not all(type(item) in (int, float) for item in table["factors"]):
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         check.refuse(f"a list of numbers in {text}", "something else", remedy)
     return tuple(float(item) for item in table["factors"]), period
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, NoReturn, Union, final, get_args, get_origin
@@ -14,19 +14,8 @@ import typer
 
 from discreet.core import check
 from discreet.methods import METHODS, Method
-from discreet.stages.recipe import Recipe
 
-__all__ = [
-    "METHODS",
-    "RESERVED",
-    "Given",
-    "Parameter",
-    "arguments",
-    "flags",
-    "method_called",
-    "parameters",
-    "recipe_of",
-]
+__all__ = ["METHODS", "RESERVED", "Given", "Parameter", "arguments", "flags", "method_called", "parameters"]
 
 _REQUIRED = inspect.Parameter.empty
 _PANEL = "Parameters of a method"
@@ -37,75 +26,13 @@ Given = Mapping[str, str | bool | None]
 
 RESERVED = frozenset(
     {
-        "accept_delta",
-        "accept_uncertified",
-        "as_json",
-        "average",
-        "batch",
-        "calibrate_to_claim",
-        "canaries",
-        "canary",
-        "cap",
-        "checkpoint_every",
-        "classes",
-        "curve",
-        "data",
-        "data_dir",
-        "delta",
-        "device",
-        "directory",
-        "docs",
-        "download",
-        "epochs",
-        "epsilon",
-        "eval_every",
-        "everything",
-        "help",
-        "json",
-        "learning_rate",
-        "ledger",
-        "listing",
-        "main",
-        "memory",
-        "method",
-        "methods",
-        "micro_batch",
-        "model",
-        "models",
-        "momentum",
-        "names",
-        "noise",
-        "one_run",
-        "optimizer",
-        "other_repeats",
-        "out",
-        "page",
-        "patience",
-        "public_data",
-        "quick",
-        "rate",
-        "record_shape",
-        "records",
-        "relation",
-        "repeats",
-        "rows",
-        "run",
-        "runs",
-        "sampling",
-        "scaling",
-        "schedule",
-        "schedule_per",
-        "seed",
-        "seeds",
-        "solve",
-        "steps",
-        "threads",
-        "time",
-        "truth",
-        "tune_on",
-        "version",
-        "weight_decay",
-        "workers",
+        *("accept_delta", "accept_uncertified", "as_json", "average", "batch", "calibrate_to_claim"),
+        *("canaries", "canary", "cap", "checkpoint_every", "classes", "curve", "data", "data_dir", "delta"),
+        *("device", "directory", "download", "epochs", "epsilon", "eval_every", "everything", "help", "json"),
+        *("learning_rate", "ledger", "main", "method", "methods", "micro_batch", "model", "momentum", "noise"),
+        *("one_run", "optimizer", "other_repeats", "out", "public_data", "quick", "rate", "record_shape"),
+        *("records", "relation", "repeats", "run", "sampling", "schedule", "schedule_per", "seed", "seeds"),
+        *("solve", "steps", "truth", "tune_on", "version", "weight_decay", "workers"),
     }
 )
 """The words that the commands use themselves: the same flag never means two things."""
@@ -136,7 +63,7 @@ class Parameter:
 
     @property
     def about(self) -> str:
-        """Its type and its default, in words."""
+        """Its type and its default, as text."""
         given = "required" if self.default is _REQUIRED else f"default {shown(self.default)}"
         return f"{words_for(self.annotation)}, {given}"
 
@@ -194,27 +121,16 @@ def arguments(method: Method, given: Given) -> dict[str, Any]:
         if key not in own:
             _belongs_elsewhere(key, method, own.values())
     missing = [p.flag for p in own.values() if p.default is _REQUIRED and p.key not in texts]
-    check.require(
-        not missing, f"{' and '.join(missing)} for {method.name}", "none", f"{method.name} has no default for it"
-    )
+    check.require(not missing, f"{' and '.join(missing)} for {method.name}", "none", "give it: it has no default")
     return {own[key].name: read(own[key], text) for key, text in texts.items()}
-
-
-def recipe_of(method: Method, arguments: Mapping[str, Any]) -> Recipe:
-    """The recipe, called."""
-    recipe: Callable[..., Recipe] = method.recipe
-    return recipe(**arguments)
 
 
 def _belongs_elsewhere(key: str, method: Method, own: Iterable[Parameter]) -> NoReturn:
     every = (parameter for other in METHODS.values() for parameter in parameters(other))
     owners = [parameter for parameter in every if parameter.key == key]
     mine = ", ".join(parameter.flag for parameter in own) or "none"
-    check.refuse(
-        f"flags of {method.name} ({mine})",
-        "--" + key.replace("_", "-"),
-        f"drop it, or choose a method that has it: {', '.join(owner.method for owner in owners)}",
-    )
+    remedy = f"drop it, or choose a method that has it: {', '.join(owner.method for owner in owners)}"
+    check.refuse(f"flags of {method.name} ({mine})", "--" + key.replace("_", "-"), remedy)
 
 
 # -- text to values -----------------------------------------------------------------------------------------
@@ -270,11 +186,8 @@ def read(parameter: Parameter, text: str | bool) -> Any:
     try:
         return _value(parameter.annotation, text.strip())
     except (ValueError, KeyError):
-        check.refuse(
-            f"{parameter.flag} to be {words_for(parameter.annotation)}",
-            repr(text),
-            f"{parameter.method} takes {parameter.flag} ({parameter.about})",
-        )
+        remedy = f"{parameter.method} takes {parameter.flag} ({parameter.about})"
+        check.refuse(f"{parameter.flag} to be {words_for(parameter.annotation)}", repr(text), remedy)
 
 
 def _value(annotation: Any, text: str) -> Any:

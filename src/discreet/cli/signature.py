@@ -55,15 +55,11 @@ def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
             continue
         hints = get_type_hints(parameter.annotation, include_extras=True)
         groups[parameter.name] = {
-            field.name: inspect.Parameter(field.name, kind, default=_default(field), annotation=hints[field.name])
+            field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
             for field in dataclasses.fields(parameter.annotation)
             if field.name != RECIPE_FLAGS
         }
     return groups
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
 
 
 def _is_group(annotation: Any) -> bool:

@@ -15,12 +15,12 @@ class RunStopped(RuntimeError):
     """Training that ended early after it had spent; `__cause__` says why.
 
     charges  how many charges are in the ledgers at `place`
-    go_on    the command that goes on
+    resume   the command that resumes the run
     """
 
-    def __init__(self, charges: int, place: Path, go_on: str) -> None:
+    def __init__(self, charges: int, place: Path, resume: str) -> None:
         told = "1 charge" if charges == 1 else f"{charges} charges"
-        self.outcome = f"Spent so far, and kept in {place}: {told}. Go on with: {go_on}"
+        self.outcome = f"Spent so far, and kept in {place}: {told}. Resume with: {resume}"
         super().__init__(self.outcome)
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Jobs side by side, each in a process of its own: small models leave cores idle otherwise.
 
 A worker is `python -m discreet.core.workers CALL THREADS ARGV...`. It takes one order a line on standard input and
-answers with lines {"news": ...} and, at the end of a job, {"result": ..., "failure": ""}. Standard input that closes is
-the signal to stop, so nothing runs on without a parent.
+answers with lines {"news": ...} and, at the end of a job, {"result": ...} or {"failure": ..., "refused": ...}. Standard
+input that closes is the signal to stop, so nothing runs on without a parent.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ class JobListener(Protocol):
 
     def news(self, job: int, news: Any) -> None: ...
 
-    def ended(self, job: int, result: Any, failure: str) -> None:
-        """`failure` is empty if the job finished."""
+    def ended(self, job: int, result: Any, failure: Exception | None) -> None:
+        """`failure` is None if the job finished; `Refused` arrives as such, also from another process."""
+
+
+@final
+class JobFailed(RuntimeError):
+    """A job of another process failed; the message is the reason, in one line."""
 
 
 def cores() -> int:
@@ -61,7 +66,7 @@ def failure_of(error: Exception) -> str:
     if isinstance(error, RunStopped) and isinstance(error.__cause__, Exception):
         return f"{failure_of(error.__cause__)} ({error.outcome})"
     first = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
-    return first if isinstance(error, check.Refused) else f"{type(error).__name__}: {first}"
+    return first if isinstance(error, (check.Refused, JobFailed)) else f"{type(error).__name__}: {first}"
 
 
 def run_jobs(
@@ -90,13 +95,13 @@ def run_jobs(
         listener.ended(job, *_do(call, order, partial(listener.news, job)))
 
 
-def _do(call: str, order: Any, tell: Callable[[Any], None]) -> tuple[Any, str]:
+def _do(call: str, order: Any, tell: Callable[[Any], None]) -> tuple[Any, Exception | None]:
     """The result and why there is none."""
     module, name = call.split(":")
     try:
-        return getattr(importlib.import_module(module), name)(order, tell), ""
+        return getattr(importlib.import_module(module), name)(order, tell), None
     except Exception as error:
-        return None, failure_of(error)
+        return None, error
 
 
 def _with_processes(
@@ -164,7 +169,7 @@ class _Worker:
         if not said:
             if self.job is not None:
                 code = self._process.wait()
-                listener.ended(self.job, None, f"the process of this run ended with code {code}")
+                listener.ended(self.job, None, JobFailed(f"the process of this run ended with code {code}"))
             return False
         *lines, self._rest = (self._rest + said).split(b"\n")
         for answer in map(json.loads, lines):
@@ -173,7 +178,7 @@ class _Worker:
                 listener.news(self.job, answer["news"])
             else:
                 job, self.job = self.job, None
-                listener.ended(job, answer["result"], answer["failure"])
+                listener.ended(job, answer.get("result"), _failure(answer))
         return True
 
     def stop(self, saves: bool) -> None:
@@ -188,6 +193,13 @@ class _Worker:
             pass  # what it says while it stops would fill the pipe
         self._process.wait()
         self._output.close()
+
+
+def _failure(answer: dict[str, Any]) -> Exception | None:
+    """The error of a job, from the line that its worker wrote."""
+    if "failure" not in answer:
+        return None
+    return check.Refused(answer["failure"]) if answer["refused"] else JobFailed(answer["failure"])
 
 
 def main() -> None:
@@ -214,7 +226,10 @@ def main() -> None:
             result, failure = _do(call, json.loads(line), tell)
         except KeyboardInterrupt:
             return
-        answer(result=result, failure=failure)
+        if failure is None:
+            answer(result=result)
+        else:
+            answer(failure=failure_of(failure), refused=isinstance(failure, check.Refused))
 
 
 if __name__ == "__main__":

@@ -107,16 +107,12 @@ def encode(raw: bytes) -> tuple[Floats, Labels]:
     wanted = len(COLUMNS) + 1
     require(all(len(row) == wanted for row in rows), f"{wanted} columns", "other rows", "use the UCI files")
     held = dict(zip((*COLUMNS, "income"), zip(*rows, strict=True), strict=True))
-    blocks = [np.clip(_numbers(held[name]) / top, 0, 1)[:, None] for name, top in RANGES.items()]
-    scale = np.log1p(TOP_CODE)
-    blocks += [np.clip(np.log1p(_numbers(held[name])) / scale, 0, 1)[:, None] for name in _LOGARITHMIC]
+    numbers = {name: np.array(held[name], np.float64) for name in (*RANGES, *_LOGARITHMIC)}
+    blocks = [np.clip(numbers[name] / top, 0, 1)[:, None] for name, top in RANGES.items()]
+    blocks += [np.clip(np.log1p(numbers[name]) / np.log1p(TOP_CODE), 0, 1)[:, None] for name in _LOGARITHMIC]
     blocks += [_one_hot(held[name], known) for name, known in CATEGORIES.items()]
     labels = np.array([income == ">50K" for income in held["income"]], np.int64)
     return np.concatenate(blocks, axis=1).astype(np.float32), labels
-
-
-def _numbers(column: Sequence[str]) -> npt.NDArray[np.float64]:
-    return np.array(column, np.float64)
 
 
 def _one_hot(column: Sequence[str], known: tuple[str, ...]) -> npt.NDArray[np.float64]:

@@ -109,11 +109,8 @@ def load_npz(path: str | Path, *, classes: int, records: int | None = None, publ
         with np.load(file, allow_pickle=False) as held:
             arrays = {key: held[key] for key in keys}
     except (OSError, EOFError, ValueError, KeyError) as error:
-        refuse(
-            f"an npz file with {', '.join(keys)}, without pickled objects",
-            error,
-            "write it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)",
-        )
+        remedy = "write it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
+        refuse(f"an npz file with {', '.join(keys)}, without pickled objects", error, remedy)
     shape, kind = arrays["x_train"].shape[1:], arrays["x_train"].dtype
     alike = (shape, kind) == (arrays["x_test"].shape[1:], arrays["x_test"].dtype)
     require(alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike")
@@ -132,18 +129,10 @@ def load_npz(path: str | Path, *, classes: int, records: int | None = None, publ
 
 
 def _own_split(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], classes: int) -> TensorDataset:
-    require(
-        x.ndim >= 2 and (x.dtype == np.uint8 or x.dtype.kind == "f"),
-        "records of bytes or floating numbers",
-        f"{x.dtype} with {x.ndim} axes",
-        "store x as uint8 or float32, first axis the record",
-    )
-    require(
-        y.dtype.kind in "iu" and y.shape == x.shape[:1],
-        "one whole-number label for each record",
-        f"{y.dtype} with {y.ndim} axes",
-        "store y as integers, one for each record",
-    )
+    got, is_valid = f"{x.dtype} with {x.ndim} axes", x.ndim >= 2 and (x.dtype == np.uint8 or x.dtype.kind == "f")
+    require(is_valid, "records of bytes or floating numbers", got, "store x as uint8 or float32, first axis the record")
+    got, is_valid = f"{y.dtype} with {y.ndim} axes", y.dtype.kind in "iu" and y.shape == x.shape[:1]
+    require(is_valid, "one whole-number label for each record", got, "store y as integers, one for each record")
     labels = torch.from_numpy(y.astype(np.int64))
     require(
         bool(((labels >= 0) & (labels < classes)).all()),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import os
-import shutil
-import tempfile
 import urllib.request
 from pathlib import Path
 
 from discreet.core.check import require
+from discreet.core.files import replace_file
 
 TIMEOUT = 60.0
 LARGEST = 512 * 2**20
@@ -28,14 +26,12 @@ def fetch(url: str, target: Path) -> Path:
     _demand_https(url)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-                _demand_https(answer.geturl())  # a redirect must not leave https
-                shutil.copyfileobj(_Capped(answer), out)
-            os.replace(temporary, target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+            _demand_https(answer.geturl())  # a redirect must not leave https
+            content = answer.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise OSError(f"more than {LARGEST} bytes")
+        replace_file(target, lambda out: out.write(content))
     except (http.client.HTTPException, OSError) as error:  # URLError is an OSError
         raise NetworkError(f"{url}: {error}") from error
     return target
@@ -43,18 +39,3 @@ def fetch(url: str, target: Path) -> Path:
 
 def _demand_https(url: str) -> None:
     require(url.startswith("https://"), "an https address", url, "datasets are downloaded over https only")
-
-
-class _Capped:
-    """A reader that limits the size of a response."""
-
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
-        self._answer = answer
-        self._left = LARGEST
-
-    def read(self, size: int = -1, /) -> bytes:
-        chunk = self._answer.read(size)
-        self._left -= len(chunk)
-        if self._left < 0:
-            raise OSError(f"more than {LARGEST} bytes")
-        return chunk

@@ -41,21 +41,14 @@ def idx_files(folder: Path) -> dict[str, bytes] | None:
 
 def idx_array(raw: bytes) -> Bytes:
     """Unsigned bytes from an IDX file: two zeros, type 8, the number of axes, their sizes, the values."""
-    require(
-        len(raw) >= 4 and raw[:3] == b"\x00\x00\x08" and len(raw) >= 4 + 4 * raw[3],
-        "an IDX file of unsigned bytes (it starts with 00 00 08)",
-        f"a file that starts with {raw[:3].hex(' ')}",
-        "use the standard files, plain or with .gz",
-    )
+    is_idx = len(raw) >= 4 and raw[:3] == b"\x00\x00\x08" and len(raw) >= 4 + 4 * raw[3]
+    expected, got = "an IDX file of unsigned bytes (it starts with 00 00 08)", f"one with {raw[:3].hex(' ')}"
+    require(is_idx, expected, got, "use the standard files, plain or with .gz")
     axes = raw[3]
     sizes = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(axes)]
     values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
-    require(
-        values.size == int(np.prod(sizes)),
-        f"an IDX file with {sizes} values",
-        f"{values.size} values",
-        "the file is cut short or too long: get it again",
-    )
+    remedy = "the file is cut short or too long: get it again"
+    require(values.size == int(np.prod(sizes)), f"an IDX file with {sizes} values", f"{values.size} values", remedy)
     return values.reshape(sizes)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -18,63 +18,36 @@ from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
 from discreet.data.resnet import ResNet20
-from discreet.data.transformer import PatchTransformer, TokenTransformer
+from discreet.data.transformer import PatchTransformer
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """An entry of `MODELS`: what it is in one line, and the function that makes it."""
-
-    about: str
-    make: Callable[[Shape, int], nn.Module]
-
-
-def build(
-    name: str, *, shape: Shape, classes: int, seed: int | None = None, vocabulary: int | None = None
-) -> nn.Module:
+def build(name: str, *, shape: Shape, classes: int, seed: int | None = None) -> nn.Module:
     """The model of this name for records of this shape, with PyTorch's default initial weights.
 
-    seed        fixes the initial weights and leaves torch's global random state as it was;
-                None draws from the global state, as any torch module does
-    vocabulary  the number of tokens, for `transformer-text` alone; its shape is (tokens in a text,)
+    seed  fixes the initial weights and leaves torch's global random state as it was;
+          None draws from the global state, as any torch module does
 
     Guarantee: the weights depend on name, shape, classes and seed, never on data.
     """
-    if name not in MODELS and name != TEXT:
-        refuse(f"a model of {', '.join((*MODELS, TEXT))}", repr(name), "choose one of these")
+    require(name in MODELS, f"a model of {', '.join(MODELS)}", repr(name), "choose one of these")
     require(len(shape) >= 1, "the shape of one record", shape, "give it without the batch axis, as (1, 28, 28)")
     for size in shape:
         count("a shape holds the whole sizes of one record's axes", size=size)
     count("a classifier tells at least two classes apart", least=2, classes=classes)
     if seed is None:
-        return _make(name, tuple(shape), classes, vocabulary)
+        return MODELS[name](tuple(shape), classes)
     count("a seed is a whole number", least=0, seed=seed)
     digest = hashlib.sha256(f"discreet initial weights {name} {seed}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return _make(name, tuple(shape), classes, vocabulary)
+        return MODELS[name](tuple(shape), classes)
 
 
 def parameters(model: nn.Module) -> int:
     """The number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def _make(name: str, shape: Shape, classes: int, vocabulary: int | None) -> nn.Module:
-    if name == TEXT:
-        return _text(shape, classes, vocabulary)
-    require(vocabulary is None, f"no vocabulary with {name}", f"vocabulary={vocabulary}", f"it is for {TEXT}")
-    return MODELS[name].make(shape, classes)
-
-
-def _text(shape: Shape, classes: int, vocabulary: int | None) -> nn.Module:
-    require(len(shape) == 1, "the shape (tokens in a text,)", shape, "pad every text to one public length")
-    if vocabulary is None:
-        refuse(f"a vocabulary with {TEXT}", "none", "give the public number of tokens, 0 being padding")
-    count("0 is padding and one token must remain", least=2, vocabulary=vocabulary)
-    return TokenTransformer(length=shape[0], vocabulary=vocabulary, classes=classes)
 
 
 class AgainstZero(nn.Module):
@@ -107,10 +80,7 @@ def _mlp(shape: Shape, classes: int) -> nn.Module:
 def _cnn_d2p2(shape: Shape, classes: int) -> nn.Module:
     """The four-layer CNN of the D2P2-SGD paper, Table 5: 33,194 parameters at 1 channel, 33,482 at 3.
 
-    Convolutions of 16, 32, 32 and 64 filters, average pooling between, then one dense layer from 64 units
-    to the classes. Table 5 fixes no padding; without any, 28x28 vanishes before the fourth convolution:
-    padding 1. Its rows "Fully connected, 64 units" and "Softmax, 10 units" are read as one layer, 64 to 10,
-    as four layers and the authors' program have it; a hidden layer of 64 would give 37,354.
+    docs/datasets.md says how the table is read where it is not specific (padding, the last layer).
     """
     channels, _, _ = _image(shape, least=8, name="cnn-d2p2")
     layers: list[nn.Module] = []
@@ -153,8 +123,7 @@ def _cnn_small(shape: Shape, classes: int) -> nn.Module:
 def _cnn_geodp(shape: Shape, classes: int) -> nn.Module:
     """The two-layer CNN of the GeoDP paper: its 21,840 dimensions at 1x28x28.
 
-    The paper gives the number alone. 10 and 20 filters of 5x5, a maximum over 2x2 after each, and dense
-    layers of 50 and 10 (the PyTorch MNIST example of old) have exactly that many. Without dropout.
+    The paper gives the number alone; docs/datasets.md says which layers have it.
     """
     channels, height, width = _image(shape, least=16, name="cnn-geodp")
     rows, columns = (((size - 4) // 2 - 4) // 2 for size in (height, width))
@@ -201,17 +170,18 @@ def _image(shape: Shape, *, least: int, name: str) -> tuple[int, int, int]:
     return channels, height, width
 
 
-TEXT = "transformer-text"
-MODELS: dict[str, Model] = {
-    "logistic": Model(about="logistic regression, two classes", make=_logistic),
-    "softmax": Model(about="softmax regression", make=_softmax),
-    "mlp": Model(about="two hidden layers of 128, tanh", make=_mlp),
-    "cnn-digits": Model(about="small tanh CNN for 8x8 digits", make=_cnn_digits),
-    "cnn-d2p2": Model(about="four-layer CNN of the D2P2-SGD paper (33K)", make=_cnn_d2p2),
-    "cnn-small": Model(about="tempered-sigmoid CNN for 28x28 (26K)", make=_cnn_small),
-    "cnn-550k": Model(about="tempered-sigmoid end-to-end CNN for 32x32 (550K)", make=_cnn_550k),
-    "cnn-geodp": Model(about="two-layer CNN of the GeoDP paper (21,840)", make=_cnn_geodp),
-    "resnet20": Model(about="ResNet-20 with group normalisation (270K)", make=_resnet20),
-    "transformer": Model(about="small transformer over image patches (69K)", make=_transformer),
-}
-"""Models that `build` makes from a shape; `transformer-text` needs a vocabulary too."""
+MODELS: Mapping[str, Callable[[Shape, int], nn.Module]] = MappingProxyType(
+    {
+        "logistic": _logistic,
+        "softmax": _softmax,
+        "mlp": _mlp,
+        "cnn-digits": _cnn_digits,
+        "cnn-d2p2": _cnn_d2p2,
+        "cnn-small": _cnn_small,
+        "cnn-550k": _cnn_550k,
+        "cnn-geodp": _cnn_geodp,
+        "resnet20": _resnet20,
+        "transformer": _transformer,
+    }
+)
+"""The models that `build` makes, each from the shape of a record and the number of classes."""

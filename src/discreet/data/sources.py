@@ -76,11 +76,8 @@ def verified(sha256: Mapping[str, str], parts: Parts, what: str) -> Parts:
     for part, digest in sha256.items():
         got = hashlib.sha256(parts[part]).hexdigest()
         if got != digest:
-            refuse(
-                f"{what} to have the published content ({part} with sha256 {digest})",
-                f"sha256 {got}",
-                "damaged, or another dataset: download it again, and keep each dataset in a folder of its name",
-            )
+            remedy = "damaged, or another dataset: download it again, and keep each dataset in a folder of its name"
+            refuse(f"{what} to have the published content ({part} with sha256 {digest})", f"sha256 {got}", remedy)
     return parts
 
 
@@ -96,11 +93,8 @@ def _read(source: Source, folder: Path) -> Parts | None:
         except Refused:
             raise
         except _UNREADABLE as error:
-            refuse(
-                f"readable files of {source.name} in {folder}",
-                f"{type(error).__name__} ({error})",
-                "the files are damaged: remove them and get the dataset again",
-            )
+            remedy = "the files are damaged: remove them and get the dataset again"
+            refuse(f"readable files of {source.name} in {folder}", f"{type(error).__name__} ({error})", remedy)
         if parts is not None:
             return parts
     return None
@@ -116,17 +110,12 @@ def _downloaded(source: Source, folder: Path, searched: list[Path]) -> Parts:
         if parts is None:
             refuse(f"the downloads to complete {source.name}", f"an incomplete {folder}", "download again")
         return verified(source.sha256, parts, f"{source.name} in {folder}")
-    except NetworkError as error:
-        _remove(written)
-        raise MissingDataset(_missing(source, searched, f"the download failed ({error})")) from error
-    except Refused:
-        _remove(written)  # an unverified download must not be used next time
+    except (NetworkError, Refused) as error:
+        for file in written:  # an unverified download must not be used next time
+            file.unlink(missing_ok=True)
+        if isinstance(error, NetworkError):
+            raise MissingDataset(_missing(source, searched, f"the download failed ({error})")) from error
         raise
-
-
-def _remove(files: list[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
 
 
 def _missing(source: Source, searched: list[Path], why: str) -> str:

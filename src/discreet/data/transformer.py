@@ -1,4 +1,4 @@
-"""Small pre-norm transformers, over patches of an image and over tokens.
+"""A small pre-norm transformer over patches of an image.
 
 Positions are fixed sines and cosines, which need no parameters and therefore no noise.
 """
@@ -43,12 +43,12 @@ class TransformerBlock(nn.Module):
         self.widen = nn.Linear(width, 2 * width)
         self.narrow = nn.Linear(2 * width, width)
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         n, t, d = x.shape
         packed: Tensor = self.queries_keys_values(self.attention_norm(x))
         by_head = packed.reshape(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind(0)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        mixed = F.scaled_dot_product_attention(query, key, value)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(n, t, d))
         inner: Tensor = self.narrow(F.gelu(self.widen(self.inner_norm(x))))
         return x + inner
@@ -75,33 +75,4 @@ class PatchTransformer(nn.Module):
         patches = x.reshape(n, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5).reshape(n, -1, c * p * p)
         features: Tensor = self.norm(self.blocks(self.embed(patches) + self.positions))
         scores: Tensor = self.head(features.mean(dim=1))
-        return scores
-
-
-@final
-class TokenTransformer(nn.Module):
-    """A text as integers below `vocabulary`; 0 is padding, which is neither attended to nor averaged.
-
-    It has vocabulary * 64 + 67,072 + 65 * classes parameters.
-    """
-
-    positions: Tensor
-
-    def __init__(self, *, length: int, vocabulary: int, classes: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, WIDTH)
-        self.blocks = nn.ModuleList(TransformerBlock(WIDTH, HEADS) for _ in range(DEPTH))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, classes)
-        self.register_buffer("positions", sines(length, WIDTH), persistent=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        # The first position always counts; otherwise a text of padding only would give NaN.
-        real = (tokens != 0) | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
-        x: Tensor = self.embed(tokens) + self.positions
-        for block in self.blocks:
-            x = block(x, real[:, None, None, :])
-        weights = real.to(x.dtype)[:, :, None]
-        features: Tensor = (self.norm(x) * weights).sum(dim=1) / weights.sum(dim=1)
-        scores: Tensor = self.head(features)
         return scores

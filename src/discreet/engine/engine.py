@@ -33,6 +33,7 @@ from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import parameters_in, refuse_unsupported, trainable
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
+from discreet.engine.unscripted import Unscripted
 
 Groups = Sequence[Sequence[int]]
 
@@ -99,6 +100,7 @@ class Engine:
         dtypes = {root.tensor.dtype for root in self._roots}
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
+        self._unscripted = Unscripted(model)
         self._scripts = KnownTraces(model, self._roots, self.layout)
         self.watch = RecordWatch(model)
         self._before: Snapshot | None = None
@@ -156,8 +158,8 @@ class Engine:
         require(
             self.watch.is_open,
             "losses of a batch that is still watched",
-            "losses after others of this batch were accepted or refused",
-            "call private.step once for each batch, with its final losses",
+            "a batch whose losses were accepted before, or whose loop has ended",
+            "call private.step once for each batch, inside `for batch in private` (keep the iterator of next(...))",
         )
         self.watch.finish(losses)
         self.watch.close()
@@ -197,6 +199,8 @@ class Engine:
             collector = Collector(uses, self.layout, self._room)
             collector.watch()
             each.sum().backward()
+            for one in passes:
+                one.recorder.fill()
         with torch.no_grad():
             self._factors = collector.finish()
 
@@ -292,7 +296,8 @@ class Engine:
 
     def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> ForwardTrace:
         """What a pass on inputs of this shape does, learned and verified on random inputs the first time."""
-        return self._scripts.find(args, kwargs, records, views)
+        with self._unscripted.applied():
+            return self._scripts.find(args, kwargs, records, views)
 
     # -- the watched forward pass ----------------------------------------------------------------------
 
@@ -312,6 +317,7 @@ class Engine:
         with torch._C.DisableTorchFunction():
             recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
+        watching.enter_context(self._unscripted.applied())
         self._open[-1] = _Pass(recorder, script, watching, [], set())
         if self.watch.is_open:
             calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from discreet.core.check import refuse
+from discreet.engine.checkpointed import checkpoint_frame
 from discreet.engine.proof.blame import (
     CHANGED,
     READS,
@@ -49,6 +50,7 @@ from discreet.engine.proof.watched_functions import (
     saved_tensors_hooks,
 )
 from discreet.engine.trace.capture import RecordAxis, name_of
+from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
 
 
@@ -227,7 +229,7 @@ class RecordWatch(TorchFunctionMode):
                 on_records = True
         if on_records and func in HOOKS:
             self._refuse_hook(func)
-        if on_records and saved_tensors_hooks(False) is not None:
+        if on_records and saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
             refuse(
                 "saved tensors that come back as they were",
                 f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
@@ -296,6 +298,8 @@ class RecordWatch(TorchFunctionMode):
         return verdict.outputs, None
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
+        if public_answer(func) is not None:
+            return
         by_size = func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
         if self._read is None and (by_size or (func not in QUIET and name_of(func) in READS)):
             where = user_line(but_not_torch=True)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.engine.checkpointed import CheckpointedRegion, checkpoint_frame
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.linear import OneHot, Outer, merge
 from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuffer, Part
@@ -63,6 +64,9 @@ def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return own(*args, **kwargs)
 
 
+REDUCED: Final = (torch.bfloat16, torch.float16)
+
+
 class _Source(torch.autograd.Function):
     """A call none of whose inputs needs a gradient: run it, and keep the gradient of its output."""
 
@@ -87,6 +91,8 @@ class Recorder:
         self._marks = Marks(self.tracked, script.records_in(inputs))
         self._script, self._records = script, records
         self._position = self._place = 0
+        self._regions: dict[Any, CheckpointedRegion] = {}
+        self.is_reduced = False  # whether a call with parameters computed in half precision (autocast)
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         result = func(*args, **kwargs)
@@ -106,7 +112,7 @@ class Recorder:
             if expected.func == func and expected.names == names:
                 self._same_settings(expected, args, kwargs)
                 self._position += 1
-                step = self._derive if expected.derives else self._use
+                step = self.derive if expected.derives else self._use
                 return step(expected, args, kwargs, found)
         result = self.other(func, args, kwargs, tensors_in((args, kwargs)))
         if any(tensor.requires_grad for tensor in tensors_in(result)):
@@ -141,18 +147,24 @@ class Recorder:
             "remove control flow that depends on the data or on the step",
         )
 
-    def _derive(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
+    def call_at(self, position: int) -> Call:
+        """The call that the probe learned at this position."""
+        return self._script.calls[min(position, len(self._script.calls) - 1)]
+
+    def derive(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
+        """Run a call on parameters alone, and track what it makes."""
         result = call.func(*args, **kwargs)
         track_derived(self.tracked, call.func, args, kwargs, result, found)
         return result
 
-    def _use(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
+    def recorded(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> RecordedCall:
+        """A call that involves records, with detached parameters."""
         plain = {id(tracked.tensor): tracked.tensor.detach() for tracked in found}
         tensors = tensors_in((args, kwargs))
         args, kwargs = replace((args, kwargs), lambda tensor: plain.get(id(tensor), tensor))
         swapped = [plain.get(id(tensor), tensor) for tensor in tensors]
         assert call.output is not None
-        use = RecordedCall(
+        return RecordedCall(
             func=call.func,
             args=args,
             kwargs=kwargs,
@@ -163,15 +175,38 @@ class Recorder:
             tensors=swapped,
             versions=[tensor._version for tensor in swapped],
         )
-        self.uses.append(use)
-        if any(tensor.requires_grad for tensor in swapped):
-            result = _computed(call.func, args, kwargs)
+
+    def run(self, use: RecordedCall) -> Tensor:
+        """The result of a recorded call; its gradient goes to the record, never to a parameter."""
+        if any(tensor.requires_grad for tensor in use.tensors):
+            result = _computed(use.func, use.args, use.kwargs)
             if result.requires_grad:
-                if type(result.grad_fn).__name__ == "NativeGroupNormBackward0":
-                    use.statistics = result.grad_fn._saved_result1, result.grad_fn._saved_result2  # type: ignore[union-attr]
-                result.register_hook(use.keep_gradient)
                 return result
-        return _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
+        sourced: Tensor = _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
+        return sourced
+
+    def _use(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Tensor:
+        use = self.recorded(call, args, kwargs, found)
+        frame = checkpoint_frame()
+        if frame is not None and frame not in self._regions:
+            self._regions[frame] = CheckpointedRegion(frame, self, self._position - 1)
+        result = self.run(use)
+        self.uses.append(use)
+        self.is_reduced |= result.dtype in REDUCED
+        if type(result.grad_fn).__name__ != "_SourceBackward":
+            if frame is None and type(result.grad_fn).__name__ == "NativeGroupNormBackward0":
+                use.statistics = result.grad_fn._saved_result1, result.grad_fn._saved_result2  # type: ignore[union-attr]
+            result.register_hook(use.keep_gradient)
+        if frame is not None:
+            self._regions[frame].uses.append(use)
+            use.empty()
+        return result
+
+    def fill(self) -> None:
+        """Run checkpointed regions again that the backward pass left out."""
+        for region in self._regions.values():
+            if any(use.gradient is not None and use.is_empty for use in region.uses):
+                region.fill()
 
 
 class Collector:
@@ -185,7 +220,7 @@ class Collector:
         self._uses, self._layout, self._room = list(uses), layout, room or GradientBuffer()
         self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
         self._parts: dict[str, list[Part]] = {name: [] for name in layout.names}
-        self._awaited = Counter(root for use in self._uses for root in _roots_of(use))
+        self._awaited = Counter(name for use in self._uses for name in use.roots)
         self._found: dict[str, Factors] = {}
         self._left = limits.KEEP_IN_ALL
 
@@ -219,7 +254,7 @@ class Collector:
         for target, part in parts:
             self._parts[target.name].append(part)
         del parts
-        for name in _roots_of(use):
+        for name in use.roots:
             self._awaited[name] -= 1
             if self._awaited[name] == 0:
                 self._settle(name)
@@ -231,10 +266,6 @@ class Collector:
         if isinstance(found, FormedGradients):
             self._left -= found.grads_N.numel()
         self._found[name] = found
-
-
-def _roots_of(use: RecordedCall) -> set[str]:
-    return {root.name for target in use.targets.values() for root in target.roots}
 
 
 def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:

@@ -16,7 +16,7 @@ from discreet.engine.layout import Layout
 from discreet.engine.memory import kept_bytes, largest_kept, tally
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.probe import PROBE_SEED, forked_generator
-from discreet.engine.recorder import Collector, Recorder
+from discreet.engine.recorder import REDUCED, Collector, Recorder
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.trace.settings import SMALL
@@ -53,11 +53,12 @@ def untouched(parameters: Sequence[Tracked], remedy: str) -> Iterator[None]:
             f"a use that was not seen of {', '.join(touched[:3])}",
             remedy,
         )
-    except CheckpointError:
+    except CheckpointError as error:
         refuse(
-            "a forward pass without activation checkpointing",
-            "torch.utils.checkpoint inside the model",
-            "remove it and use a smaller micro_batch, which saves memory too and does not change the result",
+            "a checkpointed region that computes the same when it runs again",
+            str(error).splitlines()[0],
+            "turn activation checkpointing off and use a smaller micro_batch, which saves memory too and does not "
+            "change the result",
         )
     finally:
         for root, gradient in zip(parameters, kept, strict=True):
@@ -65,8 +66,8 @@ def untouched(parameters: Sequence[Tracked], remedy: str) -> Iterator[None]:
 
 
 UNSEEN = (
-    "move the computation into forward(); replace reentrant checkpointing, scripted modules and autograd "
-    "functions of your own"
+    "move the computation into forward(); pass use_reentrant=False to torch.utils.checkpoint "
+    "(gradient_checkpointing_kwargs of transformers); replace scripted modules and autograd functions of your own"
 )
 
 
@@ -94,15 +95,14 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
         collector = Collector(recorder.uses, layout)
         collector.watch()  # as in training: while the backward pass runs
         _losses(script, output).sum().backward()
+        recorder.fill()
     with torch.no_grad():
         factors = collector.finish()
     script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
     script.largest = largest_kept(factors)
     with torch.enable_grad():
         expected = _by_autograd(roots, lambda: _losses(script, run()))
-    half = torch.is_autocast_enabled(device.type) or any(
-        root.tensor.dtype in (torch.float16, torch.bfloat16) for root in roots
-    )
+    half = recorder.is_reduced or any(root.tensor.dtype in REDUCED for root in roots)
     with torch.no_grad():
         whole = torch.stack([row_norm(piece) for piece in expected]).square().sum(0).sqrt()
         for root, factor, truth in zip(roots, factors, expected, strict=True):
@@ -153,10 +153,10 @@ def _compare(name: str, factors: Factors | None, truth: Tensor, whole: Tensor, h
     sizes = row_norm(truth)
     allowed = own * sizes + noise * whole
     if factors is None:
-        found, norms, total = torch.zeros_like(truth), torch.zeros_like(sizes), torch.zeros_like(truth[:1])
+        found, norms, total = torch.zeros_like(truth), torch.zeros_like(sizes), truth.new_zeros(1, *truth.shape[1:])
     else:
         found, norms = factors.instantiate(0, SMALL), factors.norms
-        total = torch.zeros_like(truth[:1], dtype=dtype)
+        total = truth.new_zeros(1, *truth.shape[1:], dtype=dtype)  # as in training: not in the weight's own format
         factors.add_weighted(torch.linspace(0.5, 1.5, SMALL, device=truth.device).unsqueeze(0), total)
     weighted = torch.tensordot(torch.linspace(0.5, 1.5, SMALL, device=truth.device).to(truth), truth, 1)
     gap = row_norm(found - truth)

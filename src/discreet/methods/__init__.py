@@ -13,7 +13,7 @@ from discreet.methods.dp_sgd.recipes import adaptive_quantile, automatic, dp_ada
 from discreet.methods.dpsgd_dc.recipes import dpsgd_dc, dpsgd_gc
 from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
 from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
-from discreet.methods.selective_update.recipe import sur
+from discreet.methods.selective_update.recipes import sur
 from discreet.stages.recipe import Recipe
 
 __all__ = [
@@ -60,13 +60,11 @@ class Method:
 
 
 _SUBSAMPLED = "certified: composition of subsampled Gaussian mechanisms"
-
+_COUNTED = f"{_SUBSAMPLED}, including the count query"
 _PROJECTED = f"{_SUBSAMPLED}; with dense projections, of chi-square mixtures"
-
 _TESTED = f"{_SUBSAMPLED}, including the test of every update"
-
 _TWO_QUERIES = f"{_SUBSAMPLED} with two queries per batch"
-
+_LAST_ITERATE = "certified: composition; with link or smoothness, a bound for the final parameters only"
 _FEEDBACK = "certified: one bound for the whole run, including the hidden error; far above the paper's claim"
 
 METHODS: MappingProxyType[str, Method] = MappingProxyType(
@@ -78,21 +76,13 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
             Method(name="auto-s", recipe=automatic, guarantee=_SUBSAMPLED),
             Method(name="psac", recipe=psac, guarantee=_SUBSAMPLED),
             Method(name="per-layer", recipe=per_layer, guarantee=_SUBSAMPLED),
-            Method(
-                name="adaptive-quantile",
-                recipe=adaptive_quantile,
-                guarantee=f"{_SUBSAMPLED}, including the count query",
-            ),
+            Method(name="adaptive-quantile", recipe=adaptive_quantile, guarantee=_COUNTED),
             Method(name="random-freeze", recipe=random_freeze, guarantee=_SUBSAMPLED),
             Method(name="ranked-freeze", recipe=ranked_freeze, guarantee=_SUBSAMPLED),
             Method(name="d2p2-sgd", recipe=d2p2_sgd, guarantee=_PROJECTED),
             Method(name="d2p-sgd", recipe=d2p_sgd, guarantee=_SUBSAMPLED),
             Method(name="dp2-sgd", recipe=dp2_sgd, guarantee=_PROJECTED),
-            Method(
-                name="dpsgd-dc",
-                recipe=dpsgd_dc,
-                guarantee="certified: composition; with link or smoothness, a bound for the final parameters only",
-            ),
+            Method(name="dpsgd-dc", recipe=dpsgd_dc, guarantee=_LAST_ITERATE),
             Method(name="dpsgd-gc", recipe=dpsgd_gc, guarantee=_SUBSAMPLED),
             Method(name="sur", recipe=sur, guarantee=_TESTED),
             Method(name="geodp", recipe=geodp, guarantee="no proven guarantee", certified=False),

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from discreet.core import check
+from discreet.core.files import check_file, replace_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -98,13 +101,6 @@ def above_zero(series: Sequence[Series]) -> Interval:
     return min(values) * 0.9, max(values) * 1.1
 
 
-def around(series: Sequence[Series]) -> Interval:
-    """All values, with a margin on both sides."""
-    values = means(series) or [0.0]
-    margin = 0.05 * (max(values) - min(values)) or 0.05
-    return min(values) - margin, max(values) + margin
-
-
 def shape(style: int) -> int:
     """The marker's number: where the colours start again, markers are shifted by one."""
     return (style + style // len(LIGHT)) % len(MARKERS)
@@ -150,6 +146,22 @@ def save(chart: Chart, *paths: Path, titled: bool = False) -> tuple[Path, ...]:
     return save_drawing(partial(_draw, chart, titled), *paths)
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a picture that cannot be written, before the computation starts."""
+    check.require(path.suffix.lower() in (".svg", ".png"), "a file name ending in .svg or .png", path, "rename it")
+    check.require(path.parent.is_dir(), "an existing directory", path.parent, "create it first")
+    check_file(path)
+
+
+def epsilon_chart(title: str, points: Sequence[tuple[int, float]]) -> Chart:
+    """Epsilon against steps; a plan without a certificate is refused."""
+    finite = [(step, epsilon) for step, epsilon in points if math.isfinite(epsilon)]
+    check.require(bool(finite), "a finite epsilon to draw", "no proven guarantee", "choose a certified plan")
+    line = Series.exact("", 0, [(0, 0.0), *finite])
+    top = from_zero([line])
+    return Chart(key="epsilon", title=title, x_label="steps", y_label="certified epsilon", series=(line,), y_range=top)
+
+
 def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]:
     """Whatever `draw` draws, in the style of all figures; the same drawing gives the same bytes of SVG."""
     import matplotlib
@@ -167,7 +179,7 @@ def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]
             path.parent.mkdir(parents=True, exist_ok=True)
             kind = path.suffix.lower()[1:]
             metadata = {"Date": None} if kind == "svg" else {"Software": "discreet"}
-            figure.savefig(path, format=kind, dpi=160, metadata=metadata)
+            replace_file(path, partial(figure.savefig, format=kind, dpi=160, metadata=metadata))
     return paths
 
 

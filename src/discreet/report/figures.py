@@ -24,7 +24,7 @@ from discreet.report.charts import (
     save,
     save_drawing,
 )
-from discreet.runs.comparison.values import Changes, Comparison, Entry
+from discreet.runs.comparison.values import Changes, Comparison, MethodResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ FAR = 50.0
 """The ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 
-def styles(entries: Iterable[Entry]) -> dict[str, int]:
+def styles(entries: Iterable[MethodResult]) -> dict[str, int]:
     """A style number for each row, by the method's place in METHODS: the same colour on every page.
 
     Further rows of one method follow after the last method.
@@ -59,35 +59,28 @@ def every_chart(comparison: Comparison) -> tuple[Chart, ...]:
 def charts(comparison: Comparison) -> tuple[Chart, ...]:
     """Accuracy against steps and against certified epsilon."""
     numbers = styles(comparison.entries)
-    by_step: list[Series] = []
-    by_epsilon: list[Series] = []
-    for entry in comparison.finished:
-        curve = [(step, epsilon, (a.mean, a.low, a.high)) for step, epsilon, a in entry.curve]
-        steps = tuple((float(step), *values) for step, _, values in curve)
-        spent = tuple((epsilon, *values) for _, epsilon, values in curve if math.isfinite(epsilon))
-        by_step.append(Series(name=entry.name, style=numbers[entry.name], points=steps))
-        by_epsilon.append(Series(name=entry.name, style=numbers[entry.name], points=spent))
-    return (
-        Chart(
-            key="accuracy-by-step",
-            title="Accuracy against steps",
-            x_label="steps taken",
-            x_short="step",
-            series=tuple(by_step),
-            y_range=_where_lines_end(by_step),
+
+    def chart(key: str, title: str, x_label: str, x_short: str, *, by_step: bool, x_least: float = 0.0) -> Chart:
+        series = []
+        for entry in comparison.finished:
+            found = [(float(step) if by_step else epsilon, accuracy) for step, epsilon, accuracy in entry.curve]
+            points = tuple((x, a.mean, a.low, a.high) for x, a in found if math.isfinite(x))
+            series.append(Series(name=entry.name, style=numbers[entry.name], points=points))
+        return Chart(
+            key=key,
+            title=title,
+            x_label=x_label,
+            x_short=x_short,
+            series=tuple(series),
+            y_range=_where_lines_end(series),
             percent=True,
-        ),
-        Chart(
-            key="accuracy-by-epsilon",
-            title="Accuracy against privacy spent",
-            x_label="certified epsilon spent so far",
-            x_short="ε",
-            series=tuple(by_epsilon),
-            y_range=_where_lines_end(by_epsilon),
-            percent=True,
-            x_least=comparison.epsilon,  # the axis shows the whole budget
-        ),
-    )
+            x_least=x_least,
+        )
+
+    steps = chart("accuracy-by-step", "Accuracy against steps", "steps taken", "step", by_step=True)
+    title, label = "Accuracy against privacy spent", "certified epsilon spent so far"
+    whole_budget = comparison.epsilon
+    return steps, chart("accuracy-by-epsilon", title, label, "ε", by_step=False, x_least=whole_budget)
 
 
 def frontier(comparison: Comparison) -> Chart | None:
@@ -100,9 +93,7 @@ def frontier(comparison: Comparison) -> Chart | None:
         for entry in budget.entries:
             if (a := entry.accuracy) is not None and entry.name in points:
                 points[entry.name].append((budget.epsilon, a.mean, a.low, a.high))
-    series = tuple(
-        Series(name=name, style=numbers[name], points=tuple(found)) for name, found in points.items() if found
-    )
+    series = tuple(Series(name=name, style=numbers[name], points=tuple(held)) for name, held in points.items() if held)
     return Chart(
         key="frontier",
         title="Accuracy at each budget",
@@ -118,7 +109,7 @@ def courses(comparison: Comparison) -> tuple[Chart, ...]:
     """Noise, mask density and domain over the run, for the rows that have them."""
     numbers, end = styles(comparison.entries), comparison.steps
 
-    def lines(values: Callable[[Entry], Changes]) -> tuple[Series, ...]:
+    def lines(values: Callable[[MethodResult], Changes]) -> tuple[Series, ...]:
         held = ((entry, _stairs(values(entry), end)) for entry in comparison.entries)
         return tuple(Series.exact(e.name, numbers[e.name], corners) for e, corners in held if corners)
 

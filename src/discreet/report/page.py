@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet.core import check
+from discreet.core.files import write_json, write_text
 from discreet.report import figures, svg, wording
 from discreet.report.charts import DARK, LIGHT, Chart
 from discreet.runs.comparison.values import Comparison, settings_in_words
@@ -37,8 +38,8 @@ def write(comparison: Comparison, directory: Path) -> Written:
     """Write report.html, report.json and figures/ to `directory`; each file is complete or absent."""
     directory.mkdir(parents=True, exist_ok=True)
     page, data = directory / PAGE, directory / DATA
-    replace(data, json.dumps(comparison.to_json(), indent=1, allow_nan=False) + "\n")
-    replace(page, render(comparison))
+    write_json(data, comparison.to_json(), indent=1)
+    write_text(page, render(comparison))
     return Written(page=page, data=data, figures=figures.save_all(comparison, directory / FIGURES))
 
 
@@ -50,12 +51,6 @@ def read(path: Path) -> Comparison:
         check.refuse("a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote")
     check.require(isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file")
     return Comparison.from_json(held)
-
-
-def replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(text.encode("utf-8", "replace"))
-    partial.replace(path)
 
 
 def render(comparison: Comparison) -> str:

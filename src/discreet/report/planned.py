@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from discreet.core.files import write_text
 from discreet.report import wording
 from discreet.report.charts import Chart, Series, above_zero, files, save
-from discreet.report.page import coordinates, drawn, filled, replace
+from discreet.report.page import coordinates, drawn, filled
 from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
 from discreet.runs.step_cost import StepCost
@@ -69,7 +70,7 @@ def costs(answer: Answer, trial: StepCost | None, micro_batch: int) -> list[tupl
         ),
         (
             "memory",
-            f"about {_megabytes(trial.memory(micro_batch=micro_batch))} without the data and PyTorch itself: an "
+            f"about {trial.memory(micro_batch=micro_batch) / 1e6:,.0f} MB without the data and PyTorch itself: an "
             f"estimate from {trial.parameters:,} parameters and a micro-batch of {micro_batch}",
         ),
     ]
@@ -91,16 +92,10 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
     lines = tuple(Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items()))
     step = Series.exact("on a step's mean gradient", 0, [(at.batch, at.effective) for at in answer.batches])
     whole = Series.exact("over the whole run", 1, [(at.batch, at.path) for at in answer.batches])
+    title, label = "Noise against batch, at the same epochs", "noise, in units of the clip"
     return (
         _chart("noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines),
-        _chart(
-            "noise-by-batch",
-            "Noise against batch, at the same epochs",
-            "batch",
-            "batch",
-            "noise, in units of the clip",
-            (step, whole),
-        ),
+        _chart("noise-by-batch", title, "batch", "batch", label, (step, whole)),
     )
 
 
@@ -129,7 +124,7 @@ def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: st
 def write(answer: Answer, trial: StepCost | None, micro_batch: int, command: str, page: Path) -> tuple[Path, ...]:
     """The page, and its charts as SVG and PNG files beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
-    replace(page, render(answer, trial, micro_batch, command))
+    write_text(page, render(answer, trial, micro_batch, command))
     folder = page.parent / f"{page.stem}-figures"
     return (page, *(path for chart in charts(answer) for path in save(chart, *files(folder, chart.key))))
 
@@ -177,7 +172,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"

@@ -174,9 +174,9 @@ def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
 
 
 @contextlib.contextmanager
-def audit_bar(rows: int, *, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
+def audit_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error for an audit."""
-    with _bar(visible) as follow:
+    with _bar(quiet) as follow:
         seen: list[str] = []
 
         def listen(label: str, done: int, total: int) -> None:
@@ -188,23 +188,23 @@ def audit_bar(rows: int, *, visible: bool) -> Iterator[Callable[[str, int, int],
 
 
 @contextlib.contextmanager
-def pricing_bar(*, visible: bool) -> Iterator[Callable[[str, int, int], None]]:
+def pricing_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on standard error that follows the planner."""
-    with _bar(visible) as follow:
+    with _bar(quiet) as follow:
         yield lambda label, done, total: follow(f"pricing {label}", done, total, "")
 
 
 @contextlib.contextmanager
-def training_bar(*, visible: bool) -> Iterator[Callable[[RunProgress], None]]:
+def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
     """A progress bar on standard error for a run: step, epsilon spent, accuracy on the test data."""
-    with _bar(visible) as follow:
+    with _bar(quiet) as follow:
         yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded))
 
 
 @contextlib.contextmanager
-def comparison_bar(*, visible: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
+def comparison_bar(*, quiet: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
     """A progress bar for a comparison, which also shows the current run."""
-    with _bar(visible) as follow:
+    with _bar(quiet) as follow:
 
         def listen(news: ComparisonProgress) -> None:
             stage = f"{news.stage}, " if news.stage else ""
@@ -215,7 +215,7 @@ def comparison_bar(*, visible: bool) -> Iterator[Callable[[ComparisonProgress], 
 
 
 @contextlib.contextmanager
-def _bar(visible: bool) -> Iterator[Callable[[str, int, int, str], None]]:
+def _bar(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
     columns = (
         TextColumn("{task.description} {task.completed:.0f}/{task.total:.0f}", markup=False),
         BarColumn(),
@@ -223,7 +223,7 @@ def _bar(visible: bool) -> Iterator[Callable[[str, int, int, str], None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True, highlight=False)
-    with Bar(*columns, console=console, disable=not visible, transient=True) as bar:
+    with Bar(*columns, console=console, disable=quiet or not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("starting", total=0, news="")
 
         def follow(label: str, step: int, steps: int, news: str) -> None:
@@ -238,11 +238,6 @@ def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -
     mark = f" ({SEEDED})" if seeded else ""
     spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}{mark}"
     return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
-
-
-def is_live() -> bool:
-    """Whether standard error is a terminal."""
-    return sys.stderr.isatty()
 
 
 def _between(points: Sequence[tuple[int, float]], step: float) -> float:
@@ -277,11 +272,8 @@ def _accuracy(estimate: Estimate | None) -> str:
     """A mean, with half the width of its interval where there are several runs."""
     if estimate is None:
         return "-"
-    spread = "" if estimate.half is None else f" ± {100 * estimate.half:.1f}"
-    return f"{100 * estimate.mean:.1f}{spread} %"
+    return " ".join(filter(None, (wording.points(estimate.mean), wording.half(estimate), "%")))
 
 
 def _epsilon(value: float | str | None) -> str:
-    if value is None:
-        return "-"
-    return "infinite" if isinstance(value, str) else format_epsilon(value)
+    return "infinite" if isinstance(value, str) else wording.epsilon(value, missing="-")

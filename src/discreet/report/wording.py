@@ -7,7 +7,7 @@ import math
 from discreet.core.randomness import SEEDED
 from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
-from discreet.runs.comparison.values import Comparison, Entry
+from discreet.runs.comparison.values import Comparison, MethodResult
 from discreet.stages.delta import delta_warning
 from discreet.training import spending
 
@@ -104,7 +104,7 @@ def listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def failures(entry: Entry) -> list[str]:
+def failures(entry: MethodResult) -> list[str]:
     """One line for each distinct reason."""
     reasons: dict[str, list[int | None]] = {}
     for failure in entry.failures:

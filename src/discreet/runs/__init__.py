@@ -7,34 +7,21 @@ from typing import TYPE_CHECKING
 from discreet.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from discreet.runs.config import OPTIMIZERS as OPTIMIZERS
-    from discreet.runs.config import SAMPLERS as SAMPLERS
-    from discreet.runs.config import RunConfig as RunConfig
-    from discreet.runs.defaults import DEFAULTS as DEFAULTS
-    from discreet.runs.defaults import complete as complete
-    from discreet.runs.defaults import plan_of as plan_of
-    from discreet.runs.folder import RunFolder as RunFolder
-    from discreet.runs.results import RunProgress as RunProgress
-    from discreet.runs.results import RunResult as RunResult
-    from discreet.runs.training import load_config as load_config
-    from discreet.runs.training import load_result as load_result
-    from discreet.runs.training import train as train
+    from discreet.runs.config import OPTIMIZERS, SAMPLERS, RunConfig
+    from discreet.runs.defaults import DEFAULTS, complete, plan_of
+    from discreet.runs.folder import RunFolder
+    from discreet.runs.results import RunProgress, RunResult
+    from discreet.runs.training import load_config, load_result, train
 
-_HOME = {
-    "DEFAULTS": "discreet.runs.defaults",
-    "OPTIMIZERS": "discreet.runs.config",
-    "SAMPLERS": "discreet.runs.config",
-    "RunConfig": "discreet.runs.config",
-    "RunFolder": "discreet.runs.folder",
-    "RunProgress": "discreet.runs.results",
-    "RunResult": "discreet.runs.results",
-    "complete": "discreet.runs.defaults",
-    "load_config": "discreet.runs.training",
-    "load_result": "discreet.runs.training",
-    "plan_of": "discreet.runs.defaults",
-    "train": "discreet.runs.training",
+__all__ = ["DEFAULTS", "OPTIMIZERS", "SAMPLERS", "RunConfig", "RunFolder", "RunProgress", "RunResult"]
+__all__ += ["complete", "load_config", "load_result", "plan_of", "train"]
+
+_NAMES = {
+    "config": ("OPTIMIZERS", "SAMPLERS", "RunConfig"),
+    "defaults": ("DEFAULTS", "complete", "plan_of"),
+    "folder": ("RunFolder",),
+    "results": ("RunProgress", "RunResult"),
+    "training": ("load_config", "load_result", "train"),
 }
 
-__all__ = list(_HOME)
-
-__getattr__, __dir__ = lazy(__name__, _HOME)
+__getattr__, __dir__ = lazy(__name__, {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names})

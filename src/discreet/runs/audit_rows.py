@@ -22,7 +22,14 @@ from discreet.core import check
 from discreet.core.plain import from_plain, plain
 
 
-class Verdict(enum.Enum):
+class CanaryKind(enum.StrEnum):
+    """What is planted in one training: records with a crafted gradient, or records with a wrong label."""
+
+    GRADIENT = "gradient"
+    DATA = "data"
+
+
+class AuditVerdict(enum.Enum):
     """What the numbers of a row say."""
 
     HOLDS = "holds"
@@ -48,9 +55,14 @@ class AuditRow:
     confidence: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditVerdict:
         """The strongest statement that the numbers support."""
-        return verdict(certified=self.certified, claimed=self.claimed, audited=self.audited)
+        if self.certified is not None and self.audited > self.certified:
+            return AuditVerdict.CERTIFICATE_BROKEN
+        if self.claimed is not None and self.audited > self.claimed:
+            return AuditVerdict.CLAIM_BROKEN
+        is_proven = self.certified is not None and math.isfinite(self.certified)
+        return AuditVerdict.HOLDS if is_proven else AuditVerdict.NOT_TESTED
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; infinity is the string "inf"."""
@@ -62,27 +74,10 @@ class AuditRow:
     def from_json(body: Mapping[str, Any]) -> AuditRow:
         """What `to_json` wrote; a verdict that contradicts the numbers is refused."""
         row: AuditRow = from_plain(AuditRow, body)
-        check.require(
-            row.verdict.value == body["verdict"],
-            f"the verdict {row.verdict.value!r} for the numbers of {row.method}",
-            repr(body["verdict"]),
-            "write the table again with `discreet audit --all --out FILE`",
-        )
+        right, told = row.verdict.value, body["verdict"]
+        remedy = "write the table again with `discreet audit --all --out FILE`"
+        check.require(right == told, f"the verdict {right!r} for the numbers of {row.method}", repr(told), remedy)
         return row
-
-
-def verdict(*, certified: float | None, claimed: float | None, audited: float) -> Verdict:
-    """The verdict on these three numbers.
-
-    >>> verdict(certified=4.0, claimed=1.0, audited=2.0).value
-    'claim broken'
-    """
-    if certified is not None and audited > certified:
-        return Verdict.CERTIFICATE_BROKEN
-    if claimed is not None and audited > claimed:
-        return Verdict.CLAIM_BROKEN
-    proven = certified is not None and math.isfinite(certified)
-    return Verdict.HOLDS if proven else Verdict.NOT_TESTED
 
 
 def read_audit(path: Path) -> tuple[AuditRow, ...]:
@@ -93,8 +88,5 @@ def read_audit(path: Path) -> tuple[AuditRow, ...]:
     except check.Refused:
         raise
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        check.refuse(
-            f"a truth table in {path}",
-            f"{type(error).__name__}: {error}",
-            "write one with `discreet audit --all --out FILE`",
-        )
+        remedy = "write one with `discreet audit --all --out FILE`"
+        check.refuse(f"a truth table in {path}", f"{type(error).__name__}: {error}", remedy)

@@ -24,6 +24,8 @@ SAMPLERS: Final = MappingProxyType(
 )
 """Samplers by the names of the command line."""
 
+CAPPED: Final = "truncated-poisson"
+
 OPTIMIZERS: Final = ("sgd", "adam")
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
@@ -91,15 +93,13 @@ class RunConfig:
         check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
         _one_of("method", self.method, METHODS)
         _one_of("sampling", self.sampling, SAMPLERS)
-        _either("epsilon", self.epsilon, "noise", self.noise)
+        given = f"epsilon={self.epsilon!r} and noise={self.noise!r}"
+        one = (self.epsilon is None) != (self.noise is None)
+        check.require(one, "either epsilon or noise", given, "give one of the two")
         if self.epsilon is not None:
             check.positive("epsilon is the budget of the whole run, e.g. 3", epsilon=self.epsilon)
-        check.require(
-            self.epsilon is not None or not self.calibrate_to_claim,
-            "epsilon with calibrate_to_claim",
-            f"noise={self.noise!r}",
-            "give the epsilon that the paper claims",
-        )
+        is_valid, remedy = self.epsilon is not None or not self.calibrate_to_claim, "give the epsilon of the claim"
+        check.require(is_valid, "epsilon with calibrate_to_claim", f"noise={self.noise!r}", remedy)
         if self.optimizer is not None:
             _one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.relation is not None:
@@ -107,19 +107,12 @@ class RunConfig:
         if self.learning_rate is not None:
             check.positive("the step on the noisy mean gradient", learning_rate=self.learning_rate)
         check.not_negative("as in torch.optim", momentum=self.momentum or 0.0, weight_decay=self.weight_decay)
-        check.require(
-            self.epochs is None or self.steps is None,
-            "either epochs or steps",
-            f"epochs={self.epochs!r} and steps={self.steps!r}",
-            "give one of the two",
-        )
-        capped = self.sampling == "truncated-poisson"
-        check.require(
-            capped == (self.cap is not None),
-            "cap with truncated-poisson, and only there",
-            f"cap={self.cap!r} with {self.sampling}",
-            "cap is the largest number of records in a batch",
-        )
+        given = f"epochs={self.epochs!r} and steps={self.steps!r}"
+        is_valid = self.epochs is None or self.steps is None
+        check.require(is_valid, "either epochs or steps", given, "give one of the two")
+        given, is_valid = f"cap={self.cap!r} with {self.sampling}", (self.sampling == CAPPED) == (self.cap is not None)
+        remedy = "cap is the largest number of records in a batch"
+        check.require(is_valid, f"cap with {CAPPED}, and only there", given, remedy)
         every = {name: getattr(self, name) for name in ("eval_every", "checkpoint_every")}
         check.count("count steps", **{name: value for name, value in every.items() if value is not None})
 
@@ -135,9 +128,7 @@ class RunConfig:
         """The settings that `to_json` wrote; an unknown name is refused."""
         known = {f.name for f in dataclasses.fields(RunConfig)}
         unknown = sorted(set(body) - known)
-        check.require(
-            not unknown, "settings of a run", f"{', '.join(unknown)}", "read it with the version that wrote it"
-        )
+        check.require(not unknown, "settings of a run", f"{', '.join(unknown)}", "use the version that wrote it")
         pairs = tuple((name, value) for name, value in body.get("parameters", ()))
         return RunConfig(**{**body, "parameters": pairs})
 
@@ -150,24 +141,12 @@ class RunConfig:
 
     def check_resumes(self, begun: RunConfig) -> None:
         """Refuse settings that differ from those of the run."""
+        remedy = "resume with the settings of the run, or begin a new one in another directory"
         for field in dataclasses.fields(self):
             expected, got = getattr(begun, field.name), getattr(self, field.name)
-            check.require(
-                field.name in FREE_TO_CHANGE or expected == got,
-                f"{field.name}={expected!r}, as the run began",
-                f"{field.name}={got!r}",
-                "resume with the settings of the run, or begin a new one in another directory",
-            )
+            same, got = field.name in FREE_TO_CHANGE or expected == got, f"{field.name}={got!r}"
+            check.require(same, f"{field.name}={expected!r}, as the run began", got, remedy)
 
 
 def _one_of(name: str, value: object, known: Any) -> None:
     check.require(value in known, f"{name} to be one of {', '.join(known)}", f"{name}={value!r}", "choose one of these")
-
-
-def _either(one: str, first: object, other: str, second: object) -> None:
-    check.require(
-        (first is None) != (second is None),
-        f"either {one} or {other}",
-        f"{one}={first!r} and {other}={second!r}",
-        "give one of the two",
-    )

@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, final
 
 from discreet.core import check
+from discreet.core.relation import Neighbouring
 from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
-from discreet.stages.bounding import Bounder
+from discreet.stages.clipping import Bounder
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
@@ -43,14 +44,13 @@ class Defaults:
 
 
 _ANY: Final = Defaults(model="mlp", batch=256, epochs=20)
+_GREY: Final = Defaults(model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98)
 
 DEFAULTS: Final = MappingProxyType(
     {
         "digits": Defaults(model="cnn-digits", batch=256, steps=300, clip=0.2, reach=0.8, adam_rate=0.01, average=0.97),
-        "mnist": Defaults(model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98),
-        "fashion-mnist": Defaults(
-            model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98
-        ),
+        "mnist": _GREY,
+        "fashion-mnist": _GREY,
         "cifar10": Defaults(model="cnn-550k", batch=1024, epochs=30, clip=0.1, reach=0.2, momentum=0.9, average=0.98),
         "adult": Defaults(model="logistic", batch=1024, epochs=10, clip=1.0, reach=1.0, average=0.95),
     }
@@ -84,12 +84,8 @@ def complete(config: RunConfig) -> RunConfig:
     taken = inspect.signature(METHODS[config.method].recipe).parameters
     parameters = dict(config.parameters)
     unknown = sorted(set(parameters) - set(taken))
-    check.require(
-        not unknown,
-        f"parameters of {config.method} ({', '.join(taken) or 'none'})",
-        ", ".join(unknown),
-        "see `discreet methods` for what each method takes",
-    )
+    expected = f"parameters of {config.method} ({', '.join(taken) or 'none'})"
+    check.require(not unknown, expected, ", ".join(unknown), "see `discreet methods` for what each method takes")
     if "clip" in taken and "clip" not in parameters:
         parameters["clip"] = usual.clip
     # A certificate that depends on the optimizer's settings must use those of the run.
@@ -128,18 +124,13 @@ def records_of(config: RunConfig, task: Task) -> int:
     """The public number of training records."""
     records = config.records if config.records is not None else task.records
     if records is None:
-        check.refuse(
-            "a public number of records",
-            "an npz file whose size is private",
-            "give records (--records), a public number near the size of the data",
-        )
+        remedy = "give records (--records), a public number near the size of the data"
+        check.refuse("a public number of records", "an npz file whose size is private", remedy)
     return records
 
 
 def plan_of(config: RunConfig, task: Task) -> Plan:
     """The plan of a completed config: the least noise for its budget, or the noise it names."""
-    from discreet.core.relation import Neighbouring
-
     recipe = METHODS[config.method].recipe(**dict(config.parameters))
     recipe = recipe.using(sampling=config.sampler(), relation=Neighbouring(config.relation))
     records = records_of(config, task)

@@ -22,12 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
-import torch
-from torch import Tensor
-
 from discreet.accounting.ledger import lock
 from discreet.core import check
-from discreet.training.checkpoint import replace_file
+from discreet.core.files import write_text
 
 
 @final
@@ -48,21 +45,13 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Refuse a directory that holds a run."""
-        check.require(
-            not self.run.exists() and not self.ledger.exists(),
-            "a directory without a run",
-            f"{self.directory}, which holds one",
-            "resume that run, or choose another directory",
-        )
+        is_new, got = not self.run.exists() and not self.ledger.exists(), f"{self.directory}, which holds one"
+        check.require(is_new, "a directory without a run", got, "resume that run, or choose another directory")
 
     def check_begun(self) -> None:
         """Refuse a directory without a run."""
-        check.require(
-            self.run.is_file(),
-            "a directory with a run to resume",
-            f"no {self.run}",
-            "train without resume to start one",
-        )
+        remedy = "train without resume to start one"
+        check.require(self.run.is_file(), "a directory with a run to resume", f"no {self.run}", remedy)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -74,11 +63,8 @@ class RunFolder:
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace") or "another"
             os.close(descriptor)
-            check.refuse(
-                "a run that no process is writing",
-                f"{self.directory}, which process {holder} holds",
-                "wait for it or end it, then resume",
-            )
+            remedy = "wait for it or end it, then resume"
+            check.refuse("a run that no process is writing", f"{self.directory}, which process {holder} holds", remedy)
         try:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
@@ -103,12 +89,9 @@ class RunFolder:
             with open(self.ledger, "rb+") as file:
                 lock(self.ledger, file.fileno())  # a writer that knows nothing of the run's own lock
                 charges = file.read().partition(b"\n")[2]
-                check.require(
-                    not charges,
-                    f"the checkpoint {self.checkpoint}",
-                    "a ledger with charges and no checkpoint",
-                    "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent",
-                )
+                got = "a ledger with charges and no checkpoint"
+                remedy = "restore the checkpoint; without it the run cannot be resumed, and its charges stay spent"
+                check.require(not charges, f"the checkpoint {self.checkpoint}", got, remedy)
                 self.ledger.unlink()
         return False
 
@@ -141,18 +124,12 @@ class RunFolder:
     def mend_metrics(self) -> None:
         """Remove a last line that a crash cut short."""
         whole = "".join(json.dumps(values) + "\n" for values in self.read_metrics())
-        replace_file(self.metrics, lambda file: file.write(whole.encode()))
+        write_text(self.metrics, whole)
 
 
 def resume_line(directory: Path) -> str:
     """The command that resumes a run."""
     return f"discreet resume {shlex.quote(str(directory))}"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file at once."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -164,13 +141,3 @@ def read_json(path: Path) -> dict[str, Any]:
         check.refuse(f"{path} to be JSON", error, "restore the file")
     check.require(isinstance(value, dict), f"{path} to be a JSON object", type(value).__name__, "restore the file")
     return dict(value)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file at once."""
-    replace_file(path, lambda file: file.write(text.encode()))
-
-
-def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Replace a file of tensors at once; it loads with `torch.load(path, weights_only=True)`."""
-    replace_file(path, lambda file: torch.save(weights, file))

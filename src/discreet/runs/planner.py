@@ -13,19 +13,11 @@ from discreet.accounting.charges import Counted
 from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
+from discreet.runs.config import SAMPLERS
 from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
-from discreet.stages.sampling import (
-    BallsInBins,
-    FixedSize,
-    FullBatch,
-    Horizon,
-    OwnLoader,
-    Poisson,
-    Sampling,
-    TruncatedPoisson,
-)
+from discreet.stages.sampling import Horizon, OwnLoader, Sampling, TruncatedPoisson
 
 Curve = tuple[tuple[float, float], ...]
 """(epsilon, noise) in order of epsilon."""
@@ -63,12 +55,8 @@ class Question:
         check.positive("the budget of the whole run, e.g. 3", epsilon=self.epsilon)
         check_delta(self.delta, self.records, accepted=self.accept_large_delta)
         unknown = [name for name in self.methods if name not in METHODS]
-        check.require(
-            bool(self.methods) and not unknown,
-            f"methods of {', '.join(METHODS)}",
-            ", ".join(unknown) or "none",
-            "`discreet methods` describes them",
-        )
+        got, is_valid = ", ".join(unknown) or "none", bool(self.methods) and not unknown
+        check.require(is_valid, f"methods of {', '.join(METHODS)}", got, "`discreet methods` describes them")
 
     def horizon(self, batch: float) -> Horizon:
         """The run with another batch and the same number of epochs."""
@@ -148,15 +136,8 @@ class Answer:
         return {**plain(self), **answers}
 
 
-SAMPLERS: dict[str, Callable[[int], Sampling]] = {
-    "poisson": lambda batch: Poisson(),
-    "balls-in-bins": lambda batch: BallsInBins(),
-    "full-batch": lambda batch: FullBatch(),
-    "own-loader": lambda batch: OwnLoader(),
-    "truncated-poisson": lambda batch: TruncatedPoisson(batch + math.ceil(WIDE_CAP * math.sqrt(batch))),
-    "fixed-size": lambda batch: FixedSize(),
-}
-"""A sampling stage for a batch size, by name; the quickest to price first."""
+PRICED = ("poisson", "balls-in-bins", "full-batch", "own-loader", "truncated-poisson", "fixed-size")
+"""The samplers that are priced; the quickest to price first."""
 
 _LATE = "not computed: it takes long; run `discreet calibrate` with --sampling"
 
@@ -214,14 +195,14 @@ class _Pricing:
     def _samplers(self, recipe: Recipe) -> tuple[tuple[str, Price], ...]:
         """Each sampler, until patience ends."""
         started, found = time.process_time(), []
-        for name in SAMPLERS:
+        for name in PRICED:
             late = time.process_time() - started > PATIENCE
             found.append((name, Price(why=_LATE) if late else self._sampled(recipe, name)))
         return tuple(found)
 
     def _sampled(self, recipe: Recipe, name: str) -> Price:
         batch = self._of.records if name == "full-batch" else self._of.batch
-        sampling = SAMPLERS[name](batch)
+        sampling = _sampling(name, batch)
         try:
             drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
             pieces = len(self._unit_charge(drawn, batch))
@@ -243,7 +224,12 @@ class _Pricing:
                     horizon=horizon,
                     accept_large_delta=self._of.accept_large_delta,
                 )
-                self._known[unit] = _priced(bound)
+                self._known[unit] = Price(
+                    noise=bound.noise,
+                    effective=bound.noise / horizon.size.batch,
+                    steps=horizon.steps,
+                    relation=str(bound.relation),
+                )
         except check.Refused as error:
             return Price(why=str(error))
         return self._known[unit]
@@ -281,11 +267,11 @@ class _Pricing:
         self._done += 1
 
 
-def _priced(plan: Plan) -> Price:
-    horizon = plan.horizon
-    return Price(
-        noise=plan.noise, effective=plan.noise / horizon.size.batch, steps=horizon.steps, relation=str(plan.relation)
-    )
+def _sampling(name: str, batch: int) -> Sampling:
+    """The sampler of this name for a batch size."""
+    if name == "truncated-poisson":
+        return TruncatedPoisson(batch + math.ceil(WIDE_CAP * math.sqrt(batch)))
+    return OwnLoader() if name == "own-loader" else SAMPLERS[name]()
 
 
 def _grid(question: Question) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from discreet.core import check
@@ -31,12 +31,10 @@ def statement(private: Private, *, data: str) -> str:
     Path("privacy-statement.md").write_text(discreet.statement(private, data="the visits of 2024"))
     """
     plan, spent = private.plan, private.spent()
-    check.require(
-        plan.analysis.visible or spent.steps == plan.horizon.steps,
-        f"all {plan.horizon.steps} steps of a run whose iterates must stay hidden",
-        f"{spent.steps} steps",
-        "finish the run: its certificate covers the final parameters only",
-    )
+    is_covered = plan.analysis.visible or spent.steps == plan.horizon.steps
+    expected = f"all {plan.horizon.steps} steps of a run whose iterates must stay hidden"
+    remedy = "finish the run: its certificate covers the final parameters only"
+    check.require(is_covered, expected, f"{spent.steps} steps", remedy)
     rows = _rows(plan, spent, data, f"{plan.method} ({plan.bounder})")
     return _page(spent, plan.horizon.records, rows, [_START], [_SCORES, *_NOT_COVERED])
 
@@ -59,7 +57,7 @@ def _page(
         *(f"**Warning:** {warning}." for warning in spent.warnings),
         table,
         "## What it rests on",
-        _bullets([*_sentences(a for a in spent.certified.assumptions if a != SEEDED), *_LIMITS, *also]),
+        _bullets([*(text for text in spent.certified.assumptions if text != SEEDED), *_LIMITS, *also]),
         "## What is not covered",
         _bullets(not_covered),
     ]
@@ -184,9 +182,5 @@ def _interruptions(resumes: int) -> list[str]:
     ]
 
 
-def _sentences(texts: Iterable[str]) -> list[str]:
-    return [text[:1].upper() + text[1:] for text in texts]
-
-
 def _bullets(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line.rstrip('.')}." for line in lines)
+    return "\n".join(f"- {line[:1].upper()}{line[1:].rstrip('.')}." for line in lines)

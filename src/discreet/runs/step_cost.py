@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from discreet.core import check
-from discreet.core.plain import plain
 
 BYTES = 4  # float32
 _MOST = 256
@@ -38,11 +37,6 @@ class StepCost:
         """Bytes, estimated: weights, gradient sum, noise, average and optimizer state, and one micro-batch."""
         copies = 5 + (2 if adam else 1)
         return copies * BYTES * self.parameters + micro_batch * self.bytes_per_record
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        held: dict[str, Any] = plain(self)
-        return held
 
 
 def measure(name: str, *, shape: tuple[int, ...], classes: int, micro_batch: int = 512, seed: int = 0) -> StepCost:

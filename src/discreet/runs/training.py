@@ -18,13 +18,14 @@ from torch.utils.data import TensorDataset
 
 from discreet.core.command import command_line, package_versions
 from discreet.core.errors import RunStopped
+from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.data import Task, build
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
-from discreet.runs.folder import RunFolder, read_json, resume_line, write_json, write_text, write_weights
+from discreet.runs.folder import RunFolder, read_json, resume_line
 from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
@@ -57,15 +58,17 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
         if resume and folder.result.exists():
             return load_result(config.out)
         charged = folder.charges()
+        part = _TrainingPart(config, task, plan, folder, on_progress)
         try:
-            run = _Run(config, task, plan, folder, on_progress)
-            run.prepare(resume)
-            return run.complete(started)
+            part.begin(resume)
+            return part.complete(started)
         except Exception as error:
             spent = folder.charges()
             if spent > charged:
                 raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
             raise
+        finally:
+            part.close()
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -82,8 +85,8 @@ def load_result(directory: str | Path) -> RunResult:
 
 
 @final
-class _Run:
-    """One session of a run: from its start or a resume to its end or the next crash."""
+class _TrainingPart:
+    """One part of a run: from its start or a resume to its end or the next crash."""
 
     def __init__(self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None) -> None:
         self._config, self._task, self._plan, self._folder = config, task, plan, folder
@@ -91,37 +94,50 @@ class _Run:
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
+        self._private: Private | None = None
 
-    def prepare(self, resume: bool) -> None:
-        """Begin the run's files, or read them, and build what can release."""
+    def begin(self, resume: bool) -> None:
+        """Write the files of a new run or check those of the old one, and build what can release."""
+        folder, has_checkpoint = self._folder, False
         if resume:
-            going_on = self._folder.begun()
-            self._folder.read_metrics()  # refused before anything is spent
+            has_checkpoint = folder.begun()
+            folder.read_metrics()  # refused before anything is spent
         else:
-            self._folder.check_new()
-            going_on = False
-            write_json(self._folder.plan, {**self._plan.to_json(), "digest": self._plan.digest})
-            write_json(self._folder.run, _run_facts(self._config, self._task))
-        self.bind(going_on)
+            folder.check_new()
+            write_json(folder.plan, {**self._plan.to_json(), "digest": self._plan.digest})
+            write_json(folder.run, _run_facts(self._config, self._task))
+        self._private = self._bind(folder.checkpoint if has_checkpoint else None)
+        self._seen = self.private.progress.step
+        if has_checkpoint:
+            folder.mend_metrics()
+        self.private.save(folder.checkpoint)  # before the first charge: a charged run has a checkpoint
 
     def complete(self, started: float) -> RunResult:
-        """Every step that is left, and what a finished run leaves; Ctrl-C saves a checkpoint first."""
+        """Run every remaining step and write the results; Ctrl-C saves a checkpoint first."""
         try:
-            self.loop()
-            return self.finish(time.perf_counter() - started)
+            self._loop()
+            return self._finish(time.perf_counter() - started)
         except KeyboardInterrupt:
             if self.private.settled:  # otherwise the last checkpoint is kept, and the ledger has what came after
                 self.private.save(self._folder.checkpoint)
             raise
-        finally:
-            self.private.close()
 
-    def bind(self, going_on: bool) -> None:
+    def close(self) -> None:
+        """Release the ledger's lock, also if the run did not begin, so that this process can resume it."""
+        if self._private is not None:
+            self._private.close()
+
+    @property
+    def private(self) -> Private:
+        assert self._private is not None
+        return self._private
+
+    def _bind(self, checkpoint: Path | None) -> Private:
         """Create the random streams and store their fingerprints before anything is built that can release."""
-        config, folder = self._config, self._folder
+        config = self._config
         streams = self._note_start()
         model = make_model(config, self._task, self._plan, streams)
-        self.private = Private(
+        return Private(
             model,
             make_optimizer(config, model),
             self._plan,
@@ -129,14 +145,10 @@ class _Run:
             micro_batch=config.micro_batch,
             device=config.device,
             average=config.average or None,
-            ledger=folder.ledger,
+            ledger=self._folder.ledger,
             streams=streams,
-            resume=folder.checkpoint if going_on else None,
+            resume=checkpoint,
         )
-        self._seen = self.private.progress.step
-        if going_on:
-            folder.mend_metrics()
-        self.private.save(folder.checkpoint)  # before the first charge: a charged run has a checkpoint
 
     def _note_start(self) -> Streams:
         facts = read_json(self._folder.run)
@@ -149,8 +161,7 @@ class _Run:
         self._resumes = number
         return streams
 
-    def loop(self) -> None:
-        """Run the remaining steps."""
+    def _loop(self) -> None:
         private, model = self.private, self.private.model
         for x, y in private:
             scale_learning_rate(private, self._config)
@@ -199,7 +210,7 @@ class _Run:
         )
         return self._last
 
-    def finish(self, seconds: float) -> RunResult:
+    def _finish(self, seconds: float) -> RunResult:
         """Write the model, the statement and the result, in this order: a result means that every file is there."""
         private, folder = self.private, self._folder
         private.save(folder.checkpoint)
@@ -211,7 +222,7 @@ class _Run:
         with private.averaged() if private.average is not None else contextlib.nullcontext():
             held = private.model.state_dict().items()
             weights = {name: value.detach().cpu().clone() for name, value in held}
-        write_weights(folder.model, weights)
+        replace_file(folder.model, lambda file: torch.save(weights, file))
         spent = private.spent()
         text = run_statement(self._config, self._plan, self._task, spent, self._resumes)
         write_text(folder.statement, text)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from discreet.core import check
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
 
 
 class Acceptance(Protocol):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
 from discreet.engine.layout import Mask
-from discreet.stages.bounding import Bounder
+from discreet.stages.clipping import Bounder
 from discreet.stages.selection import Order
 from discreet.stages.values import _AGGREGATION, BoundedSum, PrivateState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 
 from discreet.accounting.events import Event, NonPrivate
 
@@ -17,8 +17,37 @@ if TYPE_CHECKING:
     from discreet.stages.plan import Plan
 
 
+class RunGuard(Protocol):
+    """Checks a run at its start and before each release. `Analysis.guard` creates it. By default nothing is checked."""
+
+    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
+        """Refuse run settings that the certificate does not cover."""
+        return
+
+    def data(self, size: int) -> None:
+        """Refuse a dataset with more records than the bound is proven for."""
+        return
+
+    def losses(self, losses: Tensor) -> None:
+        """Check the losses of a micro-batch before they are used."""
+        return
+
+    def release(self) -> None:
+        """Refuse a release that the certificate does not cover."""
+        return
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
+        return
+
+
+@final
+class NoGuard(RunGuard):
+    """No checks: the certificate covers an observer who sees the parameters after every step."""
+
+
 class Analysis(Protocol):
-    """Derives the certificate of a plan."""
+    """Derives the certificate of a plan. By default all stages are accepted and nothing is assumed or guarded."""
 
     @property
     def visible(self) -> bool:
@@ -28,113 +57,51 @@ class Analysis(Protocol):
     def composes(self) -> bool:
         """Whether further charged queries, such as tests of updates, may be composed with the run."""
 
-    def check(self, stages: Pipeline) -> None:
-        """Refuse stages that the proof does not cover."""
-
     def whole_run(self, plan: Plan) -> Event | None:
         """One event for the run, charged before the first release; None if each step is charged separately."""
 
+    def check(self, stages: Pipeline) -> None:
+        """Refuse stages that the proof does not cover."""
+        return
+
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         """What the certificate assumes besides the plan. It is printed next to every epsilon."""
-
-    def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
-        """Create the runtime checks of this plan. Refuses a model or optimizer that the proof does not cover."""
-
-
-@final
-@dataclass(frozen=True)
-class Composition:
-    """Every release is charged, and all released values may be published.
-
-    Guarantee: the epsilon of all releases together, under any post-processing.
-    """
-
-    @property
-    def visible(self) -> bool:
-        return True
-
-    @property
-    def composes(self) -> bool:
-        return True
-
-    def check(self, stages: Pipeline) -> None:
-        """Accept all stages."""
-
-    def whole_run(self, plan: Plan) -> Event | None:
-        return None
-
-    def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return ()
 
     def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
+        """Create the runtime checks of this plan. Refuses a model or optimizer that the proof does not cover."""
         return NoGuard()
 
 
 @final
 @dataclass(frozen=True)
-class Unproven:
+class Composition(Analysis):
+    """Every release is charged, and all released values may be published.
+
+    Guarantee: the epsilon of all releases together, under any post-processing.
+    """
+
+    visible: ClassVar[bool] = True
+    composes: ClassVar[bool] = True
+
+    def whole_run(self, plan: Plan) -> Event | None:
+        return None
+
+
+@final
+@dataclass(frozen=True)
+class Unproven(Analysis):
     """No proof is known: the run is charged as non-private, whatever its noise.
 
     reason  why no guarantee is known; it is printed next to the claim
     """
 
+    visible: ClassVar[bool] = True
+    composes: ClassVar[bool] = True  # epsilon is infinite with or without further queries
     reason: str
-
-    @property
-    def visible(self) -> bool:
-        return True
-
-    @property
-    def composes(self) -> bool:
-        return True  # epsilon is infinite with or without further queries
-
-    def check(self, stages: Pipeline) -> None:
-        """Accept all stages: nothing is guaranteed."""
 
     def whole_run(self, plan: Plan) -> Event | None:
         return NonPrivate()
 
     def assumptions(self, plan: Plan) -> tuple[str, ...]:
         return (f"no proven guarantee: {self.reason}",)
-
-    def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
-        return NoGuard()
-
-
-class RunGuard(Protocol):
-    """Checks a run at its start and before each release. `Analysis.guard` creates it."""
-
-    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
-        """Refuse run settings that the certificate does not cover."""
-
-    def data(self, size: int) -> None:
-        """Refuse a dataset with more records than the bound is proven for."""
-
-    def losses(self, losses: Tensor) -> None:
-        """Check the losses of a micro-batch before they are used."""
-
-    def release(self) -> None:
-        """Refuse a release that the certificate does not cover."""
-
-    def close(self) -> None:
-        """Remove all hooks from the model."""
-
-
-@final
-class NoGuard:
-    """No checks: the certificate covers an observer who sees the parameters after every step."""
-
-    def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
-        """Nothing to refuse."""
-
-    def data(self, size: int) -> None:
-        """Nothing to refuse."""
-
-    def losses(self, losses: Tensor) -> None:
-        """Nothing to check."""
-
-    def release(self) -> None:
-        """Nothing to refuse."""
-
-    def close(self) -> None:
-        """Nothing to remove."""

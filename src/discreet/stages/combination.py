@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from discreet.core import check
-from discreet.stages.bounding import Bounder
+from discreet.stages.clipping import Bounder
 from discreet.stages.selection import Selection
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class Combination(Protocol):
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
         """Refuse a bounder or selection that it does not support. Called when the plan is built."""
+        return
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         """Return one vector on the scale of a sum; `vectors` and `numbers` follow the order of the queries."""
@@ -28,11 +29,8 @@ class Combination(Protocol):
 
 @final
 @dataclass(frozen=True)
-class TakeFirst:
+class TakeFirst(Combination):
     """Use the first noisy sum as the gradient. Any other query serves the bounder."""
-
-    def check(self, bounder: Bounder, selection: Selection) -> None:
-        """Accept every bounder and selection."""
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
         return vectors[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,13 +31,8 @@ class Domain(Protocol):
 class Unbounded:
     """The whole space: parameters are not projected."""
 
-    @property
-    def diameter(self) -> float:
-        return math.inf
-
-    @property
-    def needs_initial(self) -> bool:
-        return False
+    diameter: ClassVar[float] = math.inf
+    needs_initial: ClassVar[bool] = False
 
     def project_(self, parameters: Sequence[Tensor], initial: Sequence[Tensor]) -> None:
         """Leave the parameters as they are."""

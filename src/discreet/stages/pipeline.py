@@ -12,11 +12,10 @@ from discreet.core.plain import digest, plain
 from discreet.core.relation import Neighbouring
 from discreet.stages.acceptance import AcceptAll, Acceptance
 from discreet.stages.analysis import Analysis, Composition
-from discreet.stages.bounding import Bounder, Query
+from discreet.stages.clipping import Bounder, Query
 from discreet.stages.combination import Combination, TakeFirst
 from discreet.stages.domain import Domain, Unbounded
-from discreet.stages.gaussian_noise import GaussianNoise
-from discreet.stages.mechanism import Mechanism
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.sampling import FullBatch, Poisson, Sampling
 from discreet.stages.schedule import Constant, Schedule
 from discreet.stages.selection import Everything, Selection

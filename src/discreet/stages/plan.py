@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
 from discreet.accounting import Certificate, Charge, certify
-from discreet.accounting.events import Event, Free, SelectionQuery
+from discreet.accounting.events import Event, Free, NonPrivate, SelectionQuery
 from discreet.core import check
-from discreet.stages.billing import Bill, bill_run, event_at
 from discreet.stages.delta import check_delta, delta_warning
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.sampling import Horizon
+
+Bill = tuple[tuple[Event, int], ...]  # events with counts
+OneRelease = Callable[[float], Event]
 
 
 @final
@@ -54,8 +57,7 @@ class Plan(Pipeline):
         whole = self.analysis.whole_run(self)
         if whole is None:
             releases = (self._release, self._test) if self.has_tests else (self._release,)
-            bills = (bill_run(self.sampling, self.schedule, release, self.horizon, 0, stop) for release in releases)
-            return tuple(itertools.chain.from_iterable(bills))
+            return tuple(itertools.chain.from_iterable(self._bill(release, stop) for release in releases))
         check.require(
             stop <= self.horizon.steps,
             f"at most {self.horizon.steps} steps, because the run is charged as a whole",
@@ -84,12 +86,12 @@ class Plan(Pipeline):
         """The charge to record before the release of `step`."""
         whole = self.analysis.whole_run(self)
         if whole is None:
-            return event_at(self.sampling, self.schedule, self._release, self.horizon, step)
+            return self._due_at(step, self._release)
         return whole if step == 0 else Free()
 
     def test_at(self, step: int) -> Event:
         """The charge to record before testing the update of `step`."""
-        return event_at(self.sampling, self.schedule, self._test, self.horizon, step)
+        return self._due_at(step, self._test)
 
     def due(self, charges: int) -> Event:
         """The next charge of a run that has recorded `charges` charges."""
@@ -116,10 +118,37 @@ class Plan(Pipeline):
         """The noise multiplier of `step`."""
         return self.noise * self.schedule.factor(step, self.horizon.steps_per_epoch)
 
+    def _bill(self, release: OneRelease, stop: int) -> Bill:
+        """The cost of such a release in each of the steps before `stop`."""
+        per_epoch = self.horizon.steps_per_epoch
+        if self.sampling.per_epoch:
+            return tuple((self._due_at(step, release), 1) for step in range(0, stop, per_epoch))
+        return tuple((self._sampled(release(factor)), n) for factor, n in self.schedule.pieces(0, stop, per_epoch))
+
+    def _due_at(self, step: int, release: OneRelease) -> Event:
+        """The charge for such a release at `step`.
+
+        If one charge covers an epoch, it is due at the first step and uses the smallest noise of the epoch; the other
+        steps are free.
+        """
+        per_epoch = self.horizon.steps_per_epoch
+        if not self.sampling.per_epoch:
+            return self._sampled(release(self.schedule.factor(step, per_epoch)))
+        if step % per_epoch:
+            return Free()
+        stop = min(step + per_epoch, self.horizon.steps)
+        return self._sampled(release(min(factor for factor, _ in self.schedule.pieces(step, stop, per_epoch))))
+
+    def _sampled(self, release: Event) -> Event:
+        """The event of a release on a sampled batch; sampling does not make a non-private release private."""
+        return release if isinstance(release, NonPrivate) else self.sampling.bill(release, self.horizon)
+
     def _release(self, factor: float) -> Event:
+        """One release of the gradient before sampling, with the noise multiplied by `factor`."""
         return self.mechanism.event(self.queries(1.0), self.noise * factor)
 
     def _test(self, factor: float) -> Event:
+        """One test of an update, likewise."""
         (query,) = self.acceptance.queries()
         return SelectionQuery(sigma=query.std(self.noise * factor), sensitivity=query.sensitivity)
 

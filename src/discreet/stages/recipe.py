@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import final
 
@@ -52,21 +53,15 @@ class Recipe(Pipeline):
 
     def for_horizon(self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False) -> Plan:
         """Like `for_budget`, for an existing `Horizon`."""
-
-        def plan(noise: float) -> Plan:
-            return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
-
-        return plan(
-            calibrate_noise(lambda noise: plan(noise).charge(), epsilon=epsilon, delta=delta, relation=self.relation)
-        )
+        bind = functools.partial(self.bind, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
+        relation = self.relation
+        noise = calibrate_noise(lambda z: bind(noise=z).charge(), epsilon=epsilon, delta=delta, relation=relation)
+        return bind(noise=noise)
 
     def for_claim(self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False) -> Plan:
         """Return the plan with the noise multiplier that the paper CLAIMS to suffice.
 
         The plan's `certificate` states the epsilon that is proven for it, which may be larger.
         """
-
-        def plan(noise: float) -> Plan:
-            return self.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
-
-        return plan(calibrate_claim(lambda noise: plan(noise).charge().claimed, epsilon=epsilon, delta=delta))
+        bind = functools.partial(self.bind, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
+        return bind(noise=calibrate_claim(lambda z: bind(noise=z).charge().claimed, epsilon=epsilon, delta=delta))

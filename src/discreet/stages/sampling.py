@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 
 from discreet.accounting import events
 from discreet.core import check
@@ -95,6 +95,24 @@ class Horizon:
             )
         return Size(self.records, self.batch)
 
+    def check_at_most(self, size: int) -> None:
+        """Refuse a dataset with more than the public number of records, without saying how many it has."""
+        check.require(
+            size <= self.size.records,
+            "no more records than the plan's public upper bound",
+            "a larger dataset",
+            "build the plan with a larger `records`",
+        )
+
+    def check_exactly(self, size: int) -> None:
+        """Refuse any other number of records; for the replace-one relation, under which the number is public."""
+        check.require(
+            size == self.size.records,
+            f"exactly records={self.size.records} records",
+            size,
+            "pass the dataset's size as `records`: under replace-one it is public",
+        )
+
 
 class Sampling(Protocol):
     """A way to draw batches, with its proven privacy cost."""
@@ -108,29 +126,22 @@ class Sampling(Protocol):
 
     @property
     def per_epoch(self) -> bool:
-        """Whether one charge covers a whole epoch."""
+        """Whether one charge covers a whole epoch. By default every step is charged."""
+        return False
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         """Yield the indices of each step, beginning with step `start`; `size` is the private number of records."""
 
 
-class _PerStep:
-    @property
-    def per_epoch(self) -> bool:
-        return False
-
-
 @final
 @dataclass(frozen=True)
-class Poisson(_PerStep):
+class Poisson(Sampling):
     """Poisson sampling: each record joins each step independently with probability `rate`.
 
     The decision compares integers, so floating-point rounding cannot raise the probability.
     """
 
-    @property
-    def relations(self) -> tuple[Neighbouring, ...]:
-        return (Neighbouring.ADD_REMOVE,)
+    relations: ClassVar[tuple[Neighbouring, ...]] = (Neighbouring.ADD_REMOVE,)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.PoissonSampled(horizon.rate, release)
@@ -142,31 +153,23 @@ class Poisson(_PerStep):
 
 @final
 @dataclass(frozen=True)
-class TruncatedPoisson(_PerStep):
+class TruncatedPoisson(Sampling):
     """Poisson sampling with at most `cap` records in a batch; a larger draw keeps `cap` of them, chosen uniformly.
 
     It needs a public upper bound on the number of records.
     """
 
+    relations: ClassVar[tuple[Neighbouring, ...]] = (Neighbouring.ADD_REMOVE,)
     cap: int
 
     def __post_init__(self) -> None:
         check.count("give the largest batch size that fits in memory", cap=self.cap)
 
-    @property
-    def relations(self) -> tuple[Neighbouring, ...]:
-        return (Neighbouring.ADD_REMOVE,)
-
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.TruncatedPoissonSampled(horizon.rate, self.cap, horizon.size.records, release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
-        check.require(
-            size <= horizon.size.records,
-            "no more records than the plan's public upper bound",
-            "a larger dataset",
-            "build the plan with a larger `records`",
-        )
+        horizon.check_at_most(size)
         for _ in range(start, horizon.steps):
             drawn = stream.bernoulli(size, horizon.rate).nonzero()[0]
             if len(drawn) > self.cap:
@@ -174,29 +177,18 @@ class TruncatedPoisson(_PerStep):
             yield drawn
 
 
-def _equal_size(size: int, horizon: Horizon) -> None:
-    check.require(
-        size == horizon.size.records,
-        f"exactly records={horizon.size.records} records",
-        f"{size}",
-        "pass the dataset's size as `records`: under replace-one it is public",
-    )
-
-
 @final
 @dataclass(frozen=True)
-class FixedSize(_PerStep):
+class FixedSize(Sampling):
     """Exactly `batch` records in every step, drawn uniformly without replacement. For replace-one only."""
 
-    @property
-    def relations(self) -> tuple[Neighbouring, ...]:
-        return (Neighbouring.REPLACE_ONE,)
+    relations: ClassVar[tuple[Neighbouring, ...]] = (Neighbouring.REPLACE_ONE,)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.WithoutReplacement(horizon.size.records, self._batch(horizon), release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
-        _equal_size(size, horizon)
+        horizon.check_exactly(size)
         for _ in range(start, horizon.steps):
             yield stream.choice(self._batch(horizon), of=size)
 
@@ -209,19 +201,14 @@ class FixedSize(_PerStep):
 
 @final
 @dataclass(frozen=True)
-class BallsInBins:
+class BallsInBins(Sampling):
     """Balls-in-bins sampling: in each epoch every record joins exactly one step, chosen uniformly.
 
     One charge covers a whole epoch.
     """
 
-    @property
-    def relations(self) -> tuple[Neighbouring, ...]:
-        return (Neighbouring.ADD_REMOVE,)
-
-    @property
-    def per_epoch(self) -> bool:
-        return True
+    relations: ClassVar[tuple[Neighbouring, ...]] = (Neighbouring.ADD_REMOVE,)
+    per_epoch: ClassVar[bool] = True
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.BallsInBinsEpoch(1, release)
@@ -242,12 +229,10 @@ class BallsInBins:
 
 @final
 @dataclass(frozen=True)
-class FullBatch(_PerStep):
+class FullBatch(Sampling):
     """All records in every step: no amplification by sampling."""
 
-    @property
-    def relations(self) -> tuple[Neighbouring, ...]:
-        return tuple(Neighbouring)
+    relations: ClassVar[tuple[Neighbouring, ...]] = tuple(Neighbouring)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         check.require(
@@ -265,16 +250,14 @@ class FullBatch(_PerStep):
 
 @final
 @dataclass(frozen=True)
-class OwnLoader(_PerStep):
+class OwnLoader(Sampling):
     """Batches from the user's own loader, charged without amplification and with sensitivity 2 * clip per step.
 
     Assumes that all batches have the same size, that the order of the records does not depend on their contents, and
     that a record occurs at most once in a batch (docs/proofs/Unamplified.md).
     """
 
-    @property
-    def relations(self) -> tuple[Neighbouring, ...]:
-        return tuple(Neighbouring)
+    relations: ClassVar[tuple[Neighbouring, ...]] = tuple(Neighbouring)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.Unamplified(release)

@@ -78,7 +78,9 @@ class Table:
         return self.factors[index]
 
     def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
-        return run_lengths(self, start, stop, steps_per_epoch)
+        factors = (self.factor(step, steps_per_epoch) for step in range(start, stop))
+        for factor, group in itertools.groupby(factors):
+            yield factor, sum(1 for _ in group)
 
 
 class PerPeriod:
@@ -151,10 +153,3 @@ class Linear(PerPeriod):
         if k >= self.periods:
             return self.last
         return 1 + (self.last - 1) * (k - 1) / (self.periods - 1)
-
-
-def run_lengths(schedule: Schedule, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
-    """The pieces of any schedule, computed step by step."""
-    factors = (schedule.factor(step, steps_per_epoch) for step in range(start, stop))
-    for factor, group in itertools.groupby(factors):
-        yield factor, sum(1 for _ in group)

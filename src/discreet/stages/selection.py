@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 from discreet.core import check
 
@@ -57,7 +57,11 @@ class Selection(Protocol):
         """The mask of this step; None if all coordinates are active."""
 
     def observe(self, released: Released, std: float, context: StepContext) -> None:
-        """Receive the release of the step; `std` is the standard deviation of the noise on each coordinate."""
+        """Receive the release of the step; `std` is the standard deviation of the noise on each coordinate.
+
+        By default it is ignored, because the masks do not depend on releases.
+        """
+        return
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
         """Active coordinates, summed over the run, relative to a dense run.
@@ -68,26 +72,15 @@ class Selection(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Everything:
+class Everything(Selection):
     """All coordinates are active in every step."""
 
-    @property
-    def order(self) -> Order:
-        return Order.FREEZE_THEN_CLIP
-
-    @property
-    def frozen(self) -> Frozen:
-        return Frozen.STILL
-
-    @property
-    def takes_all(self) -> bool:
-        return True
+    order: ClassVar[Order] = Order.FREEZE_THEN_CLIP
+    frozen: ClassVar[Frozen] = Frozen.STILL
+    takes_all: ClassVar[bool] = True
 
     def mask(self, context: StepContext) -> Mask | None:
         return None
-
-    def observe(self, released: Released, std: float, context: StepContext) -> None:
-        """Do nothing: the mask does not depend on releases."""
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
         return density_of(horizon, lambda epoch: 0.0, baseline_epochs)

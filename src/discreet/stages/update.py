@@ -108,7 +108,7 @@ def _narrowed(optimizer: Optimizer, parameters: Sequence[Tensor], released: Rele
                 parameter.grad = values.view(parameter.shape).to(parameter.dtype)
                 continue
             whole[parameter] = parameter.data
-            parameter.data = parameter.data.view(-1).index_select(0, index)
+            parameter.data = parameter.data.reshape(-1).index_select(0, index)
             parameter.grad = values.to(parameter.dtype)
         packed.stepping = True
         yield
@@ -117,9 +117,17 @@ def _narrowed(optimizer: Optimizer, parameters: Sequence[Tensor], released: Rele
         for parameter, data in whole.items():
             parameter.grad = None  # it has the packed shape
             part, parameter.data = parameter.data, data
-            data.view(-1).scatter_(0, packed.indices[parameter], part)
+            _scatter(data, packed.indices[parameter], part)
         if packed.stepping:  # the step raised an error
             unpack(optimizer)
+
+
+def _scatter(whole: Tensor, index: Tensor, part: Tensor) -> None:
+    """Write `part` to the coordinates `index` of a tensor in any memory format."""
+    if whole.is_contiguous():
+        whole.view(-1).scatter_(0, index, part)
+    else:
+        whole.copy_(whole.reshape(-1).scatter_(0, index, part).view(whole.shape))
 
 
 def _pack(optimizer: Optimizer, parameters: Sequence[Tensor], mask: Mask, active: Active) -> _Packed:
@@ -136,7 +144,7 @@ def _pack(optimizer: Optimizer, parameters: Sequence[Tensor], mask: Mask, active
         state = optimizer.state[parameter]
         full = {name: value for name, value in state.items() if _is_like(value, parameter.shape)}
         packed.indices[parameter], packed.unpacked[parameter] = index, full
-        state.update({name: value.view(-1).index_select(0, index) for name, value in full.items()})
+        state.update({name: value.reshape(-1).index_select(0, index) for name, value in full.items()})
     return packed
 
 
@@ -153,7 +161,7 @@ def unpack(optimizer: Optimizer) -> None:
                 continue
             if name not in full:  # state that the optimizer created while the mask was in use
                 full[name] = torch.zeros_like(parameter, dtype=value.dtype)
-            full[name].view(-1).scatter_(0, index, value)
+            _scatter(full[name], index, value)
         state.update(full)
 
 

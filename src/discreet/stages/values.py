@@ -26,8 +26,8 @@ _AGGREGATION = object()  # the key that lets aggregation.py alone build a Bounde
 class BoundedSum:
     """A sum over records that moves by at most `sensitivity` (L2) when one record is added or removed.
 
-    Only aggregation.py builds it. Dividing it by a `Public` number divides the sensitivity too. The size of the drawn
-    batch is private, so it is not a `Public` and is refused as a divisor.
+    Only aggregation.py builds it. It has no arithmetic: the noisy sum is divided by the public batch size after
+    the release, and never by the size of the drawn batch, which is private.
     """
 
     __slots__ = ("sensitivity", "value")
@@ -46,30 +46,10 @@ class BoundedSum:
         object.__setattr__(self, "sensitivity", sensitivity)
 
     def __setattr__(self, name: str, _: object) -> None:
-        check.refuse("an unchanged BoundedSum", f"a new value for {name}", "divide it by a Public, or sum again")
-
-    def __truediv__(self, divisor: Public) -> BoundedSum:
-        check.require(
-            isinstance(divisor, Public),
-            "a Public divisor",
-            f"a {type(divisor).__name__}",
-            "divide by the plan's batch size; the size of the drawn batch is private",
-        )
-        return BoundedSum(self.value / divisor.number, self.sensitivity / divisor.number, key=_AGGREGATION)
+        check.refuse("an unchanged BoundedSum", f"a new value for {name}", "sum again")
 
     def __repr__(self) -> str:
         return f"BoundedSum(<private>, sensitivity={self.sensitivity})"
-
-
-@final
-@dataclass(frozen=True)
-class Public:
-    """A number that is equal for neighbouring datasets, such as the plan's batch size or clipping norm."""
-
-    number: float
-
-    def __post_init__(self) -> None:
-        check.positive("pass a positive number of the plan", number=self.number)
 
 
 @final

@@ -27,12 +27,9 @@ def check_agreement(
     plan: Plan,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    streams: Streams,
-    *,
-    views: int,
-    average: float | None,
     schedulers: Sequence[LRScheduler],
-    resumes: bool,
+    streams: Streams,
+    settings: Mapping[str, Any],
 ) -> None:
     """Refuse, in every process, a run whose processes differ. The message lists the differences by rank.
 
@@ -46,11 +43,9 @@ def check_agreement(
         "plan": plan.to_json(),
         "model": _model(model),
         "optimizer": _optimizer(optimizer, model),
-        "randomness": streams.statement,
-        "views": views,
-        "average": average,
         "schedulers": [type(scheduler).__qualname__ for scheduler in schedulers],
-        "resume": resumes,
+        "randomness": streams.statement,
+        **settings,
     }
     everyone = [dict(_leaves("", settings)) for settings in world.gather(mine)]
     names = dict.fromkeys(itertools.chain.from_iterable(everyone))

@@ -21,13 +21,8 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         check.inside_unit("choose the decay of the average, e.g. 0.99", decay=decay)
-        self._decay, self._updates = decay, 0
+        self.decay, self._updates = decay, 0
         self._sums = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
-
-    @property
-    def decay(self) -> float:
-        """The weight of the old average at each update."""
-        return self._decay
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -35,12 +30,12 @@ class Average:
         self._updates += 1
         for name, parameter in model.named_parameters():
             if name in self._sums:
-                self._sums[name].lerp_(parameter, 1 - self._decay)
+                self._sums[name].lerp_(parameter, 1 - self.decay)
 
     @contextlib.contextmanager
     def applied_to(self, model: nn.Module) -> Iterator[None]:
         """Use the averaged weights inside the `with` block, and restore the model's own weights after it."""
-        correction = 1 - self._decay**self._updates
+        correction = 1 - self.decay**self._updates
         own = {name: p.detach().clone() for name, p in model.named_parameters() if name in self._sums}
         try:
             if self._updates:
@@ -58,12 +53,12 @@ class Average:
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint."""
-        return {"decay": self._decay, "updates": self._updates, "sums": self._sums}
+        return {"decay": self.decay, "updates": self._updates, "sums": self._sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint with the same parameters and decay."""
         check.require(
-            state["decay"] == self._decay and state["sums"].keys() == self._sums.keys(),
+            state["decay"] == self.decay and state["sums"].keys() == self._sums.keys(),
             "an average of this model with this decay",
             f"decay={state['decay']}",
             "resume with the settings of the original run",

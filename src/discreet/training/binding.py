@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from discreet.core import check
-from discreet.core.streams import Streams
+from discreet.core.streams import Stream, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.memory import ENOUGH, micro_batch_for
@@ -20,6 +20,23 @@ from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.training.loader import to_device
+
+TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
+
+
+def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> None:
+    """Refuse arguments of `Private` that no run can use."""
+    check.require(
+        isinstance(plan, Plan),
+        "a Plan",
+        f"a {type(plan).__name__}",
+        "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)",
+    )
+    plan.certificate()  # refuses a plan that cannot be certified
+    check_data(data)
+    if micro_batch is not None:
+        check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
+    check.count("give the number of augmented copies of each record", views=views)
 
 
 def check_data(data: Any) -> None:
@@ -109,6 +126,16 @@ def check_processes(plan: Plan, world: World) -> None:
     )
 
 
+def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream]:
+    """The streams that draw this process's batches, and the batches that test its updates.
+
+    Processes may share a seed, but must sample independently.
+    """
+    share_public_streams(streams, world)
+    sampling = streams.sampling if world.size == 1 else streams.sampling.at(world.rank)
+    return sampling, sampling.at(TESTS) if plan.has_tests else sampling
+
+
 def share_public_streams(streams: Streams, world: World) -> None:
     """Let all processes use the masks and projections of the first, which draws the noise for them."""
 
@@ -120,7 +147,14 @@ def share_public_streams(streams: Streams, world: World) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer that does not hold exactly the trainable parameters of the model."""
+    """Refuse an optimizer that does not hold exactly the trainable parameters of the model, or only wraps another."""
+    # A wrapper may derive from Optimizer, but its parameter groups are those of the optimizer inside.
+    check.require(
+        isinstance(optimizer, torch.optim.Optimizer) and "param_groups" in vars(optimizer),
+        "a torch.optim.Optimizer",
+        f"{type(optimizer).__name__}, which wraps one or is none",
+        "pass the optimizer itself; for one that Accelerate has prepared, pass optimizer.optimizer",
+    )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     left_out = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     check.require(

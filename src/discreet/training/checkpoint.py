@@ -10,27 +10,31 @@ and independent of the data, so this costs no privacy.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from discreet.accounting.chain import LedgerRecord
+from discreet.accounting.chain import LedgerRecord, scan
 from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
+from discreet.core.files import replace_file
 from discreet.core.streams import Streams
+from discreet.core.world import World
 from discreet.stages.plan import Plan
-from discreet.training.averaging import Average
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
+
+    from discreet.training.step import Parameters
 
 FORMAT: Final = "discreet checkpoint 3"
 WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # written by an older version; changed bytes are not detected
@@ -96,26 +100,15 @@ class Checkpoint:
 
     # -- checks ----------------------------------------------------------------------------------------
 
-    def check_fits(
-        self,
-        plan: Plan,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        average: Average | None,
-        schedulers: Sequence[LRScheduler],
-    ) -> None:
+    def check_fits(self, plan: Plan, parameters: Parameters, schedulers: Sequence[LRScheduler]) -> None:
         """Refuse a relation, plan, model, optimizer class, average or schedulers that differ from the original run."""
         _same("relation", self.relation, str(plan.relation), "resume with the relation of the run")
         _same("plan", self.plan, plan.digest, "resume with the settings of the run, or begin a new run")
-        mine = {name: list(value.shape) for name, value in model.state_dict().items()}
+        absent, optimizer, average = "no such tensor", parameters.optimizer, parameters.average
+        mine = {name: list(value.shape) for name, value in parameters.model.state_dict().items()}
         held = {name: list(value.shape) for name, value in self.model.items()}
         for name in sorted(mine.keys() | held.keys()):
-            _same(
-                f"the model's {name}",
-                held.get(name, "no such tensor"),
-                mine.get(name, "no such tensor"),
-                "build the model of the run",
-            )
+            _same(f"the model's {name}", held.get(name, absent), mine.get(name, absent), "build the model of the run")
         _same("optimizer", self.optimizer_kind, kind_of(optimizer), "build the optimizer of the run")
         sizes = [len(group["params"]) for group in self.optimizer["param_groups"]]
         now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
@@ -134,20 +127,27 @@ class Checkpoint:
         found = record.entries[self.charges - 1].digest if self.charges else record.identity
         _same(f"digest after {self.charges} charges", self.digest, found, remedy)
 
-    def restore(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        average: Average | None,
-        schedulers: Sequence[LRScheduler],
-    ) -> None:
-        """Restore model, optimizer, average and schedulers."""
-        model.load_state_dict(self.model)
-        optimizer.load_state_dict(dict(self.optimizer))
-        if average is not None and self.average is not None:
-            average.load_state_dict(self.average)
-        for scheduler, state in zip(schedulers, self.schedulers, strict=True):
-            scheduler.load_state_dict(dict(state))
+    def restore(self, parameters: Parameters, schedulers: Sequence[LRScheduler]) -> Callable[[], None]:
+        """Restore model, optimizer, average and schedulers: all of them, or none if one refuses its state.
+
+        Returns a function that undoes it.
+        """
+        parts: list[tuple[Any, Any]] = [(parameters.model, self.model), (parameters.optimizer, self.optimizer)]
+        parts += [] if parameters.average is None else [(parameters.average, self.average)]
+        parts += zip(schedulers, self.schedulers, strict=True)
+        before = [(part, copy.deepcopy(part.state_dict())) for part, _ in parts]
+
+        def undo() -> None:
+            for part, state in before:
+                part.load_state_dict(state)
+
+        try:
+            for part, state in parts:
+                part.load_state_dict(dict(state))
+        except BaseException:
+            undo()
+            raise
+        return undo
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
@@ -155,9 +155,39 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
     return type(optimizer).__qualname__
 
 
-def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
-    """Open the ledger of a resumed run and check it against plan and checkpoint. A torn last line is charged."""
-    path = Path(path)
+def new_ledger(path: str | os.PathLike[str] | None, plan: Plan) -> Ledger:
+    """Create the ledger of a new run, as a file or (without a path) in memory."""
+    header = {
+        "plan": plan.digest,
+        "relation": str(plan.relation),
+        "delta": plan.delta,
+        "assumptions": list(plan.analysis.assumptions(plan)),
+    }
+    return Ledger.in_memory(header) if path is None else Ledger.create(path, header)
+
+
+def reopen(path: Path, plan: Plan, saved: Checkpoint, streams: Streams, world: World) -> Ledger:
+    """Open the ledger of a resumed run. The first process continues the file; the others keep a copy in memory."""
+    ledger = _open_checked(path, plan, saved, streams) if world.is_first else new_ledger(None, plan)
+    try:
+        if world.is_first and plan.has_tests and ledger.length % 2:
+            # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
+            # ledger and no released step is run again.
+            step = ledger.entries[-1].step
+            ledger.append(plan.test_at(step), step=step)
+        world.sum_(torch.zeros(1))  # the others read the file after the first has repaired it …
+        if not world.is_first:
+            for entry in scan(path)[0].entries:
+                ledger.append(entry.event, step=entry.step, note=entry.note)
+        world.sum_(torch.zeros(1))  # … and before it writes again
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _open_checked(path: Path, plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
+    """Open the ledger file and check it against plan and checkpoint. A torn last line is charged."""
     check.require(
         path.is_file(),
         f"the ledger of the run at {path}",
@@ -172,13 +202,7 @@ def reopen(path: str | os.PathLike[str], plan: Plan, saved: Checkpoint, streams:
         refuse_old_keys(record, streams)
         return plan.due(record.length)
 
-    ledger = Ledger.resume(path, planned=due)
-    if plan.has_tests and ledger.length % 2:
-        # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
-        # ledger and no released step is run again.
-        step = ledger.entries[-1].step
-        ledger.append(plan.test_at(step), step=step)
-    return ledger
+    return Ledger.resume(path, planned=due)
 
 
 def keys_of(streams: Streams) -> dict[str, str]:
@@ -230,21 +254,6 @@ def _check_seal(path: Path) -> bool:
     if seal.removeprefix(_SEAL) != digest.hexdigest().encode():
         check.damaged(f"{path} with its original digest", "another one: its bytes have changed", _WHOLE)
     return True
-
-
-def replace_file(path: Path, fill: Any) -> None:
-    """Replace a file atomically: `fill` writes a temporary file, which is synced and renamed to `path`."""
-    temporary = path.with_name(f".{path.name}.new")
-    with open(temporary, "wb") as file:
-        fill(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _same(what: str, expected: object, got: object, remedy: str) -> None:

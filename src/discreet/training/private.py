@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from discreet.accounting import Ledger
-from discreet.accounting.chain import scan
 from discreet.accounting.events import Event, Free
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -29,21 +28,19 @@ from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement
 from discreet.training.averaging import Average
 from discreet.training.binding import (
-    check_data,
+    check_arguments,
     check_optimizer,
     check_processes,
     device_of,
     dry_run,
     fitting_micro_batch,
     records_in,
-    share_public_streams,
+    sampling_streams,
 )
 from discreet.training.loader import Loader, to_device
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
-
-TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 
 
 @final
@@ -93,65 +90,35 @@ class Private:
         schedulers: Sequence[LRScheduler] = (),
         resume: str | Path | None = None,
     ) -> None:
-        check.require(
-            isinstance(plan, Plan),
-            "a Plan",
-            f"a {type(plan).__name__}",
-            "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)",
-        )
-        plan.certificate()  # refuses a plan that cannot be certified before anything runs
-        check_data(data)
-        if micro_batch is not None:
-            check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
-        check.count("give the number of augmented copies of each record", views=views)
+        check_arguments(plan, data, micro_batch=micro_batch, views=views)
         self.model, self.optimizer, self.plan = model, optimizer, plan
-        self.streams = streams if streams is not None else Streams.from_os()
-        self.progress = RunState()
-        self.world = World.current()
-        check_agreement(
-            self.world,
-            plan,
-            model,
-            optimizer,
-            self.streams,
-            views=views,
-            average=average,
-            schedulers=schedulers,
-            resumes=resume is not None,
-        )
-        check_processes(plan, self.world)
-        self._device = torch.device(device) if device is not None else device_of(model)
-        self._data, self._views, self._augment = data, views, augment
-        self._schedulers = tuple(schedulers)
+        self.streams = Streams.from_os() if streams is None else streams
+        self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
+        self._device = device_of(model) if device is None else torch.device(device)
+        self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
         self._step: PrivateStep | None = None
-        self._loop, self._records, self._keys_noted = LoopGuard(), 0, False
-        self._between = ModelBetweenBatches(model)
-        # Processes may share a seed, but must sample independently.
-        share_public_streams(self.streams, self.world)
-        sampling = self.streams.sampling
-        self._sampling = sampling if self.world.size == 1 else sampling.at(self.world.rank)
-        self._testing = self._sampling.at(TESTS) if plan.has_tests else self._sampling
-        self._engine = Engine(model)
-        try:
-            check_optimizer(optimizer, model)
+        self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
+        settings = {"views": views, "average": average, "resume": resume is not None}
+        check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
+        check_processes(plan, self.world)
+        check_optimizer(optimizer, model)
+        self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
+        with ExitStack() as opened:  # if a step fails, the ones before it are undone
+            self._engine = opened.enter_context(closing(Engine(model)))
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._loop.updating)
             example = dry_run(self._engine, data, collate_fn, inputs, self._device)
-            alike = example if collate_fn is None else None
             share = plan.horizon.size.batch / self.world.size
+            alike = example if collate_fn is None else None
             self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
-            self._guard = plan.analysis.guard(plan, model, optimizer)
+            self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
-            self._ledger = self._new_ledger(ledger) if resume is None else self._reopen_ledger(ledger, resume)
-            for tensor in model.state_dict().values():
-                self.world.broadcast_(tensor)
-            self._parameters.begin(self.progress.memory)
-        except BaseException:
-            self._engine.close()
-            raise
-        self._optimizer_hook = optimizer.register_step_pre_hook(self._loop.check_updating)
+            opened.callback(optimizer.register_step_pre_hook(self._loop.check_updating).remove)
+            opened.callback(unpack, optimizer)
+            self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
+            self._opened = opened.pop_all()  # `close` undoes them
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -281,7 +248,7 @@ class Private:
         """The ledger with every charge so far."""
         return self._ledger
 
-    @contextlib.contextmanager
+    @contextmanager
     def averaged(self) -> Iterator[None]:
         """Use the averaged weights of the model inside the `with` block, which may not write to the model."""
         if self._parameters.average is None:
@@ -326,11 +293,7 @@ class Private:
 
     def close(self) -> None:
         """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""
-        self._engine.close()
-        unpack(self.optimizer)
-        self._guard.close()
-        self._optimizer_hook.remove()
-        self._ledger.close()
+        self._opened.close()
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -351,47 +314,32 @@ class Private:
         size = len(self._data)  # type: ignore[arg-type]
         self._guard.data(size)
         if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
-            total = torch.tensor(float(size))
-            self.world.sum_(total)
-            records = self.plan.horizon.size.records
-            check.require(
-                int(total) == records,
-                f"exactly records={records} records",
-                int(total),
-                "pass the size of the dataset as `records`",
-            )
+            self.plan.horizon.check_exactly(int(self.world.sum_(torch.tensor(float(size)))))
         return self._loader, size
 
-    def _new_ledger(self, path: str | Path | None) -> Ledger:
-        header = {
-            "plan": self.plan.digest,
-            "relation": str(self.plan.relation),
-            "delta": self.plan.delta,
-            "assumptions": list(self.plan.analysis.assumptions(self.plan)),
-        }
-        if path is None or not self.world.is_first:
-            return Ledger.in_memory(header)
-        return Ledger.create(path, header)
+    def _begin(self, ledger: str | Path | None) -> Ledger:
+        """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
+        self._share_parameters()
+        return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan)
 
-    def _reopen_ledger(self, path: str | Path | None, resume: str | Path) -> Ledger:
-        """Restore a checkpoint. The ledger determines the next step."""
-        if path is None:
+    def _share_parameters(self) -> None:
+        """Give all processes the parameters of the first, and store the initial ones if the domain needs them."""
+        for tensor in self.model.state_dict().values():
+            self.world.broadcast_(tensor)
+        self._parameters.begin(self.progress.memory)
+
+    def _resume(self, path: str | Path, ledger: str | Path | None) -> Ledger:
+        """Restore a checkpoint and return the reopened ledger, which determines the next step."""
+        if ledger is None:
             check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
-        saved = checkpoint.Checkpoint.read(resume)
-        saved.check_fits(self.plan, self.model, self.optimizer, self._parameters.average, self._schedulers)
-        if self.world.is_first:
-            ledger = checkpoint.reopen(path, self.plan, saved, self.streams)
-        self._wait()  # the others read the ledger after the first has repaired it and before it writes again
-        if not self.world.is_first:
-            ledger = self._new_ledger(None)
-            for entry in scan(Path(path))[0].entries:
-                ledger.append(entry.event, step=entry.step, note=entry.note)
-        self._wait()
-        saved.restore(self.model, self.optimizer, self._parameters.average, self._schedulers)
-        step = self.plan.steps_paid(ledger.length)
-        self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
-        self._parameters.updates = saved.updates
-        return ledger
-
-    def _wait(self) -> None:
-        self.world.sum_(torch.zeros(1))
+        saved = checkpoint.Checkpoint.read(path)
+        saved.check_fits(self.plan, self._parameters, self._schedulers)
+        with ExitStack() as opened:
+            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, self.streams, self.world))
+            opened.callback(saved.restore(self._parameters, self._schedulers))
+            step = self.plan.steps_paid(reopened.length)
+            self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
+            self._parameters.updates = saved.updates
+            self._share_parameters()
+            opened.pop_all()
+        return reopened

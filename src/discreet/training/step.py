@@ -3,7 +3,7 @@
 Sampling draws a logical batch and cuts it into micro-batches. Selection chooses the active coordinates.
 For each micro-batch:
     engine       per-record losses -> per-record gradient norms            (add)
-    bounding     norms -> weights that bound each record's contribution    (add)
+    clipping     norms -> weights that bound each record's contribution    (add)
     aggregation  weights -> bounded sums                                   (add)
 Once, when the logical batch is complete:
     accounting   write the charge to the ledger on disk                    (release)
@@ -31,10 +31,9 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.stages.aggregation import Aggregation, sum_of_numbers
-from discreet.stages.bounding import Query
+from discreet.stages.clipping import Query
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
-from discreet.stages.mechanism import Mechanism
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.update import update
 from discreet.stages.values import BoundedSum, PrivateState, Released
@@ -132,39 +131,32 @@ class PrivateStep:
         plan, state = self._plan, self._state
         sums = self._sums.sums(self._world)
         context = dataclasses.replace(self._context, raw=sums.hidden)
-        queries, noise = plan.queries(state.scale), plan.noise_at(state.step)
-        values = [*sums.vectors, *sums.scalars]
-        noisy = self._publish(plan.mechanism, plan.event_at(state.step), values, queries, noise, context)
+        queries, event = plan.queries(state.scale), plan.event_at(state.step)
+        noisy = self._publish(plan.mechanism, event, [*sums.vectors, *sums.scalars], queries, context)
         vectors, numbers = noisy[: len(sums.vectors)], [float(one) for one in noisy[len(sums.vectors) :]]
         gradient = plan.combination.gradient(vectors, numbers, context)
+        released = Released.on(context.mask, gradient, context.layout, context.batch)
+        noise_std = queries[0].std(plan.noise_at(state.step)) / context.batch
         state.scale = plan.bounder.advance(state.scale, numbers, context.batch)
         state.step += 1
-        released = Released.on(context.mask, gradient, context.layout, context.batch)
-        plan.selection.observe(released, queries[0].std(noise) / context.batch, context)
+        plan.selection.observe(released, noise_std, context)
         return released
 
     def _test(self, candidate: CandidateUpdate) -> bool:
         """Whether to keep the candidate, by a noisy test of the change of loss on a fresh batch."""
         plan = self._plan
         context = dataclasses.replace(self._context, mask=None)  # a scalar has no coordinates to mask
-        queries, noise = plan.acceptance.queries(), plan.noise_at(context.step)
+        queries, event = plan.acceptance.queries(), plan.test_at(context.step)
         change = sum_of_numbers(candidate.changes(), queries[0].sensitivity, self._world)
-        event = plan.test_at(context.step)
-        (noisy,) = self._publish(GaussianNoise(), event, [change], queries, noise, context)
+        (noisy,) = self._publish(GaussianNoise(), event, [change], queries, context)
         return plan.acceptance.accepts(float(noisy) / context.batch)
 
     def _publish(
-        self,
-        mechanism: Mechanism,
-        event: Event,
-        values: Sequence[BoundedSum],
-        queries: Sequence[Query],
-        noise: float,
-        context: StepContext,
+        self, mechanism: Mechanism, event: Event, sums: Sequence[BoundedSum], queries: Sequence[Query], now: StepContext
     ) -> list[Tensor]:
         """Record the charge, then add noise. All processes receive the result of the first."""
-        self._pay(event, context.step)
-        noisy = mechanism.release(values, queries, noise, context)
+        self._pay(event, now.step)
+        noisy = mechanism.release(sums, queries, self._plan.noise_at(now.step), now)
         for value in noisy:
             self._world.broadcast_(value)
         return noisy
@@ -186,14 +178,14 @@ class Parameters:
         average: Average | None,
         stepping: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.optimizer, self.average, self.updates = optimizer, average, 0
-        self._model, self._plan, self._engine, self._stepping = model, plan, engine, stepping
+        self.model, self.optimizer, self.average, self.updates = model, optimizer, average, 0
+        self._plan, self._engine, self._stepping = plan, engine, stepping
         self._initial: list[Tensor] = []
 
     @property
     def trained(self) -> list[Tensor]:
         """The trainable parameters, in the order of the layout."""
-        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def begin(self, memory: dict[str, Tensor]) -> None:
         """Store the initial parameters in `memory`, if the domain needs them. A resumed run already has them there."""
@@ -214,4 +206,4 @@ class Parameters:
         """Count the update, and update the average."""
         self.updates += 1
         if self.average is not None:
-            self.average.update(self._model)
+            self.average.update(self.model)

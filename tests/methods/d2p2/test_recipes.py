@@ -17,9 +17,9 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.methods.d2p2.decays import InverseRoot
-from discreet.methods.d2p2.projected_gaussian import ProjectedNoise, block_widths, layer_widths
+from discreet.methods.d2p2.projected_noise import ProjectedNoise, block_widths, layer_widths
 from discreet.methods.d2p2.recipes import Decay, Projection, Scale
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.runs import RunConfig
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe

@@ -15,7 +15,7 @@ from discreet.accounting.events import ClippedFeedback as FeedbackEvent
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.analysis import FeedbackRun
-from discreet.methods.dicesgd.mechanism import ErrorFeedback, Normalising
+from discreet.methods.dicesgd.error_feedback import ErrorFeedback, Normalising
 from discreet.stages.analysis import Composition
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe

@@ -16,9 +16,9 @@ from discreet.accounting.ledger import Ledger
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
-from discreet.methods.dpsgd_dc.analysis import with_visible_iterates
 from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.stages.analysis import Composition
 from discreet.training.private import Private
 
 # What it does --------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_the_planned_certificate_holds_from_the_first_step_on() -> None:
 
 
 def test_the_same_plan_with_visible_iterates_is_priced_by_composition() -> None:
-    seen = with_visible_iterates(plan())
+    seen = plan().using(analysis=Composition())
     run = private(which=seen, average=0.9, optimizer=lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.9))
     train(run)
     assert run.spent().certified.epsilon == seen.certificate().epsilon
@@ -141,7 +141,7 @@ def test_schedulers() -> None:
 
 
 def test_averages() -> None:
-    with pytest.raises(Refused, match=r"no average of parameters.*got average=0\.9.*with_visible_iterates"):
+    with pytest.raises(Refused, match=r"no average of parameters.*got average=0\.9.*Composition"):
         private(average=0.9)
 
 
@@ -187,7 +187,7 @@ def test_checkpoints_are_marked_private_until_the_end(tmp_path: Path) -> None:
 
 
 def test_a_plan_with_visible_iterates_writes_public_checkpoints(tmp_path: Path) -> None:
-    run = private(which=with_visible_iterates(plan()))
+    run = private(which=plan().using(analysis=Composition()))
     train(run, most=2)
     run.save(tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True)["hidden"] is False

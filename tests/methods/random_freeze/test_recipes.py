@@ -27,9 +27,9 @@ from discreet.methods import METHODS
 from discreet.methods.random_freeze import masks
 from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
-from discreet.stages import gaussian_noise as gaussian
+from discreet.stages import noise as gaussian
 from discreet.stages.context import StepContext
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader
 from discreet.stages.selection import Frozen, Order

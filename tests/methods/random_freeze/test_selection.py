@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from discreet.core.check import Refused
-from discreet.core.streams import Streams
+from discreet.core.streams import Stream, Streams
 from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks
@@ -101,7 +101,7 @@ def test_every_coordinate_is_equally_likely() -> None:
     """Chi-square over 40 coordinates and 2000 masks; without replacement it varies less, so it is scaled."""
     of, count, draws = 40, 8, 2000
     stream = Streams.seeded(2).mask
-    hits = sum(masks.subset(stream.at(i), count, of).numpy().astype(int) for i in range(draws))
+    hits = sum(stream.at(i).subset(count, of).astype(int) for i in range(draws))
     assert _uniform(hits, count / of, draws) > ALPHA
     favoured = hits.copy()
     favoured[:4] += 100  # negative control: four coordinates 25 % likelier
@@ -124,7 +124,7 @@ def test_a_tie_is_drawn_again() -> None:
             return np.zeros(count, dtype=np.uint64) if self.calls == 1 else words
 
     stream: Any = Ties()
-    assert masks.subset(stream, 2, 4).tolist() == [True, True, False, False]
+    assert Stream.subset(stream, 2, 4).tolist() == [True, True, False, False]
     assert stream.calls == 2
 
 

@@ -36,11 +36,28 @@ class RecordedCall:
     gradient: Tensor | None = None
     receiver: Callable[[RecordedCall], None] | None = None  # told of the gradient
     statistics: tuple[Tensor, Tensor] | None = None  # mean and 1/deviation of each group, of group_norm
+    is_empty: bool = False  # the inputs are computed again in the backward pass (checkpointed.py)
+    roots: frozenset[str] = frozenset()  # the names of the parameters below
+
+    def __post_init__(self) -> None:
+        self.roots = frozenset(root.name for target in self.targets.values() for root in target.roots)
 
     def keep_gradient(self, gradient: Tensor) -> None:
         """The hook on the call's output."""
         self.gradient = gradient.detach()
-        if self.receiver is not None:
+        if self.receiver is not None and not self.is_empty:
+            self.receiver(self)
+
+    def empty(self) -> None:
+        """Let go of the inputs until `fill`."""
+        self.args, self.kwargs, self.axes, self.targets, self.tensors, self.versions = (), {}, {}, {}, [], []
+        self.is_empty = True
+
+    def fill(self, again: RecordedCall) -> None:
+        """Take the inputs of the same call, made again."""
+        self.args, self.kwargs, self.axes, self.targets = again.args, again.kwargs, again.axes, again.targets
+        self.tensors, self.versions, self.is_empty = again.tensors, again.versions, False
+        if self.gradient is not None and self.receiver is not None:
             self.receiver(self)
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -116,10 +116,17 @@ def _apart_from_the_run() -> Iterator[None]:
     """Neither the watch nor the generators of the run notice what happens inside."""
     state = torch.get_rng_state()
     try:
-        with torch.inference_mode(False), torch._C.DisableTorchFunction(), torch.enable_grad():
+        with torch.inference_mode(False), torch._C.DisableTorchFunction(), torch.enable_grad(), _saved_as_they_are():
             yield
     finally:
         torch.set_rng_state(state)
+
+
+def _saved_as_they_are() -> AbstractContextManager[object]:
+    """Hooks of a checkpointed region would take the proof's tensors for the region's."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 @dataclass

@@ -232,6 +232,39 @@ def embedding_bag(
     return scaled.sum(1) if mode == "sum" else scaled.sum(1) / kept.sum(1).clamp(min=1)
 
 
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention` with a parameter in it, such as a learned relative position bias."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def repeat(tensor: Tensor, *sizes: Any) -> Tensor:
+    """`tensor.repeat(...)` by `expand`, which gives every copy an axis of its own: a copy belongs to one record."""
+    counts = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    shape = (1,) * (len(counts) - tensor.dim()) + tuple(tensor.shape)
+    alone = [size for length in shape for size in (1, length)]
+    copied = [size for pair in zip(counts, shape, strict=True) for size in pair]
+    whole = [count * length for count, length in zip(counts, shape, strict=True)]
+    return tensor.reshape(alone).expand(copied).reshape(whole)
+
+
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.bilinear` as one contraction."""
     product = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
@@ -255,6 +288,8 @@ DECOMPOSITIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.multi_head_attention_forward: attention,
     F.embedding_bag: embedding_bag,
     F.bilinear: bilinear,
+    F.scaled_dot_product_attention: scaled_dot_product_attention,
+    Tensor.repeat: repeat,
     Tensor.to: to,
     Tensor.type_as: type_as,
     torch.lstm: _recurrent(_lstm_cell),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.streams import Stream
-from discreet.stages.bounding import ROUND_DOWN
+from discreet.stages.clipping import ROUND_DOWN
 
 _RADIX = 32  # a pass multiplies by a 32 x 32 matrix: five butterfly stages for one pass over memory
 _BLOCK = 2**15  # entries processed at once: input and output fit in the processor's cache
@@ -132,7 +132,7 @@ class Hadamard:
         self._padded = padded_size(size)
         bits = stream.uniform64(-(-size // 64)).view(np.uint8)
         self._signs = torch.from_numpy(np.unpackbits(bits, count=size).view(np.int8)).mul_(-2).add_(1)
-        self._kept = torch.from_numpy(_subset(self._padded, width, stream))
+        self._kept = torch.from_numpy(np.flatnonzero(stream.subset(width, of=self._padded)))
 
     def project(self, value: Tensor) -> Tensor:
         """Return P value in float64, whatever the dtype of `value`."""
@@ -169,16 +169,6 @@ class Blocks:
         """Lift each part by its own projection."""
         pieces = image.split(self.widths)
         return torch.cat([part.lift(piece, dtype) for part, piece in zip(self._parts, pieces, strict=True)])
-
-
-def _subset(of: int, count: int, stream: Stream) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return `count` of the indices 0 .. of-1, sorted: those of the smallest among `of` random numbers."""
-    numbers = stream.uniform64(-(-of // 2)).view(np.uint32)[:of]
-    largest = np.partition(numbers, count - 1)[count - 1]
-    kept = numbers < largest
-    ties = np.flatnonzero(numbers == largest)
-    kept[ties[: count - np.count_nonzero(kept)]] = True
-    return np.flatnonzero(kept)
 
 
 # -- dense --------------------------------------------------------------------------------------------------

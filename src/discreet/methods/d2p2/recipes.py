@@ -8,7 +8,7 @@ from discreet.accounting import AccountedClaim, Accounting
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
-from discreet.methods.d2p2.projected_gaussian import (
+from discreet.methods.d2p2.projected_noise import (
     DenseBlocks,
     DenseLayers,
     Orthonormal,
@@ -17,8 +17,8 @@ from discreet.methods.d2p2.projected_gaussian import (
     ProjectedNoise,
     UnbiasedLift,
 )
-from discreet.stages.bounding import AutoS
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.clipping import AutoS
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.methods.dicesgd.bounding import TwoLevel
-from discreet.stages.bounding import Bounder
+from discreet.methods.dicesgd.clipping import TwoLevel
+from discreet.stages.clipping import Bounder
 from discreet.stages.combination import whole_gradient
 from discreet.stages.selection import Selection
 

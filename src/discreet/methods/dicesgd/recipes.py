@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from discreet.accounting.claims import Claim
-from discreet.accounting.events import ClippedFeedback as FeedbackEvent
+from discreet.accounting.events import ClippedFeedback
 from discreet.core import check
 from discreet.methods.dicesgd.analysis import FeedbackRun
-from discreet.methods.dicesgd.bounding import FeedbackClip, FeedbackNormalised, TwoLevel
 from discreet.methods.dicesgd.claim import AutomaticDiceClaim, DiceClaim
+from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised, TwoLevel
 from discreet.methods.dicesgd.combination import SmoothedResidual
-from discreet.methods.dicesgd.mechanism import ErrorFeedback, Normalising
-from discreet.stages.bounding import FlatClip
+from discreet.methods.dicesgd.error_feedback import ErrorFeedback, Normalising
+from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 
@@ -38,7 +38,7 @@ def dicesgd_automatic(feedback_clip: float = 1.0) -> Recipe:
         bounder=FeedbackNormalised(1.0),
         mechanism=ErrorFeedback(feedback_clip, Normalising()),
         analysis=FeedbackRun(),
-        claims=_automatic_claim,
+        claims=_claim,
     )
 
 
@@ -56,13 +56,7 @@ def two_level(clip: float = 1.0, residual: float = 9.0, kappa: float = 0.1, shar
 
 def _claim(plan: Plan) -> Claim | None:
     run, records = plan.analysis.whole_run(plan), plan.horizon.records
-    if not isinstance(run, FeedbackEvent) or records is None:
+    if not isinstance(run, ClippedFeedback) or records is None:
         return None
-    return DiceClaim(run=run, records=records)
-
-
-def _automatic_claim(plan: Plan) -> Claim | None:
-    run, records = plan.analysis.whole_run(plan), plan.horizon.records
-    if not isinstance(run, FeedbackEvent) or records is None:
-        return None
-    return AutomaticDiceClaim(run=run, records=records)
+    claim = AutomaticDiceClaim if isinstance(plan.bounder, FeedbackNormalised) else DiceClaim
+    return claim(run=run, records=records)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from discreet.methods.dp_sgd.bounding import AdaptiveQuantile, PerLayer
-from discreet.stages.bounding import AutoS, FlatClip, Psac
+from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
+from discreet.stages.clipping import AutoS, FlatClip, Psac
 from discreet.stages.recipe import Recipe
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 from discreet.accounting.events import Event, Gaussian, LastIterateRun, TruncatedPoissonSampled, WithoutReplacement
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dpsgd_dc.curvature import Curvature, LinearModel
-from discreet.stages.analysis import Composition
-from discreet.stages.bounding import FlatClip
+from discreet.stages.analysis import Analysis
+from discreet.stages.clipping import FlatClip
 from discreet.stages.combination import TakeFirst
-from discreet.stages.gaussian_noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise
 from discreet.stages.sampling import FixedSize, FullBatch, TruncatedPoisson
 from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
 
-_OR_COMPOSE = "or use analysis=Composition(), which covers every plan"
+_OR_COMPOSE = "or use plan.using(analysis=Composition()), which covers every plan"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LastIterate:
+class LastIterate(Analysis):
     """x <- project(x - learning_rate * (sum of clipped gradients / batch + noise + decay x)); only the last x is seen.
 
     learning_rate  the learning rate of every step; the optimizer is checked before each release
@@ -45,6 +45,8 @@ class LastIterate:
     earlier, if the decision to stop does not depend on any parameters. It is never larger than by composition.
     """
 
+    visible: ClassVar[bool] = False
+    composes: ClassVar[bool] = False
     learning_rate: float
     curvature: Curvature
     decay: float = 0.0
@@ -53,58 +55,25 @@ class LastIterate:
         check.positive("give the learning rate of every step", learning_rate=self.learning_rate)
         check.not_negative("give the weight decay of the optimizer", decay=self.decay)
 
-    @property
-    def visible(self) -> bool:
-        return False
-
-    @property
-    def composes(self) -> bool:
-        return False
-
     def check(self, stages: Pipeline) -> None:
         """Refuse stages that the proof does not cover."""
-        _only(
-            isinstance(stages.bounder, FlatClip),
-            "FlatClip, which projects each gradient onto a ball",
-            type(stages.bounder).__name__,
-            "use bounder=FlatClip(...)",
-        )
-        _only(
-            isinstance(stages.mechanism, GaussianNoise),
-            "Gaussian noise on the whole gradient",
-            type(stages.mechanism).__name__,
-            "use mechanism=GaussianNoise()",
-        )
-        _only(
-            isinstance(stages.selection, Everything),
-            "all coordinates in every step",
-            type(stages.selection).__name__,
-            "use selection=Everything()",
-        )
-        _only(
-            isinstance(stages.combination, TakeFirst),
-            "the noisy gradient itself",
-            type(stages.combination).__name__,
-            "use combination=TakeFirst()",
-        )
-        _only(
-            isinstance(stages.schedule, Constant),
-            "the same noise at every step",
-            type(stages.schedule).__name__,
-            "use schedule=Constant()",
-        )
-        _only(
-            math.isfinite(stages.domain.diameter),
-            "a bounded domain",
-            type(stages.domain).__name__,
-            "use domain=Ball(radius=...)",
-        )
-        _only(
-            isinstance(stages.sampling, (FullBatch, FixedSize, TruncatedPoisson)),
-            "batches with a public maximum size (FullBatch, FixedSize or TruncatedPoisson)",
-            type(stages.sampling).__name__,
-            "use sampling=discreet.TruncatedPoisson(cap=...)",
-        )
+        limited = "batches with a public maximum size (FullBatch, FixedSize or TruncatedPoisson)"
+        for stage, kinds, expected, remedy in (
+            (stages.bounder, FlatClip, "FlatClip, which projects each gradient onto a ball", "bounder=FlatClip(...)"),
+            (stages.mechanism, GaussianNoise, "Gaussian noise on the whole gradient", "mechanism=GaussianNoise()"),
+            (stages.selection, Everything, "all coordinates in every step", "selection=Everything()"),
+            (stages.combination, TakeFirst, "the noisy gradient itself", "combination=TakeFirst()"),
+            (stages.schedule, Constant, "the same noise at every step", "schedule=Constant()"),
+            (
+                stages.sampling,
+                (FullBatch, FixedSize, TruncatedPoisson),
+                limited,
+                "sampling=discreet.TruncatedPoisson(cap=...)",
+            ),
+        ):
+            only(isinstance(stage, kinds), expected, type(stage).__name__, f"use {remedy}")
+        bounded = math.isfinite(stages.domain.diameter)
+        only(bounded, "a bounded domain", type(stages.domain).__name__, "use domain=Ball(radius=...)")
 
     def whole_run(self, plan: Plan) -> Event | None:
         """The event of the run."""
@@ -145,13 +114,6 @@ class LastIterate:
         return LastIterateGuard(plan, model, optimizer)
 
 
-Stages = TypeVar("Stages", bound="Pipeline")
-
-
-def with_visible_iterates(stages: Stages) -> Stages:
-    """Return the recipe or plan with certification by composition, so that all parameters may be seen."""
-    return stages.using(analysis=Composition())
-
-
-def _only(holds: bool, expected: str, got: str, remedy: str) -> None:
+def only(holds: bool, expected: str, got: str, remedy: str) -> None:
+    """Refuse what the proof does not cover. Every refusal also names the analysis that covers every plan."""
     check.require(holds, f"{expected} (LastIterate)", got, f"{remedy}, {_OR_COMPOSE}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 from discreet.accounting.last_iterate import lipschitz_convex, lipschitz_glm, lipschitz_smooth
 from discreet.core import check
@@ -70,6 +70,7 @@ class LinearModel:
     0.5
     """
 
+    condition: ClassVar[str | None] = None
     link: Link
     features: float
     bias: bool = True
@@ -81,10 +82,6 @@ class LinearModel:
     @property
     def smoothness(self) -> float:
         return self.link.curvature * (self.features**2 + self.bias)
-
-    @property
-    def condition(self) -> str | None:
-        return None
 
     def expansion(self, *, learning_rate: float, ratio: float, decay: float) -> float:
         smooth = self.smoothness

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.world import World
-from discreet.methods.dpsgd_dc.analysis import LastIterate
+from discreet.methods.dpsgd_dc.analysis import LastIterate, only
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.stages.analysis import RunGuard
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch
 
 _FULL_PRECISION = (torch.float32, torch.float64)
 _TOLERANCE = 1e-3  # float32 losses and gradients agree to about 1e-6
-_OR_COMPOSE = "or certify the plan by composition: with_visible_iterates(plan)"
 
 
 @final
-class LastIterateGuard:
+class LastIterateGuard(RunGuard):
     """Checks for `LastIterate`: plain SGD with the stated learning rate, one process, no average, the stated loss."""
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -36,7 +36,7 @@ class LastIterateGuard:
         self._handle: Any = None
         self.release()
         for name, parameter in model.named_parameters():
-            _require(
+            only(
                 parameter.dtype in _FULL_PRECISION or not parameter.requires_grad,
                 "trainable parameters in float32 or float64",
                 f"{name} of {parameter.dtype}",
@@ -49,15 +49,15 @@ class LastIterateGuard:
 
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
         """Refuse an average, learning-rate schedulers, several processes, and several views with a linear model."""
-        _require(average is None, "no average of parameters", f"average={average}", "remove the average")
-        _require(
+        only(average is None, "no average of parameters", f"average={average}", "remove the average")
+        only(
             not schedulers,
             f"the learning rate {self._analysis.learning_rate:g} at every step",
             "a learning-rate scheduler",
             "remove the scheduler",
         )
-        _require(world.size == 1, "one process", f"{world.size} processes", "train in one process")
-        _require(
+        only(world.size == 1, "one process", f"{world.size} processes", "train in one process")
+        only(
             views == 1 or self._handle is None,
             "one view of each record",
             f"views={views}",
@@ -67,12 +67,7 @@ class LastIterateGuard:
     def data(self, size: int) -> None:
         """Refuse a dataset larger than `records`, which full-batch plans under add/remove divide by."""
         if isinstance(self._plan.sampling, FullBatch) and self._plan.relation is Neighbouring.ADD_REMOVE:
-            check.require(
-                size <= self._plan.horizon.size.records,
-                "no more records than the plan's public upper bound",
-                "a larger dataset",
-                "build the plan with a larger `records`",
-            )
+            self._plan.horizon.check_at_most(size)
 
     def losses(self, losses: Tensor) -> None:
         """Check the optimizer and the loss before the batch is added, so that a wrong setting can still be corrected.
@@ -82,7 +77,7 @@ class LastIterateGuard:
         scores, features, calls = self._scores, self._features, self._calls
         self._scores, self._features, self._calls = None, None, 0
         self.release()
-        _require(
+        only(
             losses.dtype in _FULL_PRECISION and not torch.is_autocast_enabled(losses.device.type),
             "losses in float32 or float64, without autocast",
             str(losses.dtype),
@@ -90,7 +85,7 @@ class LastIterateGuard:
         )
         if self._handle is None:
             return
-        _require(
+        only(
             calls == 1 and features is not None and _are_features(features, self._bound),
             "one call of the linear layer for each batch, on the clipped features",
             f"{calls} calls" if calls != 1 else "other features",
@@ -99,7 +94,7 @@ class LastIterateGuard:
         gradient = None
         if scores is not None and losses.requires_grad:
             (gradient,) = torch.autograd.grad(losses.sum(), scores, retain_graph=True, allow_unused=True)
-        _require(
+        only(
             scores is not None
             and gradient is not None
             and is_loss(self._link, scores.detach(), gradient, losses.detach()),
@@ -111,27 +106,27 @@ class LastIterateGuard:
     def release(self) -> None:
         """Check that the optimizer is plain SGD with the stated learning rate and weight decay in every group."""
         optimizer, stated = self._optimizer, self._analysis
-        _require(
+        only(
             type(optimizer) is torch.optim.SGD,
             "torch.optim.SGD",
             type(optimizer).__name__,
             "use plain SGD: other optimizers keep state of earlier parameters",
         )
         for group in optimizer.param_groups:
-            _require(
+            only(
                 group["momentum"] == 0,
                 "SGD without momentum",
                 f"momentum={group['momentum']}",
                 "set momentum=0: momentum keeps earlier gradients",
             )
-            _require(not group["maximize"], "SGD that minimises", "maximize=True", "set maximize=False")
-            _require(
+            only(not group["maximize"], "SGD that minimises", "maximize=True", "set maximize=False")
+            only(
                 float(group["lr"]) == stated.learning_rate,
                 f"the learning rate {stated.learning_rate!r} that the certificate states",
                 f"lr={float(group['lr'])!r}",
                 "reset the learning rate and keep it for the whole run",
             )
-            _require(
+            only(
                 group["weight_decay"] == stated.decay,
                 f"the weight decay {stated.decay!r} that the certificate states",
                 f"weight_decay={group['weight_decay']!r}",
@@ -175,7 +170,7 @@ def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
     # Not `children()`, which lists a module once even if the model calls it twice.
     parts = list(model._modules.values()) if type(model) is nn.Sequential else []
     places = [place for place, part in enumerate(parts[:-1]) if type(part) is ClippedFeatures]
-    _require(len(places) == 1, expected, type(model).__name__, remedy)
+    only(len(places) == 1, expected, type(model).__name__, remedy)
     clipped, linear = parts[places[0]], parts[places[0] + 1]
     assert isinstance(clipped, ClippedFeatures)
     trained = {id(p) for p in model.parameters() if p.requires_grad}
@@ -183,23 +178,23 @@ def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
         check.refuse(expected, f"{type(linear).__name__}, or other trainable parameters", remedy)
     elsewhere = [part for part in model.modules() if part is not linear]
     tied = any(id(p) in trained for part in elsewhere for p in part._parameters.values())
-    _require(parts.count(linear) == 1 and not tied, expected, "a layer or weight that is used twice", remedy)
+    only(parts.count(linear) == 1 and not tied, expected, "a layer or weight that is used twice", remedy)
     plain = linear._parameters.get("weight") is not None
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (linear, clipped))
-    _require(plain and not hooked, expected, "a layer with hooks or a reparametrised weight", remedy)
-    _require(
+    only(plain and not hooked, expected, "a layer with hooks or a reparametrised weight", remedy)
+    only(
         clipped.bound <= curvature.features,
         f"features clipped to at most {curvature.features:g}",
         f"ClippedFeatures({clipped.bound:g})",
         "use the same bound in the plan and in ClippedFeatures",
     )
-    _require(
+    only(
         linear.bias is None or curvature.bias,
         "a linear layer without a bias",
         "a linear layer with a bias",
         "use LinearModel(bias=True)",
     )
-    _require(
+    only(
         linear.out_features == 1 or not curvature.link.one_score,
         f"one score for the {curvature.link.value} loss",
         f"{linear.out_features} scores",
@@ -228,7 +223,7 @@ def with_clipped_features(model: nn.Module, bound: float) -> nn.Module:
 
     The names of the parameters do not change.
     """
-    _require(
+    only(
         type(model) is nn.Sequential and len(model) > 1 and type(model[0]) is nn.Flatten,
         "a linear model (logistic or softmax)",
         type(model).__name__,
@@ -262,7 +257,3 @@ def is_loss(link: Link, scores: Tensor, gradient: Tensor, losses: Tensor) -> boo
     close = (found - expected).abs() <= _TOLERANCE * (1 + s.abs().amax(1) + expected.abs())
     counts = s.isfinite().all(1) & g.isfinite().all(1)
     return bool((fits & close | ~counts).all())
-
-
-def _require(holds: bool, expected: str, got: str, remedy: str) -> None:
-    check.require(holds, f"{expected} (LastIterate)", got, f"{remedy}, {_OR_COMPOSE}")

@@ -10,7 +10,7 @@ from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.dpsgd_dc.curvature import Assumed, Curvature, LinearModel, Link
 from discreet.methods.dpsgd_dc.domain import Ball, Centre
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch
@@ -50,22 +50,17 @@ def dpsgd_dc(
         curvature = LinearModel(link=Link(link), features=features)
     if smoothness is not None:
         curvature = Assumed(smoothness=smoothness)
+    recipe = Recipe(method="dpsgd-dc", bounder=FlatClip(clip), domain=domain, claims=_claim)
     if curvature is None:
-        return Recipe(method="dpsgd-dc", bounder=FlatClip(clip), domain=domain, claims=_claim)
+        return recipe
     if learning_rate is None:
         check.refuse(
             "a learning rate with link or smoothness",
             "none",
             "pass the learning rate of the optimizer, which must stay constant",
         )
-    return Recipe(
-        method="dpsgd-dc",
-        bounder=FlatClip(clip),
-        domain=domain,
-        sampling=FullBatch(),
-        analysis=LastIterate(learning_rate=learning_rate, curvature=curvature, decay=weight_decay),
-        claims=_claim,
-    )
+    analysis = LastIterate(learning_rate=learning_rate, curvature=curvature, decay=weight_decay)
+    return recipe.using(sampling=FullBatch(), analysis=analysis)
 
 
 def dpsgd_gc(clip: float = 1.0) -> Recipe:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.methods.geodp.bounding import ANGLES, AngleWindow, Polar
+from discreet.methods.geodp.clipping import ANGLES, AngleWindow, Polar
 from discreet.methods.geodp.spherical import canonical_, from_spherical, middle
-from discreet.stages.bounding import Bounder
-from discreet.stages.combination import whole_gradient
+from discreet.stages.clipping import Bounder
+from discreet.stages.combination import Combination, whole_gradient
 from discreet.stages.selection import Selection
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def mean_share(number: float, batch: float) -> float:
 
 @final
 @dataclass(frozen=True)
-class FromPolar:
+class FromPolar(Combination):
     """Mean magnitude times sum of directions, for the bounder `Polar`.
 
     This equals the sum of clipped gradients if magnitudes and directions are uncorrelated.
@@ -58,7 +58,7 @@ class Tails(enum.StrEnum):
 
 @final
 @dataclass(frozen=True)
-class FromAngles:
+class FromAngles(Combination):
     """Turns mean angles and mean magnitude into a gradient, for the bounder `window`.
 
     It stores the released angles as the reference of the next step.

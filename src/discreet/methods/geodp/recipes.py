@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from discreet.core import check
-from discreet.methods.clipping_choice import Clipping, bounder
-from discreet.methods.geodp.bounding import DEFAULT_SPLIT, AngleWindow, Polar, Window
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
+from discreet.methods.geodp.clipping import DEFAULT_SPLIT, AngleWindow, Polar, Window
 from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails
-from discreet.methods.geodp.mechanism import GeometricNoise
+from discreet.methods.geodp.noise import GeometricNoise
 from discreet.stages.acceptance import AcceptAll, LossTest
 from discreet.stages.analysis import Unproven
+from discreet.stages.clipping import Clipping
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 
@@ -34,7 +34,7 @@ def geodp(
     """
     return Recipe(
         method="geodp",
-        bounder=bounder(Clipping(clipping), clip=clip, gamma=gamma, r=r),
+        bounder=Clipping(clipping).bounder(clip=clip, gamma=gamma, r=r),
         mechanism=GeometricNoise(beta),
         acceptance=AcceptAll() if loss_clip is None else LossTest(loss_clip=loss_clip),
         analysis=Unproven(REASON),

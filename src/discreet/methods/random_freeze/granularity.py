@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from discreet.engine.layout import Layout, Lines, Mask, Piece
+from discreet.engine.layout import Layout, Lines, Piece
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,17 +68,8 @@ class Granularity(enum.StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class MaskKey:
-    """What regenerates a random mask: a public stream, a granularity, and the number of active units.
-
-    A sparse release carries it in place of indices.
-    """
+    """What regenerates a random mask: a public stream, a granularity, and the number of active units."""
 
     stream: bytes
     granularity: Granularity
     active: int
-
-    def mask(self, layout: Layout) -> Mask:
-        """Regenerate the mask."""
-        from discreet.methods.random_freeze.masks import regenerate
-
-        return regenerate(self, layout)

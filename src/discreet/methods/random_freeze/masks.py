@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,22 +18,11 @@ from discreet.stages.values import Released
 EPOCH, ACTIVE, TOTAL, VARIANCE = "ranked.epoch", "ranked.active", "ranked.total", "ranked.variance"
 
 
-def subset(stream: Stream, count: int, of: int) -> Tensor:
-    """Choose `count` of `of` units uniformly: those with the smallest random 64-bit words. Ties are drawn again."""
-    if count >= of:
-        return torch.ones(of, dtype=torch.bool)
-    while True:
-        words = stream.uniform64(of)
-        chosen = words < np.partition(words, count)[count]
-        if np.count_nonzero(chosen) == count:
-            return torch.from_numpy(chosen)
-
-
 def regenerate(key: MaskKey, layout: Layout, device: torch.device | str = "cpu") -> Mask:
     """Regenerate the mask of a key."""
     stream = Stream(key.stream, name="mask", replayable=True)
-    active = subset(stream, key.active, key.granularity.total_units(layout)).to(device)
-    return Mask(tuple(key.granularity.pieces(active, layout)), key)
+    active = torch.from_numpy(stream.subset(key.active, of=key.granularity.total_units(layout)))
+    return Mask(tuple(key.granularity.pieces(active.to(device), layout)), key)
 
 
 # Caches the current mask, so that it is generated once per epoch and not at every step.

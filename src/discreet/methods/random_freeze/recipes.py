@@ -6,7 +6,7 @@ from discreet.accounting.claims import AccountedClaim, Accounting
 from discreet.core.relation import Neighbouring
 from discreet.methods.random_freeze.granularity import Granularity
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
-from discreet.stages.bounding import FlatClip
+from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Poisson

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from discreet.core import check
 from discreet.methods.random_freeze.granularity import Granularity, MaskKey
-from discreet.stages.selection import Frozen, Order, density_of
+from discreet.stages.selection import Frozen, Order, Selection, density_of
 
 if TYPE_CHECKING:
     from discreet.engine.layout import Mask
@@ -25,7 +25,7 @@ class Refresh(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cooling:
+class _Cooling(Selection):
     """The freeze rate of epoch e: r(e) = r* min(e / (e* - 1), 1). With e* = 1 it is r* from the start.
 
     final_rate      r*: the fraction of coordinates that is frozen at the end
@@ -93,11 +93,8 @@ class RandomFreeze(_Cooling):
         key = MaskKey(stream=stream, granularity=self.granularity, active=active)
         return cached_mask(key, context.layout, context.device)
 
-    def observe(self, released: Released, std: float, context: StepContext) -> None:
-        """Do nothing: masks do not depend on releases."""
-
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
-        """Active coordinates, summed over the run, relative to a dense run.
+        """See `Selection.density`.
 
         >>> from discreet.stages.sampling import Horizon
         >>> run = Horizon.of(records=50_000, batch=1000, epochs=40)

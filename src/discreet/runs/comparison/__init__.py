@@ -6,22 +6,23 @@
 Nothing here imports torch before a run starts.
 """
 
-from discreet.runs.comparison.candidates import Candidate as Candidate
-from discreet.runs.comparison.candidates import candidates as candidates
-from discreet.runs.comparison.compare import CompareSettings as CompareSettings
-from discreet.runs.comparison.compare import ComparisonProgress as ComparisonProgress
-from discreet.runs.comparison.compare import Phase as Phase
-from discreet.runs.comparison.compare import compare as compare
-from discreet.runs.comparison.compare import default_seeds as default_seeds
-from discreet.runs.comparison.estimates import Estimate as Estimate
-from discreet.runs.comparison.values import BudgetResult as BudgetResult
-from discreet.runs.comparison.values import Comparison as Comparison
-from discreet.runs.comparison.values import Entry as Entry
-from discreet.runs.comparison.values import Excluded as Excluded
-from discreet.runs.comparison.values import Failure as Failure
-from discreet.runs.comparison.values import PlanTimeline as PlanTimeline
-from discreet.runs.comparison.values import Point as Point
-from discreet.runs.comparison.values import Provenance as Provenance
-from discreet.runs.comparison.values import TrainedRun as TrainedRun
-from discreet.runs.comparison.values import TunedSetting as TunedSetting
-from discreet.runs.comparison.values import TuningSummary as TuningSummary
+from discreet.runs.comparison.candidates import Candidate, candidates
+from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Phase, compare, default_seeds
+from discreet.runs.comparison.estimates import Estimate
+from discreet.runs.comparison.values import (
+    BudgetResult,
+    Comparison,
+    Excluded,
+    Failure,
+    MethodResult,
+    PlanTimeline,
+    Point,
+    Provenance,
+    TrainedRun,
+    TunedSetting,
+    TuningSummary,
+)
+
+__all__ = ["Candidate", "CompareSettings", "Comparison", "ComparisonProgress", "Estimate", "Failure"]
+__all__ += ["BudgetResult", "Excluded", "MethodResult", "Phase", "PlanTimeline", "Point", "Provenance", "TrainedRun"]
+__all__ += ["TunedSetting", "TuningSummary", "candidates", "compare", "default_seeds"]

@@ -17,6 +17,7 @@ from discreet.methods import METHODS
 from discreet.runs.comparison.values import Setting
 
 _LISTED = "`discreet methods` describes them"
+_NO_BUDGET = "without a certificate there is no budget to compare at"
 
 
 @final
@@ -39,21 +40,15 @@ class Candidate:
 
     def __post_init__(self) -> None:
         check.require(self.method in METHODS, f"a method of {', '.join(METHODS)}", repr(self.method), _LISTED)
-        check.require(
-            METHODS[self.method].certified,
-            "methods with a certificate",
-            f"{self.method}: {METHODS[self.method].guarantee}",
-            "remove it: without a certificate there is no budget to compare at",
-        )
+        method, remedy = METHODS[self.method], f"remove it: {_NO_BUDGET}"
+        got = f"{method.name}: {method.guarantee}"
+        check.require(method.certified, "methods with a certificate", got, remedy)
         if not self.name:
             object.__setattr__(self, "name", self.method)
         letters = self.name.replace("-", "").replace("_", "").replace(".", "")
-        check.require(
-            letters.isascii() and letters.isalnum() and self.name[0] != "." and self.name != SET_ASIDE,
-            f"a name of letters, digits, dots and hyphens, not {SET_ASIDE}",
-            repr(self.name),
-            "it names a directory",
-        )
+        is_name = letters.isascii() and letters.isalnum() and self.name[0] != "." and self.name != SET_ASIDE
+        expected = f"a name of letters, digits, dots and hyphens, not {SET_ASIDE}"
+        check.require(is_name, expected, repr(self.name), "it names a directory")
 
 
 SET_ASIDE = "superseded"
@@ -103,10 +98,5 @@ def candidates(data: str, names: Iterable[str] | None = None) -> tuple[Candidate
     chosen = dict.fromkeys(certified if names is None else names)
     tuned = TUNED.get(data, {})
     rows = [name for name in chosen if name not in METHODS or METHODS[name].certified]
-    check.require(
-        bool(rows),
-        "at least one method with a certificate",
-        ", ".join(chosen) or "none",
-        "without a certificate there is no budget to compare at",
-    )
+    check.require(bool(rows), "at least one method with a certificate", ", ".join(chosen) or "none", _NO_BUDGET)
     return tuple(tuned[name] if name in tuned else Candidate(method=name) for name in rows)

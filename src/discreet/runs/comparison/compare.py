@@ -78,12 +78,9 @@ class CompareSettings:
             check.count("how many runs are trained at once", workers=self.workers)
         for seed in self.seeds or ():
             check.count("a seed is a whole number", least=0, seed=seed)
-        check.require(
-            self.seeds is None or len(self.seeds) == len(set(self.seeds)) > 0,
-            "different seeds, at least one",
-            f"seeds={self.seeds}",
-            "a repeated seed gives the same run twice",
-        )
+        is_valid = self.seeds is None or len(self.seeds) == len(set(self.seeds)) > 0
+        remedy = "a repeated seed gives the same run twice"
+        check.require(is_valid, "different seeds, at least one", f"seeds={self.seeds}", remedy)
         names = [row.name for row in self.chosen]
         check.require(len(names) == len(set(names)) > 0, "rows with different names", f"{names}", "name them apart")
 

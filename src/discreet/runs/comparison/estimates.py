@@ -35,12 +35,8 @@ class Estimate:
         """From one value for each run."""
         from scipy.special import stdtrit
 
-        check.require(
-            len(values) > 0 and all(math.isfinite(value) for value in values),
-            "finite values, at least one",
-            f"{list(values)}",
-            "average finished runs only",
-        )
+        is_valid = len(values) > 0 and all(math.isfinite(value) for value in values)
+        check.require(is_valid, "finite values, at least one", f"{list(values)}", "average finished runs only")
         count, mean = len(values), statistics.fmean(values)
         if count == 1:
             return Estimate(mean=mean, error=None, half=None, count=1)

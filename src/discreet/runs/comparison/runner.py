@@ -25,9 +25,9 @@ from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress
 from discreet.runs.comparison.timelines import timeline_of
 from discreet.runs.comparison.values import (
     Comparison,
-    Entry,
     Excluded,
     Failure,
+    MethodResult,
     PlanTimeline,
     Point,
     Provenance,
@@ -59,7 +59,7 @@ class _Row:
 
     candidate: Candidate
     config: runs.RunConfig
-    plan: Plan | None
+    plan: Plan | None = None
     reason: str = ""
     unfit: str = ""
 
@@ -125,18 +125,17 @@ class ComparisonRunner:
         self._listener(
             ComparisonProgress(phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count)
         )
-        config = self._config(candidate)
+        config, is_valid = self._config(candidate), False
         try:
             config = runs.complete(config)
             METHODS[config.method].recipe(**dict(config.parameters))
-        except Exception as error:
-            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
-        try:
+            is_valid = True  # from here on, a refusal is about this task or this budget
             config, plan = settle(config, self.task)
-        except check.Refused as error:  # the recipe is valid, but not for this task or this budget
-            return _Row(candidate=candidate, config=config, plan=None, unfit=failure_of(error))
         except Exception as error:
-            return _Row(candidate=candidate, config=config, plan=None, reason=failure_of(error))
+            why = failure_of(error)
+            if is_valid and isinstance(error, check.Refused):
+                return _Row(candidate=candidate, config=config, unfit=why)
+            return _Row(candidate=candidate, config=config, reason=why)
         return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
@@ -187,12 +186,12 @@ class ComparisonRunner:
             accuracy=progress.accuracy if averaged is None else averaged,
         )
 
-    def ended(self, job: int, result: Any, failure: str) -> None:
+    def ended(self, job: int, result: Any, failure: Exception | None) -> None:
         """A run is over, finished unless there is a failure."""
-        if failure:
-            self._fail(self._ordered[job], failure)
-        else:
+        if failure is None:
             self._take(self._ordered[job], Phase.FINISHED)
+        else:
+            self._fail(self._ordered[job], failure_of(failure))
 
     def _take(self, job: _Job, phase: Phase) -> None:
         try:
@@ -269,10 +268,10 @@ class ComparisonRunner:
             ),
         )
 
-    def _entry(self, row: _Row) -> Entry:
+    def _entry(self, row: _Row) -> MethodResult:
         method, config = METHODS[row.candidate.method], row.config
         places = [job.index for job in self._jobs if job.row is row]
-        return Entry(
+        return MethodResult(
             name=row.candidate.name,
             method=method.name,
             summary=method.summary,

@@ -15,12 +15,13 @@ import numpy as np
 
 from discreet import runs
 from discreet.core import check
+from discreet.core.files import replace_file
 from discreet.data import DATASETS, Task
 from discreet.methods import METHODS
 from discreet.runs.comparison.candidates import Candidate
 from discreet.runs.comparison.compare import CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
-from discreet.runs.comparison.values import Entry, TunedSetting, TuningSummary, settings_in_words
+from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSummary, settings_in_words
 from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
 
 FOLDER = "tuning"
@@ -74,8 +75,10 @@ def search(
         accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / records,  # they are public
     )
     found = ComparisonRunner(trial_settings, listener, root=place).comparison()
-    scores = {entry.name: entry for entry in found.entries}
-    best = {name: _best([scores[t.name] for t in row if t.name in scores]) for name, row in trials.items()}
+    best: dict[str, MethodResult | None] = {}
+    for name, row in trials.items():
+        names = {trial.name for trial in row}
+        best[name] = next((entry for entry in found.finished if entry.name in names), None)  # they are ranked
     rows = tuple(_with(row, best[row.name]) for row in settings.chosen)
     summary = TuningSummary(
         data=str(settings.tune_on),
@@ -101,12 +104,9 @@ def check_stand_in(settings: CompareSettings) -> None:
         and Path(settings.tune_on).resolve() == Path(settings.data).resolve()
     )
     public = settings.data in DATASETS or settings.public_data
-    check.require(
-        not same or public,
-        "public stand-in data to tune on",
-        f"{settings.tune_on}, the private records",
-        "every trial on them would cost privacy: name a published dataset, e.g. --tune-on digits",
-    )
+    got = f"{settings.tune_on}, the private records"
+    remedy = "every trial on them would cost privacy: name a published dataset, e.g. --tune-on digits"
+    check.require(not same or public, "public stand-in data to tune on", got, remedy)
 
 
 def _split(task: Task, path: Path) -> tuple[int, int]:
@@ -118,9 +118,8 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
     scored = np.arange(len(y)) % 5 == 4
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name("stand-in.partial.npz")
-        np.savez(partial, x_train=x[~scored], y_train=y[~scored], x_test=x[scored], y_test=y[scored])
-        partial.replace(path)
+        arrays = {"x_train": x[~scored], "y_train": y[~scored], "x_test": x[scored], "y_test": y[scored]}
+        replace_file(path, lambda file: np.savez(file, **arrays))
     return int((~scored).sum()), int(scored.sum())
 
 
@@ -162,13 +161,7 @@ def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Cand
     )
 
 
-def _best(trials: list[Entry]) -> Entry | None:
-    """The finished trial with the best score; the earlier one of equals."""
-    finished = [trial for trial in trials if trial.accuracy is not None]
-    return max(finished, key=lambda trial: trial.accuracy.mean if trial.accuracy else 0.0, default=None)
-
-
-def _with(row: Candidate, best: Entry | None) -> Candidate:
+def _with(row: Candidate, best: MethodResult | None) -> Candidate:
     if best is None:
         return row
     return dataclasses.replace(row, parameters=best.parameters, learning_rate=best.learning_rate)

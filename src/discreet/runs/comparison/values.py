@@ -85,7 +85,7 @@ _NOTHING = PlanTimeline()
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class MethodResult:
     """One method with its settings and its runs: a row of the table."""
 
     name: str
@@ -166,7 +166,7 @@ class BudgetResult:
 
     epsilon: float
     repeats: int
-    entries: tuple[Entry, ...]
+    entries: tuple[MethodResult, ...]
 
     @property
     def label(self) -> str:
@@ -238,7 +238,7 @@ class Comparison:
     seeds: tuple[int, ...] | None
     repeats: int
     public: bool
-    entries: tuple[Entry, ...]
+    entries: tuple[MethodResult, ...]
     excluded: tuple[Excluded, ...]
     together: float | None
     provenance: Provenance
@@ -248,21 +248,21 @@ class Comparison:
     tuned: TuningSummary | None = None
 
     @staticmethod
-    def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    def ranked(entries: Iterable[MethodResult]) -> tuple[MethodResult, ...]:
         """Best mean accuracy first; entries without a finished run last; ties in the order given."""
 
-        def mean(entry: Entry) -> float:
+        def mean(entry: MethodResult) -> float:
             return -1.0 if entry.accuracy is None else entry.accuracy.mean
 
         return tuple(sorted(entries, key=mean, reverse=True))
 
     @property
-    def finished(self) -> tuple[Entry, ...]:
+    def finished(self) -> tuple[MethodResult, ...]:
         """The entries with at least one finished run, best first."""
         return tuple(entry for entry in self.entries if entry.runs)
 
     @property
-    def best(self) -> Entry | None:
+    def best(self) -> MethodResult | None:
         return self.finished[0] if self.finished else None
 
     @property
@@ -278,7 +278,7 @@ class Comparison:
         return tuple(sorted((own, *self.others), key=lambda budget: budget.epsilon))
 
     @property
-    def close_to_best(self) -> tuple[Entry, ...]:
+    def close_to_best(self) -> tuple[MethodResult, ...]:
         """The entries whose intervals overlap that of the best."""
         best = self.best
         if best is None or best.accuracy is None:
@@ -296,18 +296,15 @@ class Comparison:
         every = [self.entries, *(budget.entries for budget in self.others)]
         for entries, written in zip(every, (held, *held["others"]), strict=True):
             for entry, row in zip(entries, written["entries"], strict=True):
+                row["is"] = "Entry"  # as files of this format have called a row from the start
                 row["accuracy"] = None if entry.accuracy is None else plain(entry.accuracy)
         return {"format": FORMAT, **held}
 
     @staticmethod
     def from_json(held: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_json` wrote; anything else is refused."""
-        check.require(
-            held.get("format") == FORMAT,
-            f"a file of format {FORMAT}",
-            f"format={held.get('format')!r}",
-            "give the report.json that discreet compare wrote with this version",
-        )
+        got, remedy = held.get("format"), "give the report.json that discreet compare wrote with this version"
+        check.require(got == FORMAT, f"a file of format {FORMAT}", f"format={got!r}", remedy)
         try:
             found: Comparison = from_plain(Comparison, held)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -315,13 +312,9 @@ class Comparison:
         return found
 
 
-def _number(value: Setting) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def settings_in_words(entry: Entry) -> str:
+def settings_in_words(entry: MethodResult) -> str:
     """How a row was run, in one line."""
-    given = [f"{name} {_number(value)}" for name, value in entry.parameters]
+    given = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in entry.parameters]
     rate = "" if entry.learning_rate is None else f", learning rate {entry.learning_rate:g}"
     optimizer = f"{entry.optimizer}{rate}"
     averaged = [] if entry.average is None else [f"averaged with decay {entry.average:g}"]

@@ -1,0 +1,135 @@
+"""Fill the README's measured parts from result files: `python -m research.readme README.md RESULTS`.
+
+Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing stays unchanged.
+
+comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
+truth       RESULTS/truth-table.json: the claims that an attack refutes
+speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
+            steps over plain ones
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from discreet.core import check
+from discreet.core.files import write_text
+from discreet.report import page, wording
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
+from discreet.runs.comparison.values import Comparison, MethodResult
+
+COMPARISON = "fashion-mnist"
+TRUTH = "truth-table.json"
+_NOT_PRIVATE = ("plain", "floor")
+SPEED = ("speed.json", "step-time.json")
+
+
+def main() -> None:
+    """Rewrite the README in place."""
+    check.require(len(sys.argv) == 3, "README.md and the folder of results", sys.argv[1:], "name both")
+    readme, results = Path(sys.argv[1]), Path(sys.argv[2])
+    text = readme.read_text(encoding="utf-8")
+    file = results / COMPARISON / page.DATA
+    if file.is_file():
+        text = put(text, "comparison", comparison(page.read(file), f"{results.name}/{COMPARISON}"))
+    if (results / TRUTH).is_file():
+        text = put(text, "truth", truth(read_audit(results / TRUTH)))
+    timed = next((results / name for name in SPEED if (results / name).is_file()), None)
+    if timed is not None:
+        text = put(text, "speed", speed(json.loads(timed.read_text(encoding="utf-8"))))
+    write_text(readme, text)
+
+
+def put(text: str, name: str, part: str) -> str:
+    """`text` with the part of this name replaced.
+
+    >>> put("a <!-- x -->old<!-- /x --> b", "x", "new")
+    'a <!-- x -->\\n\\nnew\\n\\n<!-- /x --> b'
+    """
+    pattern = re.compile(f"(<!-- {name} -->).*?(<!-- /{name} -->)", re.DOTALL)
+    check.require(
+        len(pattern.findall(text)) == 1, f"one place <!-- {name} --> <!-- /{name} -->", "none", "add the marks"
+    )
+    return pattern.sub(lambda found: f"{found[1]}\n\n{part}\n\n{found[2]}", text)
+
+
+def comparison(found: Comparison, place: str) -> str:
+    """The figure, a row for each method, what could not be compared, and the command."""
+    budgets = found.budgets
+    held = [{entry.name: entry for entry in budget.entries} for budget in budgets]
+    heads = [f"epsilon {budget.epsilon:g} ({wording.counted(budget.repeats, 'run')})" for budget in budgets]
+    rows = [[entry.name, *(_accuracy(by.get(entry.name)) for by in held)] for entry in found.entries]
+    rest = [f"{one.method}: {one.reason or one.guarantee}" for one in found.excluded]
+    parts = [
+        f"![Test accuracy against certified epsilon]({place}/figures/frontier.svg)",
+        f"{found.data}, {found.model}, {found.steps} steps of batch {found.batch:g}, delta {found.delta:g}; test "
+        "accuracy, mean over runs with the half width of its 95 % interval:",
+        _table(["method", *heads], rows),
+        *([f"Not comparable: {'; '.join(rest)}."] if rest else []),
+        f"    {found.provenance.command}",
+    ]
+    return "\n\n".join(parts)
+
+
+def truth(rows: tuple[AuditRow, ...]) -> str:
+    """The claims that an attack refutes."""
+    broken = [row for row in rows if row.claimed is not None and row.verdict is AuditVerdict.CLAIM_BROKEN]
+    shown = wording.epsilon
+    cells = [
+        [row.method, wording.audit_settings(row), shown(row.claimed), _shown(row), shown(row.certified)]
+        for row in broken
+    ]
+    heads = ["method", "setting", "claimed epsilon", "an attack shows at least", "certified for the same noise"]
+    return _table(heads, cells)
+
+
+def speed(held: dict[str, Any]) -> str:
+    """The time of a private step over that of a plain one, by model, beside other libraries that were timed."""
+    timed = {name: own["rows"] for name, own in held["models"].items() if own.get("rows")}
+    columns = list(dict.fromkeys(row for rows in timed.values() for row in rows if row not in _NOT_PRIVATE))
+    rows = [
+        [str(held["models"][name].get("about", name)), *(_ratio(rows.get(c, {})) for c in columns)]
+        for name, rows in timed.items()
+    ]
+    return "\n\n".join(
+        [
+            "A private step takes this many times as long as a step of plain SGD on the same batch:",
+            _table(["model", *columns], rows),
+            # Rows may come from several commands; this one measures them all.
+            f"    python -m research.benchmarks --threads {held['threads']} --out results/step-time.json",
+        ]
+    )
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    return f"{row['over_plain']:.2f}" if "over_plain" in row else "–"
+
+
+def _accuracy(entry: MethodResult | None) -> str:
+    accuracy = None if entry is None else entry.accuracy
+    if accuracy is None:
+        return "–"
+    half = wording.half(accuracy)
+    return f"{accuracy.mean * 100:.1f}" + (f" {half}" if half else "") + " %"
+
+
+def _shown(row: AuditRow) -> str:
+    """Lower bounds, rounded down."""
+    text = wording.rounded_down(row.audited)
+    if row.analytic is None or row.analytic <= row.audited:
+        return text
+    return f"{text} (analytic: {math.floor(row.analytic * 100) / 100:g})"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Mechanisms add the noise. Information about the records is released through a mechanism only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
+
+from discreet.accounting.events import CountQuery, Gaussian, NonPrivate, Queries, Release
+from discreet.core import check
+from discreet.engine.layout import Layout
+from discreet.stages.clipping import Query
+from discreet.stages.values import BoundedSum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.stages.context import StepContext
+
+
+class Mechanism(Protocol):
+    """Adds noise to all bounded sums of one batch, for one charge."""
+
+    def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
+        """The privacy event of one release, before amplification by sampling."""
+
+    def check(self, layout: Layout) -> None:
+        """Refuse a model to which the stated cost does not apply. By default the cost holds for every model."""
+        return
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
+    ) -> list[Tensor]:
+        """Return the noisy sums in the order of the queries. The exact sums are overwritten.
+
+        A vector holds all coordinates of the gradient, or the active ones only.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class GaussianNoise(Mechanism):
+    """Adds N(0, (noise * share * sensitivity)^2) to every active coordinate of every sum.
+
+    Guarantee: all sums of one batch together cost one Gaussian release with noise multiplier (sum_i z_i^-2)^(-1/2),
+    where z_i is the standard deviation of sum i divided by its sensitivity (docs/proofs/Queries.md).
+    A noise multiplier of 0 releases the exact sums and is charged as non-private.
+    """
+
+    def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
+        events = tuple(query.event(noise) for query in queries)
+        return events[0] if len(events) == 1 else Queries(events)
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
+    ) -> list[Tensor]:
+        noisy = []
+        for total, query in zip(sums, queries, strict=True):
+            check_sensitivity(total, query)
+            noisy.append(_add_noise(total.value, query.std(noise), context))
+        return noisy
+
+
+def check_sensitivity(total: BoundedSum, query: Query) -> None:
+    """Refuse a sum without a proven bound, or with a larger bound than the query that sets its noise."""
+    check.require(
+        isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
+        "sums with the sensitivity of their queries",
+        f"{total!r} for {query!r}",
+        "aggregate with the plan's bounder",
+    )
+
+
+def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:
+    """Add noise to the active coordinates and return only them, so that no coordinate is released without noise."""
+    if context.mask is None or value.shape != (context.layout.size,):  # a count is never masked
+        return context.streams.noise.add_normal_(value, std)
+    from discreet.engine.active import Active
+
+    index = Active.of(context.mask, context.layout, value.device).whole
+    active = context.streams.noise.add_normal_(value.index_select(0, index), std)
+    value.zero_()  # keep no exact sum in memory
+    return active
