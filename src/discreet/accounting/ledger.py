@@ -39,6 +39,7 @@ from discreet.accounting.chain import (
     randomness_of,
     scan,
     seal,
+    torn_note,
 )
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event
@@ -101,6 +102,8 @@ class Ledger:
         self._said = {text for entry in record.entries for text in randomness_of(entry.note)}
         self._digest = record.digest
         self._process = os.getpid()
+        self._file = path.absolute()  # the program may change its directory
+        self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
         self._open = True
 
     @classmethod
@@ -108,7 +111,7 @@ class Ledger:
         """Begin a ledger in a new file.
 
         The header names `relation`, `delta` and `plan` (a digest of the plan), and whatever else is public;
-        `assumptions`, a list of sentences, goes into every charge.
+        `assumptions`, a list of sentences, goes into every charge, and so does `seeded`, whether the run has a seed.
         """
         path, fields = Path(path), header_fields(header)
         try:
@@ -182,10 +185,10 @@ class Ledger:
             entry = open_entry(self._path, len(self._entries) + 2, torn, self._digest)
         except check.Refused:
             step = self._entries[-1].step + 1 if self._entries else 0
-            self._add(planned, step, {}, torn=torn)
+            self._add(planned, step, torn_note(torn), torn=torn)
         else:
             assert self._descriptor is not None  # only a file can be torn
-            _write(self._descriptor, b"\n")
+            self._write(b"\n")
             self._keep(entry)
 
     def append(self, event: Event, *, step: int, note: Mapping[str, Any] | None = None) -> None:
@@ -206,11 +209,31 @@ class Ledger:
         if torn:
             body["torn"] = hashlib.sha256(torn).hexdigest()
         digest, line = seal(self._digest, body)
+        self._check_file()
         self._open = False  # until the line stands: a failed write must not be followed by another
-        if self._descriptor is not None:
-            _write(self._descriptor, b"\n" + line if torn else line)
+        self._write(b"\n" + line if torn else line)
         self._open = True
         self._keep(LedgerEntry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
+
+    def _write(self, line: bytes) -> None:
+        if self._descriptor is not None:
+            _write(self._descriptor, line)
+            self._size += len(line)
+
+    def _check_file(self) -> None:
+        """Refuse to charge into a file that nobody will find: removed, replaced, or without its earlier charges."""
+        if self._descriptor is None:
+            return
+        expected = f"the ledger of this run at {self._file}, as it was last written"
+        own = os.fstat(self._descriptor)
+        try:
+            found = os.stat(self._file)
+        except OSError:
+            check.damaged(expected, "no file: it was removed or moved while the run was writing to it", RESTORE)
+        if (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino):
+            check.damaged(expected, "another file in its place", RESTORE)
+        if own.st_size != self._size:
+            check.damaged(expected, f"{own.st_size} bytes instead of {self._size}", RESTORE)
 
     def _keep(self, entry: LedgerEntry) -> None:
         self._digest = entry.digest

@@ -130,7 +130,7 @@ class ModelBetweenBatches:
 
     @contextmanager
     def swapped(self, swap: AbstractContextManager[None]) -> Iterator[None]:
-        """Run the block inside `swap`, which exchanges parameters and restores them; the block may not write to them."""
+        """Run the block inside `swap`, which exchanges parameters and restores them; the block may not write."""
         if self._left is None:
             with swap:
                 yield

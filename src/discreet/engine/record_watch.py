@@ -49,6 +49,7 @@ from discreet.engine.proof.watched_functions import (
     TO_MEMORY,
     saved_tensors_hooks,
 )
+from discreet.engine.records_held import tensors_held_by
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
@@ -73,21 +74,6 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
         elif hasattr(tree, "__dict__") and not isinstance(tree, type):
             ahead += vars(tree).values()
     return found
-
-
-def _held_by(data: Any, depth: int = 3) -> list[Tensor]:
-    """The tensors in which a dataset holds its records, as far as they are not many."""
-    if isinstance(data, Tensor):
-        return [data]
-    if depth == 0 or isinstance(data, (str, bytes, type)):
-        return []
-    if isinstance(data, Mapping):
-        parts = list(data.values())
-    elif isinstance(data, (tuple, list)):
-        parts = list(data)
-    else:
-        parts = list(getattr(data, "__dict__", {}).values())
-    return [tensor for part in parts[:200_000] for tensor in _held_by(part, depth - 1)]
 
 
 def public(value: Any) -> Any:
@@ -134,7 +120,7 @@ class RecordWatch(TorchFunctionMode):
         self._records = records
         if not self.table.has_begun:
             live = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-            self.table.begin(live, [*_held_by(private), *(tensor for tensor, _ in places)])
+            self.table.begin(live, [*tensors_held_by(private, live), *(tensor for tensor, _ in places)])
         self.table.new_step(records)
         self._opened = self.table.clock
         for index, (tensor, place) in enumerate(places):

@@ -39,6 +39,7 @@ from discreet.training.binding import (
 )
 from discreet.training.loader import Loader, to_device
 from discreet.training.loop_guard import LoopGuard
+from discreet.training.shards import check_shards
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -100,6 +101,7 @@ class Private:
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
+        check_shards(self.world, data)
         check_processes(plan, self.world)
         check_optimizer(optimizer, model)
         self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
@@ -320,7 +322,7 @@ class Private:
     def _begin(self, ledger: str | Path | None) -> Ledger:
         """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
         self._share_parameters()
-        return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan)
+        return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan, self.streams)
 
     def _share_parameters(self) -> None:
         """Give all processes the parameters of the first, and store the initial ones if the domain needs them."""
