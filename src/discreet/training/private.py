@@ -101,9 +101,9 @@ class Private:
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
-        check_shards(self.world, data)
         check_processes(plan, self.world)
         check_optimizer(optimizer, model)
+        check_shards(self.world, data)
         self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
             self._engine = opened.enter_context(closing(Engine(model)))
