@@ -85,6 +85,13 @@ class FromArrays(Dataset[tuple[Tensor, Tensor]]):
         return torch.from_numpy(self.x[index]), self.y[index]
 
 
+def train_with(data: Any, scaled: Callable[[Tensor], Tensor]) -> int:
+    run = loop.private(dataset=data)
+    for rows, labels in run:
+        run.step(F.cross_entropy(run.model(scaled(rows)), labels, reduction="none"))
+    return run.updates
+
+
 @pytest.mark.parametrize("by_array", [False, True])
 def test_the_whole_data_in_the_losses_is_refused(by_array: bool) -> None:
     x, y = loop.data().tensors
@@ -92,16 +99,12 @@ def test_the_whole_data_in_the_losses_is_refused(by_array: bool) -> None:
     inner = FromArrays(x.numpy(), y) if by_array else TensorDataset(x, y)
     data = Subset(Subset(Subset(inner, everything), everything), everything)
     table = torch.from_numpy(x.numpy()) if by_array else x
-    run = loop.private(dataset=data)
     with pytest.raises(Refused, match="each record stands alone"):
-        for rows, labels in run:
-            run.step(F.cross_entropy(run.model(rows / table.abs().max()), labels, reduction="none"))
+        train_with(data, lambda rows: rows / table.abs().max())
 
 
 def test_tensors_beside_the_data_stay_public() -> None:
     x, y = loop.data().tensors
     scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    run = loop.private(dataset=Subset(Subset(TensorDataset(x, y), range(60)), range(60)))
-    for rows, labels in run:
-        run.step(F.cross_entropy(run.model(rows / scale), labels, reduction="none"))
-    assert run.updates == loop.STEPS
+    data = Subset(Subset(TensorDataset(x, y), range(60)), range(60))
+    assert train_with(data, lambda rows: rows / scale) == loop.STEPS

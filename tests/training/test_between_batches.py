@@ -47,11 +47,28 @@ def run_of(**options: Any) -> Private:
     return loop.private(Centred(), optimizer=lambda p: loop.sgd(q for q in p if q.requires_grad), **options)
 
 
-def train_with(change: Callable[[Any, Tensor], None], **options: Any) -> int:
+def nothing(model: Any, x: Tensor) -> None:
+    pass
+
+
+Change = Callable[[Any, Tensor], None]
+
+
+def train_with(
+    change: Change = nothing,
+    *,
+    before_pass: Change = nothing,
+    before_step: Change = nothing,
+    own: Any = None,
+    **options: Any,
+) -> int:
     """The user's loop, with `change(model, x)` after every step."""
     run = run_of(**options)
-    for x, y in run:
-        run.step(loop.losses(run.model, x, y))
+    for x, y in run if own is None else run.over(own):
+        before_pass(run.model, x)
+        losses = loop.losses(run.model, x, y)
+        before_step(run.model, x)
+        run.step(losses)
         change(run.model, x)
     return run.updates
 
@@ -137,11 +154,10 @@ def test_writing_before_an_empty_batch_is_refused() -> None:
 
 
 def test_writing_between_the_users_own_batches_is_refused() -> None:
-    run = run_of(which=loop.plan(methods.dp_sgd(clip=0.5).using(sampling=OwnLoader())), dataset=None)
+    which = loop.plan(methods.dp_sgd(clip=0.5).using(sampling=OwnLoader()))
+    batches = [loop.data()[:12], loop.data()[12:24]]
     with pytest.raises(Refused, match=CHANGED.format("centre")):
-        for x, y in run.over([loop.data()[:12], loop.data()[12:24]]):
-            run.step(loop.losses(run.model, x, y))
-            _written(run.model, x)
+        train_with(_written, own=batches, which=which, dataset=None)
 
 
 def test_a_new_loop_does_not_forget_a_change() -> None:
@@ -157,23 +173,14 @@ def test_a_new_loop_does_not_forget_a_change() -> None:
 
 
 def test_a_numpy_alias_written_between_losses_and_step_is_refused() -> None:
-    run = run_of()
-    alias = run.model.centre.numpy()
     with pytest.raises(Refused, match="centre changed"):
-        for x, y in run:
-            losses = loop.losses(run.model, x, y)
-            alias[:] = x.numpy().mean(0)
-            run.step(losses)
+        train_with(before_step=_by_numpy)
 
 
 def test_a_numpy_alias_written_before_the_first_pass_is_refused() -> None:
     """The first pass learns the model on random inputs; what was written before it must not be taken as given."""
-    run = run_of()
-    alias = run.model.centre.numpy()
     with pytest.raises(Refused, match="centre changed"):
-        for x, y in run:
-            alias[:] = x.numpy().mean(0)
-            run.step(loop.losses(run.model, x, y))
+        train_with(before_pass=_by_numpy)
 
 
 def test_writing_inside_averaged_is_refused() -> None:
