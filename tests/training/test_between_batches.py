@@ -177,10 +177,15 @@ def test_a_numpy_alias_written_between_losses_and_step_is_refused() -> None:
         train_with(before_step=_by_numpy)
 
 
-def test_a_numpy_alias_written_before_the_first_pass_is_refused() -> None:
-    """The first pass learns the model on random inputs; what was written before it must not be taken as given."""
+def test_a_numpy_alias_written_before_a_new_kind_of_pass_is_refused() -> None:
+    """Such a pass is learned on random inputs; what was written before it must not be taken as given."""
+
+    def change(model: Any, x: Tensor) -> None:
+        model.train(not model.training)
+        _by_numpy(model, x)
+
     with pytest.raises(Refused, match="centre changed"):
-        train_with(before_pass=_by_numpy)
+        train_with(before_pass=change, which=loop.plan(steps=1))
 
 
 def test_writing_inside_averaged_is_refused() -> None:

@@ -99,8 +99,10 @@ def _content(tensor: Tensor, whole: bool) -> bytes:
     """The bytes of a tensor, or those at its ends."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return b""
-    with torch._C.DisableTorchFunction():
-        bare = tensor.detach().cpu().contiguous()
+    bare = tensor
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        with torch._C.DisableTorchFunction():
+            bare = tensor.detach().cpu().contiguous()
     start, size = bare.data_ptr(), bare.nbytes
     if whole or size <= 2 * _END:
         return ctypes.string_at(start, size)  # a copy, and much faster than one through NumPy for small tensors
