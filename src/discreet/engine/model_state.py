@@ -73,8 +73,9 @@ class Snapshot:
     def _changed(self, model: nn.Module, same: Callable[[_Seen, Tensor], bool]) -> str | None:
         """The names of tensors that are not the same; None if all are."""
         now = tensors_of(model)
-        if len(now) == len(self._seen) and all(map(same, self._seen, now)):
-            return None
+        with torch._C.DisableTorchFunction():  # also inside the watch
+            if len(now) == len(self._seen) and all(map(same, self._seen, now)):
+                return None
         before = {id(seen.tensor): seen for seen in self._seen}
         held = dict(zip(map(id, now), self._seen, strict=False)) if len(now) == len(self._seen) else before
         named = (*model.named_parameters(), *model.named_buffers())
