@@ -49,6 +49,7 @@ def whole_step(task: Task, recipe: Recipe) -> Step:
     def step() -> None:
         batch = PrivateStep(plan, engine, progress, streams, lambda event, number: None, World.current())
         engine.begin(records)
+        engine.follow((task.inputs, task.labels), records)
         batch.add(F.cross_entropy(task.model(task.inputs), task.labels, reduction="none"))
         batch.release()
 

@@ -87,11 +87,11 @@ def floor(task: Task) -> Step:
 def bound(recipe: Recipe, batch: int) -> Plan:
     """A plan with more steps than a benchmark takes, for batches that the caller provides."""
     horizon = Horizon.of(records=100 * batch, batch=batch, steps=100_000)
-    return recipe.using(sampling=OwnLoader()).bind(noise=NOISE, horizon=horizon, delta=1e-5)
+    return recipe.using(sampling=OwnLoader()).bind(noise=NOISE, horizon=horizon, delta=1e-7)
 
 
 def private(task: Task) -> Step:
-    """Everything that `Private` does for a step: charge, norms, clip, sum, cipher noise, update."""
+    """Everything that `Private` does for a step: watch every call, charge, norms, clip, sum, cipher noise, update."""
     plan = bound(methods.dp_sgd(clip=CLIP), task.batch)
     engine, streams, progress, world = Engine(task.model), Streams.from_os(), RunState(), World.current()
     header = {"plan": plan.digest, "relation": str(plan.relation), "delta": plan.delta}
@@ -106,6 +106,7 @@ def private(task: Task) -> Step:
         batch = PrivateStep(plan, engine, progress, streams, charge, world)
         for inputs, labels in zip(task.inputs.split(micro), task.labels.split(micro), strict=True):
             engine.begin(len(labels))
+            engine.follow((inputs, labels), len(labels))
             batch.add(F.cross_entropy(task.model(inputs), labels, reduction="none"))
         update(optimizer, parameters, batch.release(), plan.selection.frozen)
 

@@ -75,6 +75,15 @@ def train(run: Private, most: int | None = None) -> int:
     return moved
 
 
+def last_of_step(run: Private, batches: Any, loss: Callable[..., Tensor] = losses) -> Any:
+    """Take the micro-batches of a step up to the last, which is returned before `step` is called on it."""
+    x, y = next(batches)
+    while not run._loop.sample_ended:
+        run.step(loss(run.model, x, y))
+        x, y = next(batches)
+    return x, y
+
+
 def weights(net: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in net.parameters()])
 

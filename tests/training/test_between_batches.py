@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import discreet
 import loop
 from discreet import methods
 from discreet.core.check import Refused
@@ -43,8 +44,8 @@ class Centred(nn.Module):
         return self.inner(self.norm(x - self.centre) * self.scale)
 
 
-def run_of(**options: Any) -> Private:
-    return loop.private(Centred(), optimizer=lambda p: loop.sgd(q for q in p if q.requires_grad), **options)
+def run_of(net: nn.Module | None = None, **options: Any) -> Private:
+    return loop.private(net or Centred(), optimizer=lambda p: loop.sgd(q for q in p if q.requires_grad), **options)
 
 
 def nothing(model: Any, x: Tensor) -> None:
@@ -223,6 +224,23 @@ def _same_values(model: Any, x: Tensor) -> None:
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_evaluation_and_reading_are_accepted(change: Any, micro_batch: int | None) -> None:
     assert train_with(change, micro_batch=micro_batch) == loop.STEPS
+
+
+@torch.no_grad()
+def _clamped(model: Any, x: Tensor) -> None:
+    for parameter in model.inner.parameters():
+        parameter.clamp_(-0.1, 0.1)
+
+
+@pytest.mark.parametrize("declare", [lambda model: model, lambda model: model.inner, lambda model: None])
+def test_a_declared_change_is_accepted(declare: Callable[[Any], Any]) -> None:
+    net = Centred()
+    declared = discreet.public(declare(net))
+    if declared is not None:
+        assert train_with(_clamped, net=net) == loop.STEPS
+        return
+    with pytest.raises(Refused, match=CHANGED.format("inner.0.weight")):
+        train_with(_clamped, net=net)
 
 
 def test_weights_may_be_loaded_before_the_first_batch() -> None:

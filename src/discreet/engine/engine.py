@@ -25,13 +25,12 @@ from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.model_state import Snapshot
 from discreet.engine.proof.forbidden import FORBIDDEN
-from discreet.engine.proof.lineage import PUBLIC
-from discreet.engine.proof.losses import check_losses, check_scale
-from discreet.engine.record_watch import RecordWatch, places_in
+from discreet.engine.proof.lineage import PUBLIC, places_in
+from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import parameters_in, refuse_unsupported, trainable
-from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked, tensors_in
+from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.unscripted import Unscripted
 
@@ -43,10 +42,7 @@ class _Pass:
     """One watched forward pass."""
 
     recorder: Recorder
-    script: ForwardTrace
     watching: ExitStack
-    outputs: list[Tensor]
-    ends: set[Any]  # their autograd nodes, as the pass left them
 
 
 class _Hook:
@@ -189,10 +185,6 @@ class Engine:
         self._watching = False
         passes, self._passes = self._passes, []
         with _fresh_graph(), untouched(self._roots, UNSEEN):
-            for one in passes:
-                check_scale(losses, one.script, one.ends)
-                if not one.script.loss_checked:
-                    one.script.loss_checked = check_losses(each, one.script, one.outputs, one.recorder)
             uses = [use for one in passes for use in one.recorder.uses]
             for use in uses:
                 use.gradient = None  # a backward pass of the caller's own may have left one
@@ -318,7 +310,7 @@ class Engine:
             recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
         watching.enter_context(self._unscripted.applied())
-        self._open[-1] = _Pass(recorder, script, watching, [], set())
+        self._open[-1] = _Pass(recorder, watching)
         if self.watch.is_open:
             calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)
             watching.enter_context(self.watch.running(calls.handle))
@@ -336,8 +328,6 @@ class Engine:
         with torch._C.DisableTorchFunction():
             if self._before is not None:
                 self._before.compare(self.model)
-            one.outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-            one.ends = {tensor.grad_fn for tensor in one.outputs}
         self._passes.append(one)
 
     # -- inside ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import version_of
+from discreet.engine.proof.lineage import DECLARED, version_of
 from discreet.engine.support import tensors_of
 
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
@@ -88,7 +88,14 @@ def _is_untouched(seen: _Seen, now: Tensor) -> bool:
 
 
 def _is_equal(seen: _Seen, now: Tensor) -> bool:
-    """Whether the content is the same, as far as it is known; where it is not, nothing may have been written."""
+    """Whether the content is the same, as far as it is known; where it is not, nothing may have been written.
+
+    The user may declare with `discreet.public` that what changes does not come from records.
+    """
+    return _has_content_of(seen, now) or DECLARED.number_of(now) is not None
+
+
+def _has_content_of(seen: _Seen, now: Tensor) -> bool:
     if seen.tensor is not now and (seen.tensor.dtype, seen.tensor.shape) != (now.dtype, now.shape):
         return False
     if not seen.is_whole and not (seen.tensor is now and seen.version == version_of(now)):

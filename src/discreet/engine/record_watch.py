@@ -10,8 +10,7 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 from discreet.engine.checkpointed import checkpoint_frame
 from discreet.engine.proof.blame import (
     CHANGED,
@@ -31,13 +30,23 @@ from discreet.engine.proof.blame import (
     refuse_losses,
     user_line,
 )
-from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
-from discreet.engine.proof.call_proof import tensors_of_result
+from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading, counts
 from discreet.engine.proof.custom_backward import backward_of
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, versions_of
+from discreet.engine.proof.lineage import (
+    DECLARED,
+    MIXED,
+    PUBLIC,
+    SOLE,
+    Lineage,
+    Origin,
+    live_tensors,
+    version_of,
+    versions_of,
+)
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.positions import places_matter
+from discreet.engine.proof.positions import places_matter, sample_of
 from discreet.engine.proof.program import KnownPrograms
+from discreet.engine.proof.provable_call import tensors_of_result
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
 from discreet.engine.proof.watched_functions import (
     DATA_GET,
@@ -45,8 +54,11 @@ from discreet.engine.proof.watched_functions import (
     FILLS,
     HIDDEN,
     HOOKS,
+    INDEXING,
     QUIET,
+    SPECIAL,
     TO_MEMORY,
+    is_slice,
     saved_tensors_hooks,
 )
 from discreet.engine.records_held import tensors_held_by
@@ -55,36 +67,19 @@ from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
 
 
-def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
-    """The tensors of a batch; the first axis is the record, and a tensor without one row per record is mixed."""
-    found: list[tuple[Tensor, RecordAxis | Lineage]] = []
-    ahead, seen = [batch], set()
-    while ahead:
-        tree = ahead.pop(0)
-        if id(tree) in seen:
-            continue
-        seen.add(id(tree))
-        if isinstance(tree, Tensor):
-            is_row = tree.dim() > 0 and tree.shape[0] == rows
-            found.append((tree, RecordAxis(0) if is_row else MIXED))
-        elif isinstance(tree, Mapping):
-            ahead += tree.values()
-        elif isinstance(tree, (tuple, list)):
-            ahead += tree
-        elif hasattr(tree, "__dict__") and not isinstance(tree, type):
-            ahead += vars(tree).values()
-    return found
-
-
 def public(value: Any) -> Any:
-    """Declare that a number, or a choice, does not come from the records.
+    """Declare that a number, a choice, a tensor or a module does not come from the records.
 
         loss = loss * discreet.public(temperature)
         if discreet.public(step > 100): ...
+        teacher = discreet.public(copy.deepcopy(model))     # and update it from the model's parameters after each step
 
-    It is your word: the certificate rests on it. Schedules, constants and random numbers are public; whatever was
-    computed from a batch is not.
+    It is your word: the certificate rests on it. Schedules, constants, random numbers and released parameters are
+    public; whatever was computed from a batch is not. A tensor, or a module with its parameters and buffers, stays
+    public in later steps, whatever is written into it between them.
     """
+    if isinstance(value, (Tensor, nn.Module)):
+        DECLARED.add(value, user_line() or "")
     if isinstance(value, float):
         return DeclaredFloat(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -108,6 +103,7 @@ class RecordWatch(TorchFunctionMode):
         self._is_open = self._is_paused = False
         self._read: tuple[int, str] | None = None
         self._declared: list[Any] = []
+        self._is_comparing = False
 
     # -- one batch -------------------------------------------------------------------------------------
 
@@ -118,18 +114,37 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._records = records
-        if not self.table.has_begun:
-            live = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-            self.table.begin(live, [*tensors_held_by(private, live), *(tensor for tensor, _ in places)])
+        self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
         self._opened = self.table.clock
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared = []
+        self._declared, self._is_comparing = [], self._programs.wants_another_size
         self._is_open = True
         _push_mode(self)
+
+    def take_stock(self, private: Any) -> None:
+        """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
+        if not self.table.has_begun:
+            live = live_tensors()
+            self.table.begin(live, tensors_held_by(private, live))
+
+    @contextmanager
+    def reading_records(self) -> Iterator[None]:
+        """Tensors that are made or written to inside the block do not count as public: they may hold records."""
+        if self.table.has_begun:
+            yield
+            return
+        before = {id(tensor): (tensor, version_of(tensor)) for tensor in live_tensors()}
+        try:
+            yield
+        finally:
+            for tensor in live_tensors():
+                known = before.get(id(tensor))
+                if known is None or known[1] != version_of(tensor):
+                    self.table.withhold(tensor)
 
     def close(self) -> None:
         """Stop watching: remove this mode, and no other, from wherever it is on the stack."""
@@ -145,6 +160,11 @@ class RecordWatch(TorchFunctionMode):
         for mode in reversed(above):
             _push_mode(mode)
         self.table.forget()
+
+    @property
+    def wants_another_size(self) -> bool:
+        """Whether losses were not compared for two numbers of records yet."""
+        return self._programs.wants_another_size
 
     @property
     def is_open(self) -> bool:
@@ -169,8 +189,11 @@ class RecordWatch(TorchFunctionMode):
             self.forward = before
 
     def declare(self, value: Any) -> None:
-        """A choice of this step that does not come from the records."""
-        self._declared.append(value)
+        """A choice of this step, or a tensor or module, that does not come from the records."""
+        if isinstance(value, Tensor):
+            self.table.declare(value)
+        elif not isinstance(value, nn.Module):
+            self._declared.append(value)
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
@@ -183,6 +206,12 @@ class RecordWatch(TorchFunctionMode):
             if origin.lineage is MIXED:
                 refuse_losses(origin)
             place = origin.lineage
+            require(
+                place is not PUBLIC,
+                "losses that are computed from the tensors of the batch",
+                "losses that depend on none of them",
+                "give the values of the records as tensors: encode strings and lists in the dataset or in collate_fn",
+            )
             if isinstance(place, RecordAxis) and (place.axis != 0 or place.minor):
                 refuse(
                     "losses with one entry for each record, in the order of the batch",
@@ -192,20 +221,23 @@ class RecordWatch(TorchFunctionMode):
             read = self._read
             if read is not None and self._records == 1 and read[0] > self._opened:
                 read = None  # of the one record itself
-            self._programs.check(origin, self._records, read, tuple(self._declared))
+            state = self.table.state_of_the_model()
+            self._programs.check(origin, self._records, read, tuple(self._declared), state=state)
 
     # -- one call --------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._is_open or self._is_paused:
+        if self._is_paused or not self._is_open:
             return func(*args, **kwargs)
-        if func in QUIET and not self.table.has_sizes_by_values:
+        table = self.table
+        if func in QUIET and not table.has_sizes_by_values:
             return func(*args, **kwargs)
         reading = Reading(self._records, values=func in NUMBERS)
-        description = reading.describe(args, self.table.find), reading.describe(kwargs, self.table.find)
-        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            reading.origins[0] = Origin(PUBLIC, 1)  # overwritten, every entry
+        description = reading.describe_call(args, kwargs, table.find)
+        tensors, is_special = reading.tensors, func in SPECIAL
+        if is_special:
+            self._prepare(func, reading)
         blamed, on_records = None, False
         for origin in reading.origins:
             lineage = origin.lineage
@@ -213,46 +245,72 @@ class RecordWatch(TorchFunctionMode):
                 blamed = origin
             elif lineage is not PUBLIC:
                 on_records = True
-        if on_records and func in HOOKS:
-            self._refuse_hook(func)
-        if on_records and saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
-            refuse(
-                "saved tensors that come back as they were",
-                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
-                "remove them, and use a smaller micro_batch, which saves memory too",
-            )
-        versions = versions_of(reading.tensors)
-        started = self.table.clock
+        if on_records and self._is_comparing:
+            for tensor, origin in zip(tensors, reading.origins, strict=True):
+                is_place = func in INDEXING and counts(origin)
+                if origin.lineage is PUBLIC and origin.is_made and origin.sample is None and not is_place:
+                    origin.sample = sample_of(tensor)
+        if on_records and (is_special or saved_tensors_hooks(False) is not None):
+            self._refuse_hooks(func)
+        versions = versions_of(tensors)
+        started = table.clock
         result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
-        if self.table.clock != started:
+        if table.clock != started:
             return result  # taken apart into calls that were watched
-        if func in TO_MEMORY:
+        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
+            self._write_slice(args)
+            return result
+        if is_special and func in TO_MEMORY:
             self._special(func, args, reading)
         made = [result] if type(result) is Tensor else tensors_of_result(result)
-        now = versions_of(reading.tensors)
+        now = versions_of(tensors)
         written = [] if now == versions else [i for i, version in enumerate(versions) if now[i] != version]
-        if not made and not written:
+        if written:
+            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
+        elif not made:
             if on_records or blamed is not None:
                 self._note_reading(func, blamed)
             return result
-        tensors = reading.tensors
-        if written:
-            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         form = form_of(func, description, tuple(reading.declared))
-        clock = self.table.tick()
+        clock = table.tick()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if blamed is not None:
-            new = Origin(MIXED, digest, clock, func, description, parents, blamed.blame)
-            self.table.put_all(made, [new] * len(made), reading, written)
+            places, blame = (MIXED,) * len(made), blamed.blame
+        else:
+            places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
+        if blame is None and made[0] is result and not written:  # nearly always: one new tensor
+            table.put_made(result, Origin(places[0], digest, clock, func, description, parents), tensors)
             return result
-        places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
         origins = [
             Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None)
             for i, place in enumerate(places)
         ]
-        self.table.put_all(made, origins, reading, written)
+        table.put_all(made, origins, reading, written)
         return result
+
+    def _write_slice(self, args: Any) -> None:
+        """Note `target[index] = value` as a copy into a view: the view shows which entries were written."""
+        target, index, value = args
+        with torch._C.DisableTorchFunction():
+            view = target[index]
+        is_tensor = isinstance(value, Tensor)
+        func: Any = Tensor.copy_ if is_tensor else Tensor.fill_
+        came = self.table.find(value) if is_tensor else Origin(PUBLIC, 0)
+        reading = Reading(self._records, values=func in NUMBERS)
+        description = reading.describe((view, value), lambda tensor: Origin(PUBLIC, 1) if tensor is view else came)
+        form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
+        place, blame = came.lineage, came.blame
+        if place is not MIXED:
+            places, blame = self._places(form, func, (view, value), {}, reading, [view], came.lineage is not PUBLIC)
+            place = places[0]
+        digest = hash((form.digest, came.digest))
+        self.table.note_write(view, Origin(place, digest, clock, func, (description, ()), (came,), blame))
+
+    def _prepare(self, func: Any, reading: Reading) -> None:
+        """A tensor that is overwritten, every entry, holds nothing of before."""
+        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
+            reading.origins[0] = Origin(PUBLIC, 1)
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""
@@ -279,9 +337,7 @@ class RecordWatch(TorchFunctionMode):
             verdict = mixed(made, "what it gives a record depends on the record's place in the batch")
         else:
             verdict = verdict_on(form, func, args, kwargs, reading, made)
-        if MIXED in verdict.outputs:
-            return verdict.outputs, blame_for(func, verdict)
-        return verdict.outputs, None
+        return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
         if public_answer(func) is not None:
@@ -292,13 +348,18 @@ class RecordWatch(TorchFunctionMode):
             if where is not None:
                 self._read = self.table.tick(), where
 
-    def _refuse_hook(self, func: Any) -> None:
-        why = HOOKS[func]
-        if why:
+    def _refuse_hooks(self, func: Any) -> None:
+        if HOOKS.get(func):
             refuse(
-                f"a step whose gradients autograd computes: {why}",
+                f"a step whose gradients autograd computes: {HOOKS[func]}",
                 f"{name_of(func)} at {user_line()}",
                 "remove the hook; private.step bounds every record's gradient",
+            )
+        if saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
+            refuse(
+                "saved tensors that come back as they were",
+                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
+                "remove them, and use a smaller micro_batch, which saves memory too",
             )
 
     def _with_backward(self, tensor: Tensor, origin: Origin) -> Origin:

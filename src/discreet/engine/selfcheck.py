@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # but for rounding).
 _TOLERANCE = {torch.float64: (1e-6, 1e-11), torch.float32: (2e-3, 1e-5)}
 _HALF_TOLERANCE = (0.2, 2e-2)
+_WEIGHTS = torch.linspace(0.5, 1.5, SMALL).tolist()
 
 
 def self_check(engine: Engine, args: Any, kwargs: Any, records: int) -> None:
@@ -100,18 +101,20 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
         factors = collector.finish()
     script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
     script.largest = largest_kept(factors)
-    with torch.enable_grad():
-        expected = _by_autograd(roots, lambda: _losses(script, run()))
     half = recorder.is_reduced or any(root.tensor.dtype in REDUCED for root in roots)
+    comparisons = [_GradientComparison(root, own, half) for root, own in zip(roots, factors, strict=True)]
+    with torch.enable_grad():
+        losses = _losses(script, run())
+    for record, loss in enumerate(losses):  # one at a time: no more than one gradient is held
+        gradients = torch.autograd.grad(loss, [root.tensor for root in roots], retain_graph=True, allow_unused=True)
+        with torch.no_grad():
+            sizes = [torch.zeros(()) if one is None else one.double().norm().cpu() for one in gradients]
+            whole = float(torch.stack(sizes).norm())
+            for one, gradient, size in zip(comparisons, gradients, sizes, strict=True):
+                one.compare(record, gradient, float(size), whole)
     with torch.no_grad():
-        whole = torch.stack([row_norm(piece) for piece in expected]).square().sum(0).sqrt()
-        for root, factor, truth in zip(roots, factors, expected, strict=True):
-            _compare(root.name, factor, truth, whole, half)
-
-
-def row_norm(rows: Tensor) -> Tensor:
-    norms: Tensor = rows.double().reshape(rows.shape[0], -1).norm(dim=1)
-    return norms
+        for one in comparisons:
+            one.compare_sum()
 
 
 def _losses(script: ForwardTrace, output: Any) -> Tensor:
@@ -135,37 +138,44 @@ def _losses(script: ForwardTrace, output: Any) -> Tensor:
     return total
 
 
-def _by_autograd(roots: Sequence[Tracked], losses: Callable[[], Tensor]) -> list[Tensor]:
-    """The truth, per parameter [SMALL, *shape]."""
-    parameters = [root.tensor for root in roots]
-    rows: list[list[Tensor]] = [[] for _ in roots]
-    for loss in losses():
-        grads = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-        for row, parameter, grad in zip(rows, parameters, grads, strict=True):
-            row.append(torch.zeros_like(parameter) if grad is None else grad)
-    return [torch.stack(row).detach() for row in rows]
+class _GradientComparison:
+    """The gradients of one parameter, their norms and one weighted sum, against autograd's."""
 
+    def __init__(self, root: Tracked, factors: Factors | None, half: bool) -> None:
+        self._root, self._factors = root, factors
+        dtype = torch.float64 if root.tensor.dtype == torch.float64 else torch.float32
+        self._tolerances = _HALF_TOLERANCE if half else _TOLERANCE[dtype]
+        self._norms = [0.0] * SMALL if factors is None else factors.norms.tolist()
+        self._weighted = torch.zeros_like(root.tensor, dtype=dtype)
+        self._allowed = 0.0
 
-def _compare(name: str, factors: Factors | None, truth: Tensor, whole: Tensor, half: bool) -> None:
-    """The gradients of one parameter, their norms and one weighted sum, against the truth."""
-    dtype = torch.float64 if truth.dtype == torch.float64 else torch.float32
-    own, noise = _HALF_TOLERANCE if half else _TOLERANCE[dtype]
-    sizes = row_norm(truth)
-    allowed = own * sizes + noise * whole
-    if factors is None:
-        found, norms, total = torch.zeros_like(truth), torch.zeros_like(sizes), truth.new_zeros(1, *truth.shape[1:])
-    else:
-        found, norms = factors.instantiate(0, SMALL), factors.norms
-        total = truth.new_zeros(1, *truth.shape[1:], dtype=dtype)  # as in training: not in the weight's own format
-        factors.add_weighted(torch.linspace(0.5, 1.5, SMALL, device=truth.device).unsqueeze(0), total)
-    weighted = torch.tensordot(torch.linspace(0.5, 1.5, SMALL, device=truth.device).to(truth), truth, 1)
-    gap = row_norm(found - truth)
-    right = (gap <= allowed) & (norms >= sizes - allowed) & (norms <= sizes + allowed)
-    summed = row_norm(total - weighted) <= 2 * allowed.sum()
-    require(
-        bool(right.all()) and bool(summed.all()),
-        f"the per-sample gradients of {name} to equal autograd's on random inputs",
-        f"a relative difference of {float((gap / sizes.clamp(min=1e-30)).max()):.1e}",
-        "remove gradients inside forward() and ops that mix records in the backward pass; else report the "
-        "model. Freezing the parameter avoids it",
-    )
+    def compare(self, record: int, truth: Tensor | None, size: float, whole: float) -> None:
+        """Refuse a gradient of one record; `whole` is the norm of all its gradients."""
+        own, noise = self._tolerances
+        allowed, norm = own * size + noise * whole, self._norms[record]
+        self._allowed += allowed
+        found = None if self._factors is None else self._factors.instantiate(record, record + 1)[0]
+        if truth is not None:
+            self._weighted.add_(truth, alpha=_WEIGHTS[record])
+            gap = size if found is None else float((found - truth).double().norm())
+        else:
+            gap = 0.0 if found is None else float(found.double().norm())
+        other = abs(norm - size)
+        self._require(gap <= allowed and other <= allowed, max(gap, other) / max(size, 1e-30))
+
+    def compare_sum(self) -> None:
+        """Refuse a weighted sum."""
+        total = torch.zeros_like(self._weighted).unsqueeze(0)
+        if self._factors is not None:
+            self._factors.add_weighted(torch.tensor([_WEIGHTS], device=total.device), total)
+        gap = float((total[0] - self._weighted).double().norm())
+        self._require(gap <= 2 * self._allowed, gap / max(float(self._weighted.norm()), 1e-30))
+
+    def _require(self, right: bool, gap: float) -> None:
+        require(
+            right,
+            f"the per-sample gradients of {self._root.name} to equal autograd's on random inputs",
+            f"a relative difference of {gap:.1e}",
+            "remove gradients inside forward() and ops that mix records in the backward pass; else report the "
+            "model. Freezing the parameter avoids it",
+        )

@@ -67,8 +67,8 @@ def measure(name: str, *, shape: tuple[int, ...], classes: int, micro_batch: int
     private = Private(model, optimizer, plan, TensorDataset(x, y), micro_batch=count, streams=Streams.seeded(seed))
     started = 0.0
     for inputs, labels in private:
-        private.step(F.cross_entropy(model(inputs), labels, reduction="none"))
-        started = started or time.perf_counter()
+        if private.step(F.cross_entropy(model(inputs), labels, reduction="none")):
+            started = started or time.perf_counter()
     seconds = (time.perf_counter() - started) / (2 * count)
     private.close()
     return StepCost(

@@ -1,4 +1,4 @@
-"""Checks of a plan against model, optimizer and data, made before any private record is used."""
+"""Checks of a plan against model, optimizer and data, made before anything is trained or released."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from discreet.engine.selfcheck import self_check
 from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
+from discreet.training.collate import check_data_apart
 from discreet.training.loader import to_device
 
 TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
@@ -66,12 +67,15 @@ def dry_run(
 ) -> tuple[Any, Any] | None:
     """Compare the engine's gradients with autograd, on random inputs with the shape of the data.
 
-    No private value is used. Returns example arguments of the model for two records; None without data.
+    A few records are loaded to check `collate_fn`. Nothing about them is kept but the shape of the first. Returns
+    example arguments of the model for two records; None without data.
     """
     if data is None or len(data) == 0:
         return None
-    batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
-    arguments = _default_inputs(batch) if inputs is None else inputs(batch)
+    with engine.watch.reading_records():
+        check_data_apart(data, collate_fn)
+        batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
+        arguments = _default_inputs(batch) if inputs is None else inputs(batch)
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     try:
         self_check(engine, args, kwargs, 2)

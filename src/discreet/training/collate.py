@@ -1,13 +1,17 @@
 """Call a user's `collate_fn` for one record at a time.
 
-Guarantee: the rows of a record in a batch depend on that record only, because `collate_fn` never sees several records
-together. It therefore cannot pad to the longest record of a batch, standardise over a batch, or mix records.
+Guarantee: the rows of a record in a batch depend on that record only, because no record of a batch comes out of a call
+of `collate_fn` on several records. It therefore cannot pad to the longest record of a batch, standardise over a batch,
+or mix records. Because it would do something else than its author meant, such a function is refused (`check_apart`).
 """
 
 from __future__ import annotations
 
 import copy
+import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -25,9 +29,12 @@ class CollateEach:
     """Collates each record separately and joins the results. A batch of two equal records shows how to join them."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._collate_fn = collate_fn
+        self._collate_fn, self._is_checked = collate_fn, False
 
     def __call__(self, records: list[Any]) -> Any:
+        if not self._is_checked and len(records) > 1:
+            check_apart(self._collate_fn, records[:_POOL], "collate_fn")
+            self._is_checked = True
         alone = [self._collate_fn([record]) for record in records]
         two = self._collate_fn([copy.deepcopy(records[0]), copy.deepcopy(records[0])])
         return _joined(alone, two)
@@ -80,6 +87,122 @@ def _refuse(came: str) -> NoReturn:
         "a collate_fn that makes each record's rows from that record alone",
         came,
         "return tensors with the records along the first axis; create constants inside forward()",
+    )
+
+
+def check_data_apart(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+    """Refuse a `collate_fn`, or a batched fetch, that gives a record other entries beside other records."""
+    size = len(data)
+    numbers = sorted({(size * part // _POOL + part) % size for part in range(_POOL)})  # odd ones, too
+    fetch = getattr(data, "__getitems__", None)
+    if fetch is not None:
+        check_apart(fetch, numbers, "__getitems__")
+    if collate_fn is not None:
+        check_apart(collate_fn, [data[number] for number in numbers], "collate_fn")
+
+
+def check_apart(function: Callable[[list[Any]], Any], pool: list[Any], what: str) -> None:
+    """Call a function on a few of `pool` together, and again with others in their place: entries of one may not move.
+
+    Random numbers are drawn from the same seeds, and the generators are restored. A function whose results are not
+    repeatable even so, or that fails, is not judged: the batches of a run come from one record at a time.
+    """
+    few = min(_FEW, len(pool))
+    if few < 2:
+        return
+    shift = few if len(pool) >= 2 * few else 1
+    own, others = pool[:few], [pool[(index + shift) % len(pool)] for index in range(few)]
+    try:
+        first, again, reseeded = (_seeded(function, own, seed) for seed in (0, 0, 1))
+        alone = _seeded(function, own[:1], 0)
+        if _difference(first, again) is not None:
+            return
+        is_random = _difference(first, reseeded) is not None
+        for seed in range(_SEEDS if is_random else 1):
+            before = _seeded(function, own, seed)
+            after = _seeded(function, [own[0], *others[1:]], seed)
+            _require_same(_part(before, alone, few, 0), _part(after, alone, few, 0), function, what)
+        if not is_random:  # what one record draws may shift the draws of the next
+            after = _seeded(function, [others[0], *own[1:]], 0)
+            for index in range(1, few):
+                _require_same(_part(first, alone, few, index), _part(after, alone, few, index), function, what)
+    except _FailedError:
+        return
+
+
+_FEW, _POOL, _SEEDS = 3, 6, 8
+
+
+class _FailedError(Exception):
+    """The user's function failed on the records of the check."""
+
+
+def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int) -> Any:
+    state: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(copy.deepcopy(records))
+    except Exception as error:
+        raise _FailedError from error
+    finally:
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])
+
+
+def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
+    """What belongs to one record of a batch; `alone` is a batch of a single record and shows which axes grow."""
+    if isinstance(batch, (Tensor, np.ndarray, list, tuple)):
+        each = 0 if isinstance(alone, (Tensor, np.ndarray)) and alone.ndim == 0 else len(alone)
+        if each and len(batch) == records * each:
+            return batch[each * index : each * (index + 1)]
+    if isinstance(batch, Mapping) and set(batch) == set(alone):
+        return {key: _part(part, alone[key], records, index) for key, part in batch.items()}
+    if isinstance(batch, (list, tuple)) and len(batch) == len(alone):
+        return [_part(part, one, records, index) for part, one in zip(batch, alone, strict=True)]
+    return batch
+
+
+def _difference(one: Any, other: Any) -> str | None:
+    """What differs between two results, "shape" or "values"; None if nothing does."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.dtype.kind in "biufc":
+        one, other = torch.from_numpy(one), torch.from_numpy(other)
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return "shape"
+        return None if torch.allclose(one, other, rtol=1e-6, atol=0.0, equal_nan=True) else "values"
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        if set(one) != set(other):
+            return "values"
+        one, other = [one[key] for key in one], [other[key] for key in one]
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        if len(one) != len(other):
+            return "shape"
+        return next(filter(None, map(_difference, one, other)), None)
+    return None if bool(np.all(one == other)) else "values"
+
+
+def _require_same(one: Any, other: Any, function: Any, what: str) -> None:
+    difference = _difference(one, other)
+    if difference is None:
+        return
+    called = function.func if isinstance(function, partial) else function
+    code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
+    where = f"{what} at {code.co_filename}:{code.co_firstlineno}" if code is not None else what
+    if difference == "shape":
+        refuse(
+            f"a {what} that gives a record one shape, whatever the other records of the batch are",
+            f"{where}, in which a record's shape moves with the other records, as with padding to the longest",
+            _PAD,
+        )
+    refuse(
+        f"a {what} that makes each record's entries from that record alone",
+        f"{where}, in which a record's entries move with the other records",
+        "standardise with public constants, do not mix records, and return no statistic of the batch",
     )
 
 

@@ -49,11 +49,23 @@ class Loader:
             self._collate_fn = CollateEach(collate_fn)
         self._is_plain = isinstance(dataset, TensorDataset) and collate_fn is None and num_workers == 0
 
-    def load(self, drawn: Iterator[Indices]) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of each draw, in order."""
+    def load(self, drawn: Iterator[Indices], wants_two_sizes: Callable[[], bool] = bool) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of each draw, in order.
+
+        wants_two_sizes  whether the next draw is to give micro-batches of two sizes. Workers load ahead, and with them
+                         a few draws more are cut in this way
+        """
+
+        def cut(indices: Indices) -> Iterator[tuple[Indices, bool]]:
+            sizes = sizes_of_pieces(len(indices), self._micro_batch, two=wants_two_sizes())
+            start = 0
+            for number, size in enumerate(sizes, 1):
+                yield indices[start : start + size], number == len(sizes)
+                start += size
+
         if self._is_plain or self._num_workers == 0:
             for indices in drawn:
-                for part, is_last in self._cut(indices):
+                for part, is_last in cut(indices):
                     yield self._micro(self._take(part) if len(part) else None, len(part), is_last)
             return
         # Workers prefetch, so the sizes of micro-batches wait in a queue until their batch arrives.
@@ -61,7 +73,7 @@ class Loader:
         fetched = iter(
             DataLoader(
                 OneByOne(self._dataset),
-                batch_sampler=self._lists(drawn, cuts),
+                batch_sampler=_Lists(drawn, cuts, cut),
                 num_workers=self._num_workers,
                 collate_fn=self._collate_fn,
                 generator=torch.Generator().manual_seed(
@@ -76,20 +88,12 @@ class Loader:
         while cuts:
             yield self._micro(None, *cuts.popleft())
 
-    def _cut(self, indices: Indices) -> Iterator[tuple[Indices, bool]]:
-        starts = range(0, max(len(indices), 1), self._micro_batch)
-        for start in starts:
-            yield indices[start : start + self._micro_batch], start == starts[-1]
-
     def _take(self, indices: Indices) -> Any:
         if self._is_plain:
             assert isinstance(self._dataset, TensorDataset)
             rows = torch.from_numpy(indices)
             return tuple(tensor[rows] for tensor in self._dataset.tensors)
         return self._collate_fn([self._dataset[int(index)] for index in indices])
-
-    def _lists(self, drawn: Iterator[Indices], cuts: deque[tuple[int, bool]]) -> _Lists:
-        return _Lists(drawn, cuts, self._cut)
 
     def _micro(self, batch: Any, records: int, is_last: bool) -> MicroBatch:
         return MicroBatch(to_device(batch, self._device), records, is_last)
@@ -122,3 +126,43 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return tensor.to(device)
 
     return replace(batch, move)
+
+
+def sizes_of_pieces(records: int, largest: int, *, two: bool) -> list[int]:
+    """The sizes of the micro-batches of a draw; with `two`, of two sizes, each of them twice where that is possible.
+
+    Losses that depend on the number of records show it by a second number of records, before anything is released.
+
+    >>> sizes_of_pieces(12, 5, two=False), sizes_of_pieces(12, 12, two=True), sizes_of_pieces(12, 3, two=True)
+    ([5, 5, 2], [3, 2, 2, 3, 2], [3, 2, 2, 3, 2])
+    >>> [sizes_of_pieces(records, 9, two=True) for records in range(7)]
+    [[0], [1], [2], [2, 1], [2, 1, 1], [2, 1, 2], [2, 1, 1, 2]]
+    """
+    sizes: list[int] = []
+    if two and records >= 3 and largest >= 2:
+        less = min((records - 2) // 4, largest - 1)  # neighbours have no common factor
+        sizes = [less + 1, less, less, less + 1] if less > 0 else [2, 1]
+    left = records - sum(sizes)
+    if left or not sizes:
+        sizes += [min(largest, left - start) for start in range(0, max(left, 1), largest)]
+    return sizes
+
+
+def pieces_of(batch: Any, records: int) -> list[tuple[Any, int]]:
+    """A batch in pieces of two sizes; whole if it holds anything but tensors with one row for each record."""
+    sizes = sizes_of_pieces(records, records, two=True)
+    if len(sizes) == 1 or not _is_rows(batch, records):
+        return [(batch, records)]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return [
+        (replace(batch, lambda tensor, start=start, size=size: tensor.narrow(0, start, size).clone()), size)  # type: ignore[misc]
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def _is_rows(batch: Any, records: int) -> bool:
+    if isinstance(batch, Tensor):
+        return batch.dim() > 0 and batch.shape[0] == records
+    if isinstance(batch, (dict, tuple, list)):
+        return all(_is_rows(part, records) for part in (batch.values() if isinstance(batch, dict) else batch))
+    return batch is None

@@ -37,7 +37,7 @@ from discreet.training.binding import (
     records_in,
     sampling_streams,
 )
-from discreet.training.loader import Loader, to_device
+from discreet.training.loader import Loader, pieces_of, to_device
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.shards import check_shards
 from discreet.training.spending import Spent
@@ -125,7 +125,12 @@ class Private:
     # -- the loop --------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the micro-batches of all remaining steps, on the device."""
+        """Yield the micro-batches of all remaining steps, on the device.
+
+        The first batch is cut into micro-batches of two sizes, so that losses that depend on the number of records are
+        refused before anything is released.
+        """
+        self._engine.watch.take_stock(self._data)  # before a record is read
         loader, size = self._sampled()
         loop = self._loop.new_loop(between_steps=self._is_between_steps)
         horizon, start = self.plan.horizon, self.progress.step
@@ -133,7 +138,7 @@ class Private:
         if self.plan.has_tests:
             tested = self.plan.sampling.batches(size, horizon, self._testing, start)
             drawn = (draw for one, other in zip(drawn, tested, strict=True) for draw in (one, other, other))
-        for micro in loader.load(drawn):
+        for micro in loader.load(drawn, lambda: self._engine.watch.wants_another_size):
             if self._step is None:
                 self._step = self._new_step()
             if micro.records == 0:
@@ -146,13 +151,17 @@ class Private:
             self._loop.go_on(loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the user's own batches, one step each, charged without amplification. Needs an `OwnLoader` plan."""
+        """Yield the user's own batches, one step each, charged without amplification. Needs an `OwnLoader` plan.
+
+        The first batch comes in pieces of two sizes, if it consists of tensors with one row for each record.
+        """
         check.require(
             isinstance(self.plan.sampling, OwnLoader),
             "a plan with sampling=discreet.OwnLoader()",
             f"{type(self.plan.sampling).__name__}",
             "iterate `private` itself, which draws the batches of the plan",
         )
+        self._engine.watch.take_stock(batches)  # before a record is read
         loop = self._loop.new_loop(between_steps=self._is_between_steps)
         for batch in batches:
             if self.progress.step >= self.plan.horizon.steps:
@@ -162,11 +171,14 @@ class Private:
             if records == 0:
                 self._end_empty_sample()
                 continue
-            try:
-                yield self._offer(to_device(batch, self._device), records, True)
-            finally:
-                self._engine.watch.close()
-            self._loop.go_on(loop)
+            whole = to_device(batch, self._device)
+            pieces = pieces_of(whole, records) if self._engine.watch.wants_another_size else [(whole, records)]
+            for number, (piece, size) in enumerate(pieces, 1):
+                try:
+                    yield self._offer(piece, size, number == len(pieces))
+                finally:
+                    self._engine.watch.close()
+                self._loop.go_on(loop)
 
     def step(self, losses: Tensor) -> bool:
         """Process the per-record losses of the current batch. Returns True if the parameters changed."""

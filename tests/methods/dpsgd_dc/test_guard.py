@@ -10,6 +10,7 @@ import torch
 from last_iterate_loop import RATE, RECORDS, STEPS, data, losses, model, plan, private, train
 from torch import Tensor, nn
 
+import loop
 from discreet import methods, statement
 from discreet.accounting.events import LastIterateRun
 from discreet.accounting.ledger import Ledger
@@ -108,7 +109,7 @@ def test_a_learning_rate_that_changes_on_the_way() -> None:
     """It is looked at before every release; put back, the run goes on."""
     run = private()
     batches = iter(run)
-    x, y = next(batches)
+    x, y = loop.last_of_step(run, batches, losses)
     run.step(losses(run.model, x, y))
     x, y = next(batches)
     run.optimizer.param_groups[0]["lr"] = RATE / 2

@@ -1,40 +1,58 @@
-"""Which axis of a tensor is the record, shown by passes of two sizes and by replacing single records."""
+"""Which axis of a tensor is the record, shown by passes of two sizes and by replacing records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.engine.proof.movement import changed, only
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import LARGE, SMALL
 
 
-def record_axis(small: Tensor, large: Tensor, moved: Sequence[Tensor], what: str) -> RecordAxis | None:
-    """The axis that follows the number of records, or None for a constant; refuses what mixes records.
+class AxisSearch:
+    """The axis of one tensor that follows the number of records, or none for a constant; refuses what mixes records."""
 
-    `moved` are the values of the large batch with one record after the other replaced.
-    """
-    if small.dim() != large.dim():
-        _refuse_mixing(what, f"shape {tuple(small.shape)} for {SMALL} records, {tuple(large.shape)} for {LARGE}")
-    axis = _follower(small, large)
-    if isinstance(axis, str):
-        _refuse_mixing(what, axis)
-    changes = [_changed(large, other) for other in moved]
-    if axis is None:
-        if any(bool(change.any()) for change in changes):
-            _refuse_mixing(what, "entries of no record's own move when one record changes")
-        return None
-    layouts = [RecordAxis(axis), RecordAxis(axis, minor=True)]
-    fitting = [one for one in layouts if all(_only(one, change, j) for j, change in enumerate(changes))]
-    if not fitting:
-        _refuse_mixing(what, "replacing one record moves entries of the others")
-    if len(fitting) > 1 and large.shape[axis] > LARGE:
-        _refuse_mixing(what, "several rows per record, in an order that nothing shows")
-    return fitting[0]
+    def __init__(self, small: Tensor, large: Tensor, what: str) -> None:
+        self._large, self._what = large, what
+        if small.dim() != large.dim():
+            self._refuse(f"shape {tuple(small.shape)} for {SMALL} records, {tuple(large.shape)} for {LARGE}")
+        axis = _follower(small, large)
+        if isinstance(axis, str):
+            self._refuse(axis)
+        self._layouts = [] if axis is None else [RecordAxis(axis), RecordAxis(axis, minor=True)]
+        self._is_constant = axis is None
+
+    def compare(self, moved: Tensor, replaced: Tensor) -> None:
+        """Take note of the same tensor of a pass with some records replaced."""
+        change = changed(self._large, moved)
+        if change is None:
+            return
+        if self._is_constant:
+            self._refuse("entries of no record's own move when one record changes")
+        self._layouts = [one for one in self._layouts if only(one, change, replaced)]
+        if not self._layouts:
+            self._refuse("replacing one record moves entries of the others")
+
+    def found(self) -> RecordAxis | None:
+        """The record axis; None for a constant."""
+        if self._is_constant:
+            return None
+        if len(self._layouts) > 1 and self._large.shape[self._layouts[0].axis] > LARGE:
+            self._refuse("several rows per record, in an order that nothing shows")
+        return self._layouts[0]
+
+    def _refuse(self, came: str) -> NoReturn:
+        refuse(
+            f"{self._what} to keep the records apart",
+            came,
+            "remove the op that mixes records (batch statistics, in-batch comparisons), or give it one record's "
+            "view; an input that is no tensor of records must not have one row per record",
+        )
 
 
 def same_for_every_size(small: Tensor, large: Tensor) -> None:
@@ -75,25 +93,12 @@ def _follower(small: Tensor, large: Tensor) -> int | str | None:
 def _close(first: Tensor, second: Tensor) -> bool:
     """Equal but for rounding, which differs between batch sizes; half precision rounds a lot."""
     half = first.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(first.device.type)
+    tolerance = 0.1 if half else 1e-2
+    if not first.numel():
+        return True
+    gap, scale = float((first - second).abs().max()), float(first.abs().max())
+    if math.isfinite(gap) and math.isfinite(scale):
+        return gap <= tolerance * scale
     finite = first[first.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.allclose(first, second, rtol=0.0, atol=scale * (0.1 if half else 1e-2), equal_nan=True)
-
-
-def _changed(first: Tensor, second: Tensor) -> Tensor:
-    same = (first == second) | ((first != first) & (second != second))  # NaN equals NaN here
-    return ~same
-
-
-def _only(axis: RecordAxis, change: Tensor, record: int) -> bool:
-    by_record = axis.split(change, LARGE)
-    return not any(bool(by_record[j].any()) for j in range(LARGE) if j != record)
-
-
-def _refuse_mixing(what: str, came: str) -> NoReturn:
-    refuse(
-        f"{what} to keep the records apart",
-        came,
-        "remove the op that mixes records (batch statistics, in-batch comparisons), or give it one record's "
-        "view; an input that is no tensor of records must not have one row per record",
-    )
+    return torch.allclose(first, second, rtol=0.0, atol=scale * tolerance, equal_nan=True)

@@ -13,18 +13,22 @@ from typing import Any, Final, NoReturn
 import torch
 
 from discreet.core.check import refuse
-from discreet.engine.proof.call_proof import Verdict
 from discreet.engine.proof.lineage import Blame, Origin
+from discreet.engine.proof.provable_call import CallVerdict
 from discreet.engine.proof.verdicts import readable
 from discreet.engine.trace.capture import name_of
 
-READS: Final = frozenset(
+VALUES: Final = frozenset(
     [
         *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__int__"),
-        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__", "__reduce_ex__"),
-        *("untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr", "__deepcopy__"),
+        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"),
     ]
 )
+"""Methods that turn a tensor into numbers."""
+READS: Final = VALUES | {
+    *("__reduce_ex__", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr", "__deepcopy__")
+}
+"""Methods that give a tensor's values away."""
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 _DISCREET: Final = str(Path(__file__).parents[2]) + os.sep
@@ -34,11 +38,14 @@ UNKNOWN: Final = Blame(
     "",
     "it comes from an earlier batch, from NumPy, from a file or from another thread",
     "make it before the first batch, from the model's parameters, or from this batch; do not keep values of records "
-    "from one batch to the next",
+    "from one batch to the next; if it does not come from records, write discreet.public(tensor)",
 )
 
 UNINITIALISED: Final = Blame(
-    "torch.empty", "", "its memory may still hold values of records", "use torch.zeros, or torch.full"
+    "torch.empty",
+    "",
+    "its memory may still hold values of records",
+    "use torch.zeros or torch.full, or write to every entry by slices first",
 )
 GRADIENTS: Final = Blame(
     "a gradient that backward() left",
@@ -50,7 +57,8 @@ CHANGED: Final = Blame(
     "a tensor that changed after the first batch",
     "",
     "what it holds now may come from records",
-    "keep it as it was before the first batch, or make it a function of the parameters inside the loop",
+    "keep it as it was before the first batch, or make it a function of the parameters inside the loop; if it comes "
+    "from released parameters alone (an averaged copy of the model, say), write discreet.public(tensor_or_module)",
 )
 
 
@@ -83,7 +91,7 @@ _REDUCTIONS: Final = frozenset(
 )
 
 
-def blame_for(func: Callable[..., Any], verdict: Verdict) -> Blame:
+def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
     """Why the outputs of a call are mixed, and what to write instead."""
     name = name_of(func).strip("_")
     if verdict.sized_by_values:
@@ -117,9 +125,10 @@ def is_uninitialised(origin: Origin) -> bool:
 def refuse_losses(origin: Origin) -> NoReturn:
     """Refuse losses that depend on several records."""
     blame = origin.blame or UNKNOWN
+    at = ", first used at " if blame.call == UNKNOWN.call else " at "
     refuse(
         "losses in which each record stands alone, call by call",
-        f"{blame.call}{' at ' + blame.where if blame.where else ''}: {blame.why}",
+        f"{blame.call}{at + blame.where if blame.where else ''}: {blame.why}",
         blame.remedy,
     )
 

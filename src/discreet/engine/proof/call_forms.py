@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from discreet.engine.proof.call_proof import Leaf, ProvableCall
-from discreet.engine.proof.generic_values import Pattern
 from discreet.engine.proof.lineage import PUBLIC, Origin
+from discreet.engine.proof.provable_call import Leaf, ProvableCall
+from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE
 
@@ -40,7 +39,6 @@ class Follows(enum.IntEnum):
 
 TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
 _PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
-_AT_MOST: Final = 4  # entries of an axis whose size does not matter
 
 
 class DeclaredFloat(float):
@@ -70,6 +68,25 @@ class Reading:
         self.origins: list[Origin] = []
         self.opaque: Opaque | None = None
         self.declared: list[Any] = []
+
+    def describe_call(self, args: Any, kwargs: Any, find: Callable[[Tensor], Origin]) -> Any:
+        """The arguments of a call without their values; most are tensors and numbers, which take no recursion."""
+        parts, tensors, origins = [], self.tensors, self.origins
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is nn.Parameter:
+                origin = find(arg)
+                tensors.append(arg)
+                origins.append(origin)
+                form = origin.form
+                if form is None:
+                    form = origin.form = self._form(arg, origin)
+                parts.append(form)
+            elif kind is float and arg == arg:
+                parts.append(("float", arg))
+            else:
+                parts.append(self.describe(arg, find))
+        return tuple(parts), self.describe(kwargs, find) if kwargs else ()
 
     def describe(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
         """The argument without its values: equal for calls of one form."""
@@ -123,7 +140,7 @@ class Reading:
 
     def _form(self, tensor: Tensor, origin: Origin) -> Any:
         place = origin.lineage
-        if isinstance(place, RecordAxis):
+        if type(place) is RecordAxis:
             return tensor.dtype, place.axis, place.minor, sizes_of(tensor, place, self.records)
         if place is not PUBLIC:
             return tensor.dtype, tensor.dim()
@@ -135,16 +152,19 @@ class Reading:
         factors = [self.follows.factor(size, self.records) for size in tensor.shape]
         return tuple(size if factor is None else (factor,) for size, factor in zip(tensor.shape, factors, strict=True))
 
-    def leaf(self, tensor: Tensor, origin: Origin, *, shrink: bool, exact: bool) -> Leaf:
+    def sizes(self) -> list[tuple[Any, ...]]:
+        """Of every tensor."""
+        return [
+            sizes_of(tensor, origin.lineage, self.records)
+            if isinstance(origin.lineage, RecordAxis)
+            else self._public_sizes(tensor, origin)
+            for tensor, origin in zip(self.tensors, self.origins, strict=True)
+        ]
+
+    def leaf(self, tensor: Tensor, origin: Origin, sizes: tuple[Any, ...], *, exact: bool) -> Leaf:
         """What the proof needs to know of one tensor."""
         place = origin.lineage
         assert place is PUBLIC or isinstance(place, RecordAxis)
-        if isinstance(place, RecordAxis):
-            sizes = sizes_of(tensor, place, self.records)
-        else:
-            sizes = self._public_sizes(tensor, origin)
-        if shrink:
-            sizes = tuple((_capped(s[0]),) if type(s) is tuple else _capped(s) for s in sizes)
         whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
         return Leaf(
             like=torch.empty(0, dtype=tensor.dtype, device=tensor.device),
@@ -160,56 +180,55 @@ def counts(origin: Origin) -> bool:
     """Whether a tensor holds 0, 1, 2, ..., one number for each entry."""
     if origin.func is not torch.arange or not origin.settings:
         return False
-    bounds = [part for part in origin.settings[0] if not (isinstance(part, tuple) and part[:1] == ("float",))]
-    return len(bounds) == 1 or (len(bounds) == 2 and bounds[0] == 0)
+    bounds = origin.settings[0]
+    return len(bounds) == 1 or (len(bounds) == 2 and bounds[0] == 0 and type(bounds[0]) is int)
 
 
 def sizes_of(tensor: Tensor, axis: RecordAxis, records: int) -> tuple[Any, ...]:
-    shape = tensor.shape
-    return (*shape[: axis.axis], (shape[axis.axis] // records,), *shape[axis.axis + 1 :])
+    sizes: list[Any] = list(tensor.shape)
+    sizes[axis.axis] = (sizes[axis.axis] // records,)
+    return tuple(sizes)
 
 
-def _capped(size: int) -> int:
-    return min(size, _AT_MOST)
-
-
-def provable(
-    func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, *, shrink: bool, exact: bool
-) -> ProvableCall:
+def provable(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, *, exact: bool) -> ProvableCall:
     """The call as something that can be run on other values, for other numbers of records."""
+    return _provable(func, reading, SmallCall(args, kwargs, reading.sizes()), exact=exact)
+
+
+def provable_small(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> ProvableCall | None:
+    """The same on smaller tensors; None if the sizes of the function matter."""
+    small = smaller(func, args, kwargs, reading.tensors, reading.sizes())
+    return None if small is None else _provable(func, reading, small, exact=False)
+
+
+def _provable(func: Callable[..., Any], reading: Reading, small: SmallCall, *, exact: bool) -> ProvableCall:
     leaves = tuple(
-        reading.leaf(tensor, origin, shrink=shrink, exact=exact)
-        for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
+        reading.leaf(tensor, origin, sizes, exact=exact)
+        for tensor, origin, sizes in zip(reading.tensors, reading.origins, small.sizes, strict=True)
     )
-    rebuild = partial(_rebuilt, args, kwargs, reading, func in ELEMENTWISE, shrink and func in _NORMALISING)
-    special = tuple({number for number in _numbers((args, kwargs)) if number < 0})[:3]
-    if func in _MOVES and len(leaves) == 1:
-        return ProvableCall(func, leaves, rebuild, patterns=(Pattern.MODERATE,))
-    return ProvableCall(func, leaves, rebuild, special)
+    rebuild = partial(_rebuilt, small, reading, func in ELEMENTWISE)
+    special = tuple({number for number in _numbers((small.args, small.kwargs)) if number < 0})[:3]
+    return ProvableCall(func, leaves, rebuild, special, moves=func in MOVES and len(leaves) == 1)
 
 
-def _rebuilt(
-    args: Any, kwargs: Any, reading: Reading, values: bool, shapes: bool, tensors: Sequence[Tensor], records: int
-) -> tuple[Any, Any]:
+def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[Any], records: int) -> tuple[Any, Any]:
     ahead = iter(tensors)
 
-    def walk(tree: Any, *, inside: bool = False) -> Any:
+    def walk(tree: Any) -> Any:
         if isinstance(tree, Tensor):
             return next(ahead)
         kind = type(tree)
-        if kind is bool:
+        if kind is bool or (call.is_fixed and isinstance(tree, (int, float))):
             return tree
         if isinstance(tree, int) and not values:
-            if shapes and inside:
-                return _capped(tree)
             factor = reading.follows.factor(tree, reading.records) if kind is int else None
             return tree if factor is None else factor * records
         if isinstance(tree, (int, float)):
             return _plain_value(tree) if values else tree
         if isinstance(tree, torch.Size):
-            return tuple(walk(branch, inside=True) for branch in tree)
+            return tuple(map(walk, tree))
         if isinstance(tree, (tuple, list)):
-            return type(tree)([walk(branch, inside=True) for branch in tree])
+            return type(tree)([walk(branch) for branch in tree])
         if isinstance(tree, slice):
             return slice(walk(tree.start), walk(tree.stop), walk(tree.step))
         if isinstance(tree, dict):
@@ -218,7 +237,7 @@ def _rebuilt(
             return None
         return tree
 
-    return tuple(walk(arg) for arg in args), {name: walk(value) for name, value in kwargs.items()}
+    return walk(tuple(call.args)), walk(call.kwargs)
 
 
 def _plain_value(number: Any) -> Any:
@@ -248,50 +267,3 @@ def without_values(description: Any) -> Any:
             for part in description
         )
     return "a number" if type(description) is int else description
-
-
-def _named(*names: str) -> frozenset[Any]:
-    found = []
-    for name in names:
-        for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__"):
-            found += [getattr(room, form, None) for room in (torch, Tensor, F, torch.special, torch.nn.functional)]
-    return frozenset(func for func in found if callable(func))
-
-
-_NORMALISING: Final = _named("layer_norm", "rms_norm")
-_MOVES: Final = _named(
-    *(
-        "view",
-        "reshape",
-        "flatten",
-        "unflatten",
-        "expand",
-        "chunk",
-        "split",
-        "unbind",
-        "getitem",
-        "transpose",
-        "permute",
-    ),
-    *("contiguous", "select", "narrow", "unsqueeze", "squeeze", "movedim", "t", "unfold", "repeat"),
-)
-"""Functions that move entries and do not look at them, so that one kind of values shows it."""
-SIZE_FREE: Final = (
-    ELEMENTWISE
-    | _NORMALISING
-    | _named(
-        *("relu", "gelu", "silu", "elu", "selu", "celu", "leaky_relu", "mish", "softplus", "softsign", "tanh"),
-        *("sigmoid", "logsigmoid", "hardtanh", "hardswish", "hardsigmoid", "relu6", "exp", "expm1", "log", "log1p"),
-        *("log2", "log10", "sqrt", "rsqrt", "square", "abs", "neg", "sign", "sin", "cos", "tan", "erf", "reciprocal"),
-        *("round", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"),
-        *("logical_xor", "bitwise_not", "bitwise_and", "bitwise_or", "and", "or", "xor", "invert", "nan_to_num"),
-        *("clone", "detach", "contiguous", "float", "double", "half", "long", "int", "bool", "zeros_like", "ones_like"),
-        *("rand_like", "randn_like", "dropout", "alpha_dropout", "softmax", "log_softmax", "logsumexp", "linear"),
-        *("matmul", "bmm", "scaled_dot_product_attention", "embedding", "sum", "mean", "amax", "amin", "argmax"),
-        *("argmin", "max", "min", "any", "all", "norm", "std", "var", "prod", "cumsum", "flip", "cat", "stack"),
-        *("transpose", "permute", "unsqueeze", "squeeze", "t", "swapaxes", "movedim", "cross_entropy", "nll_loss"),
-        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
-        *("baddbmm", "addmm", "mv", "dot", "sort", "normalize", "cosine_similarity", "gaussian_nll_loss"),
-    )
-)
-"""Functions that treat all sizes alike, so that small ones show what they do."""

@@ -1,10 +1,12 @@
 """One call by itself: does it keep records apart, in what it gives and in the gradients that go back?
 
-    prove(call, records) -> Verdict
+    prove(call, records) -> CallVerdict
 
-The call is run on values of its own (generic_values.py), again and again with half of the records replaced, by each
-bit of their number: whatever moves must belong to a record that was replaced. It is run for 5 and for 67 records
-where its sizes say how they follow the batch, else for the very number of records that it was made with.
+The call is run on values of its own (generic_values.py), again and again with about half of the records replaced, so
+that of any two records each is replaced once while the other is not: whatever moves must belong to a record that was
+replaced. It is run for 5 and for 67 records where its sizes say how they follow the batch, else for the very number of
+records that it was made with. Functions that only move entries are run on the numbers of the records instead, which
+shows for every entry whose it is.
 
 Guarantee: where the verdict gives an axis to an output, an entry of one record did not move with any other record, on
 any of the values; where it says PUBLIC, no entry moved at all; everything else is MIXED.
@@ -13,102 +15,55 @@ any of the values; where it says PUBLIC, no entry moved at all; everything else 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.generic_values import SEED, Pattern, Range, ValueSource, halves, ranges
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
-from discreet.engine.proof.movement import changed, follows, only, put
-from discreet.engine.proof.stand_ins import STAND_INS
+from discreet.engine.proof.generic_values import (
+    SEED,
+    STAND_INS,
+    Pattern,
+    Range,
+    ValueSource,
+    alternating,
+    ranges,
+    separating,
+)
+from discreet.engine.proof.lineage import MIXED, PUBLIC
+from discreet.engine.proof.movement import agree, belongs, changed, follows, most_exact, only, put, shifted, spread
+from discreet.engine.proof.provable_call import (
+    FEW,
+    MANY,
+    CallVerdict,
+    Leaf,
+    Place,
+    ProvableCall,
+    UnprovableError,
+    tensors_of_result,
+)
 from discreet.engine.trace.capture import RecordAxis
-
-FEW, MANY = 5, 67
-_SECOND_HALVES: Final = 2  # for patterns beside the first, on many records
-
-Place = Lineage | RecordAxis
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One tensor among the arguments: where the record lies, and how its sizes follow the number of records.
-
-    sizes   per axis, a fixed size or (factor,) times the number of records
-    values  what a public tensor of whole numbers holds, where that matters; `counts` if it holds 0, 1, 2, ...
-    """
-
-    like: Tensor
-    place: Place
-    sizes: tuple[Any, ...]
-    needs_grad: bool = False
-    values: Tensor | None = None
-    counts: bool = False
-
-    def shape(self, records: int) -> list[int]:
-        return [size[0] * records if type(size) is tuple else size for size in self.sizes]
-
-
-@dataclass(frozen=True)
-class ProvableCall:
-    """A call with its tensors taken out: `rebuild(tensors, records)` gives its arguments for any number of records."""
-
-    func: Callable[..., Any]
-    leaves: tuple[Leaf, ...]
-    rebuild: Callable[[Sequence[Tensor], int], tuple[Any, Any]]
-    special: tuple[int, ...] = ()  # whole numbers among the settings
-    patterns: tuple[Pattern, ...] = tuple(Pattern)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a call does to records.
-
-    outputs  for each tensor of the result, then for each argument that was written to: its lineage
-    factors  entries of one record along the record axis; the shape of a public output, None if it is free
-    written  which arguments were written to, by their place among the tensors
-    why      why an output is mixed
-    """
-
-    outputs: tuple[Place, ...]
-    factors: tuple[Any, ...]
-    written: tuple[int, ...] = ()
-    why: str = ""
-    sized_by_values: bool = False
-
-    @property
-    def keeps_apart(self) -> bool:
-        return MIXED not in self.outputs
-
-
-class UnprovableError(Exception):
-    """The call does not run on values of our own."""
-
 
 _SOURCE = ValueSource()
 
 
-def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> Verdict:
+def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
     """The verdict on one call; raises `UnprovableError` if no generic values fit it."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
     error: Exception | None = None
     for within in ranges(whole, call.special):
         try:
             with _apart_from_the_run():
-                return _Proof(call, within).verdict(sizes)
+                found = _Proof(call, within).of_moves(sizes) if call.moves else None
+                return found or _Proof(call, within).verdict(sizes)
         except UnprovableError as failed:
             error = failed
-        if not _has_choice(call):
-            break
+        if all(leaf.place is PUBLIC and leaf.values is not None for leaf in call.leaves):
+            break  # no choice
     raise error or UnprovableError("it takes none of the values that were tried")
-
-
-def _has_choice(call: ProvableCall) -> bool:
-    return any(leaf.place is not PUBLIC or leaf.values is None for leaf in call.leaves)
 
 
 @contextmanager
@@ -116,7 +71,9 @@ def _apart_from_the_run() -> Iterator[None]:
     """Neither the watch nor the generators of the run notice what happens inside."""
     state = torch.get_rng_state()
     try:
-        with torch.inference_mode(False), torch._C.DisableTorchFunction(), torch.enable_grad(), _saved_as_they_are():
+        off = torch._C.DisableTorchFunction()
+        with torch.inference_mode(False), off, torch.enable_grad(), _saved_as_they_are(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_rng_state(state)
@@ -140,7 +97,7 @@ class _Seen:
 
 
 @dataclass
-class _Run:
+class _CallRun:
     outputs: list[Tensor]
     written: tuple[int, ...]
     leaves: list[Tensor]
@@ -155,12 +112,52 @@ class _Proof:
     draws: bool | None = None  # whether the call uses torch's generator; unknown before it has run
     shapes: dict[int, list[torch.Size]] = field(default_factory=dict)
 
-    def verdict(self, sizes: Sequence[int]) -> Verdict:
+    def verdict(self, sizes: Sequence[int]) -> CallVerdict:
         for records in sizes:
-            for pattern in self.call.patterns:
+            for pattern in Pattern:
                 self._forward(records, pattern, many=records > FEW and len(sizes) > 1)
                 if self.seen is not None and any(one.moved and not one.candidates for one in self.seen):
+                    self._look_at_shapes(records)
                     return self._mixed()
+        return self._finished(sizes)
+
+    def of_moves(self, sizes: Sequence[int]) -> CallVerdict | None:
+        """The verdict on a call that copies entries, by one pair of runs for each number of records.
+
+        Every entry holds the number of its record, so that the result shows whose entries went where; the second run
+        shows which entries are constants. This is more than replacing records shows. What goes back is the transpose
+        of what is shown, at every size; it is run for the first one. None if entries are not copied after all.
+        """
+        leaf = self.call.leaves[0]
+        if not isinstance(leaf.place, RecordAxis) or leaf.like.dtype == torch.bool or leaf.like.is_complex():
+            return None
+        for records in sizes:
+            numbers = torch.arange(1, records + 1)
+            if 2 * records > most_exact(leaf.like.dtype):
+                return None
+            runs = [
+                self._try([spread(own, leaf.like, leaf.shape(records), leaf.place)], records)
+                for own in (numbers, numbers + records)
+            ]
+            if runs[0] is None or runs[1] is None or runs[0].written:
+                return None
+            self._begin(runs[0], records)
+            assert self.seen is not None
+            for one, first, second in zip(self.seen, runs[0].outputs, runs[1].outputs, strict=True):
+                change = changed(first, second)
+                if change is None:
+                    continue
+                if bool((change & (second - first != records)).any()):
+                    return None
+                one.moved = True
+                own = [axis for axis in one.candidates if axis.axis < first.dim()]
+                one.candidates = [axis for axis in own if belongs(axis, first, change, numbers)]
+            if any(one.moved and not one.candidates for one in self.seen):
+                return self._mixed()
+        return self._finished(sizes[:1])
+
+    def _finished(self, graded: Sequence[int]) -> CallVerdict:
+        """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
         assert self.seen is not None
         places = tuple(self._place(one) for one in self.seen)
         shapes = [set(own) for own in zip(*self.shapes.values(), strict=True)]
@@ -170,8 +167,11 @@ class _Proof:
             one.factor[place.axis] if isinstance(place, RecordAxis) else own.pop()
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
-        verdict = Verdict(places, factors, self.written)
-        if all(self._gradients_apart(records, places) for records in sizes):
+        verdict = CallVerdict(places, factors, self.written)
+        if not self._same_in_every_place(places, graded):
+            why = "what it gives a record depends on the record's place in the batch"
+            return replace(verdict, outputs=(MIXED,) * len(places), factors=(None,) * len(places), why=why)
+        if all(self._gradients_apart(records, places) for records in graded):
             return verdict
         return replace(
             verdict,
@@ -191,10 +191,7 @@ class _Proof:
                 raise UnprovableError("it fails on generic values")
             return
         self._begin(before, records)
-        chosen = halves(records)
-        if many and not first:
-            chosen = chosen[:_SECOND_HALVES]
-        for half in chosen:
+        for half in alternating(records) if many and not first else separating(records):
             after = self._try(self._replaced(base, half, records, pattern), records)
             if after is None:
                 if first:
@@ -202,7 +199,33 @@ class _Proof:
                 continue
             self._compare(before, after, half, records)
 
-    def _begin(self, run: _Run, records: int) -> None:
+    def _look_at_shapes(self, records: int) -> None:
+        """Whether the sizes of what comes out depend on values: equal values show it where random ones do not."""
+        assert self.seen is not None
+        for pattern in (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE):
+            run = self._try([self._base(leaf, records, pattern) for leaf in self.call.leaves], records)
+            for one, before, after in zip(self.seen, self.shapes[records], run.outputs if run else (), strict=False):
+                one.sized_by_values |= before != after.shape
+
+    def _same_in_every_place(self, places: Sequence[Place], sizes: Sequence[int]) -> bool:
+        """Whether records that change places take what they get with them."""
+        records = sizes[0]
+        is_unclear = len(self.shapes) == 1 and any(leaf.is_unclear(records) for leaf in self.call.leaves)
+        if self.draws or is_unclear:
+            return True
+        base = [self._base(leaf, records, Pattern.MODERATE) for leaf in self.call.leaves]
+        axes = [leaf.growing for leaf in self.call.leaves]
+        moved = [shifted(one, axis, records) if axis is not None else one for one, axis in zip(base, axes, strict=True)]
+        before, after = self._try(base, records), self._try(moved, records)
+        if before is None or after is None:
+            return True
+        return all(
+            agree(shifted(old, place, records), new)
+            for old, new, place in zip(before.outputs, after.outputs, places, strict=True)
+            if isinstance(place, RecordAxis) and old.shape == new.shape
+        )
+
+    def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
             self.written = run.written
             self.seen = [_Seen(*self._axes(tensor, records)) for tensor in run.outputs]
@@ -227,7 +250,7 @@ class _Proof:
         found.sort(key=lambda axis: (axis not in inputs, axis.minor))  # an output that never moves looks like its input
         return found, factors
 
-    def _compare(self, before: _Run, after: _Run, half: Tensor, records: int) -> None:
+    def _compare(self, before: _CallRun, after: _CallRun, half: Tensor, records: int) -> None:
         assert self.seen is not None
         if len(after.outputs) != len(self.seen) or after.written != self.written:
             raise UnprovableError("it gives another number of tensors for other values")
@@ -244,12 +267,12 @@ class _Proof:
     def _place(self, one: _Seen) -> Place:
         return one.candidates[0] if one.candidates else PUBLIC
 
-    def _mixed(self) -> Verdict:
+    def _mixed(self) -> CallVerdict:
         assert self.seen is not None
         by_values = any(one.sized_by_values for one in self.seen)
         places = (MIXED,) * len(self.seen)
         why = "its shape depends on values of the records" if by_values else "records move entries of others"
-        return Verdict(places, (None,) * len(places), self.written, why, by_values)
+        return CallVerdict(places, (None,) * len(places), self.written, why, by_values)
 
     # -- gradients -------------------------------------------------------------------------------------
 
@@ -258,7 +281,7 @@ class _Proof:
         wanted = [i for i in wanted if isinstance(self.call.leaves[i].place, RecordAxis)]
         if not wanted:
             return True
-        chosen = halves(records) if records <= FEW else halves(records)[:_SECOND_HALVES]
+        chosen = separating(records) if records <= FEW else alternating(records)
         for pattern in (Pattern.MODERATE, Pattern.SPREAD):
             base = [self._base(leaf, records, pattern) for leaf in self.call.leaves]
             before = self._pulled(base, None, None, records, places, pattern, wanted)
@@ -344,15 +367,14 @@ class _Proof:
             values.append(value)
         return values
 
-    def _try(self, values: Sequence[Tensor], records: int, *, keep_graph: bool = False) -> _Run | None:
+    def _try(self, values: Sequence[Tensor], records: int, *, keep_graph: bool = False) -> _CallRun | None:
         copies = [value.clone() for value in values]
         versions = [copy._version for copy in copies]
         args, kwargs = self.call.rebuild(copies, records)
         if self.draws is not False:
             torch.manual_seed(SEED)
         try:
-            with torch.set_grad_enabled(keep_graph), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.set_grad_enabled(keep_graph):
                 result = STAND_INS.get(self.call.func, self.call.func)(*args, **kwargs)
         except Exception:
             return None
@@ -361,18 +383,7 @@ class _Proof:
         written = tuple(i for i, copy in enumerate(copies) if copy._version != versions[i])
         outputs = tensors_of_result(result)
         outputs += [copies[i] for i in written if not any(copies[i] is output for output in outputs)]
-        return _Run(outputs, written, copies)
-
-
-def tensors_of_result(tree: Any) -> list[Tensor]:
-    """The tensors of a result, in order; also in named tuples and the like."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, (tuple, list)):
-        return [tensor for branch in tree for tensor in tensors_of_result(branch)]
-    if isinstance(tree, dict):
-        return [tensor for branch in tree.values() for tensor in tensors_of_result(branch)]
-    return []
+        return _CallRun(outputs, written, copies)
 
 
 @lru_cache

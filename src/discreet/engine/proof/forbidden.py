@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.proof.blame import user_line
+from discreet.engine.proof.blame import VALUES, user_line
 from discreet.engine.trace.capture import name_of
 
 
@@ -71,17 +71,9 @@ FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
 }
 
 
-_READS = frozenset(
-    [
-        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__int__"),
-        *("__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"),
-    ]
-)
-
-
 def refuse_reading(func: Callable[..., Any]) -> None:
     """Refuse a call that turns a value of the records into a number that control flow can depend on."""
-    if name_of(func) in _READS:
+    if name_of(func) in VALUES:
         _refuse_reading(f"a call of {name_of(func)} on them")
 
 

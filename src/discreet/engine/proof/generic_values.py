@@ -2,17 +2,20 @@
 
 A call that keeps records apart does so on every input, and one that mixes them shows it on generic ones: a mean
 moves with every entry, a maximum with the largest, `any` with the first that is true. What could hide a movement is
-a saturated value, so that five patterns are tried: moderate numbers, scales from 1e-6 to 1e6, NaN and infinity in
-the records that are replaced, all zero (false, the lowest id), all one (true, the highest id).
+a saturated value, so that six patterns are tried: moderate numbers, scales from 1e-6 to 1e6, NaN and infinity in
+the records that are replaced, all zero (false, the lowest id), all one (true, the highest id) with zeros in the records
+that are replaced, and few distinct values, which several records share.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -29,6 +32,7 @@ class Pattern(enum.Enum):
     BROKEN = "NaN and infinity in place of moderate numbers"
     ZERO = "moderate numbers in place of zeros"
     ONE = "zeros and others in place of ones"
+    TIES = "few distinct values"
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,19 @@ class ValueSource:
             else:
                 value = self._take(self._uniform, count) < 0.5
             return value.reshape(list(shape)).to(like.device)
+        if pattern is Pattern.TIES and not within.unit:
+            low = max(within.low, 0)
+            distinct = min(count // 2 + 2, within.high - low + 1)
+            tied = low + (distinct * self._take(self._uniform, count)).floor()
+            return tied.to(dtype).reshape(list(shape)).to(like.device)
         if dtype.is_floating_point or dtype.is_complex:
             pools = {Pattern.SPREAD: self._spread, Pattern.BROKEN: self._broken}
             pool = self._uniform if within.unit else pools.get(pattern, self._normal)
             value = self._take(self._single[id(pool)] if dtype == torch.float32 else pool, count)
             if within.unit and pattern is not Pattern.MODERATE:
                 value = value.round()
+            if pattern is Pattern.ONE:
+                value = torch.where(self._take(self._uniform, count) < 0.5, 0.0, value)
             if dtype.is_complex:
                 value = torch.complex(value, self._take(self._normal, count))
             return value.to(dtype).reshape(list(shape)).to(like.device)
@@ -121,12 +132,55 @@ class ValueSource:
 
 
 @lru_cache
-def halves(records: int) -> tuple[Tensor, ...]:
-    """Records by each bit of their number: of any two, each is replaced once while the other is not.
+def separating(records: int) -> tuple[Tensor, ...]:
+    """Few sets of records: of any two records, each is in a set in which the other is not.
 
-    >>> [half.nonzero().flatten().tolist() for half in halves(3)]
-    [[0, 2], [1], [0, 1], [2]]
+    A record is in half of the sets, and no two are in the same half (Sperner): 8 sets are enough for 67 records, where
+    the bits of a record's number take 14.
+
+    >>> [own.nonzero().flatten().tolist() for own in separating(5)]
+    [[0, 1, 2], [0, 3, 4], [1, 3], [2, 4]]
     """
-    numbers = torch.arange(records)
-    bits = range((records - 1).bit_length())
-    return tuple((numbers >> bit) % 2 == own for bit in bits for own in (0, 1))
+    count = next(k for k in itertools.count() if math.comb(k, k // 2) >= records)
+    members = list(itertools.islice(itertools.combinations(range(count), count // 2), records))
+    return tuple(torch.tensor([one in own for own in members]) for one in range(count))
+
+
+@lru_cache
+def alternating(records: int) -> tuple[Tensor, ...]:
+    """Every other record, and the rest."""
+    even = torch.arange(records) % 2 == 0
+    return even, ~even
+
+
+def _elementwise(first: Tensor, *rest: Any, **_: Any) -> Tensor:
+    total = first.clone()
+    for other in rest:
+        if isinstance(other, Tensor):
+            total = total + other
+    return total
+
+
+def _rows(probabilities: Tensor, samples: int, *_: Any, **__: Any) -> Tensor:
+    whole = probabilities.sum(-1, keepdim=True)
+    return whole.expand(*probabilities.shape[:-1], samples).to(torch.long)
+
+
+def _spread_over_the_last_axis(concentration: Tensor, *_: Any, **__: Any) -> Tensor:
+    return concentration + concentration.sum(-1, keepdim=True)
+
+
+STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
+    torch.poisson: _elementwise,
+    torch._standard_gamma: _elementwise,
+    torch.binomial: _elementwise,
+    torch.multinomial: _rows,
+    Tensor.multinomial: _rows,
+    torch._sample_dirichlet: _spread_over_the_last_axis,
+}
+"""Functions that are proven by another of the same form.
+
+Samplers whose draws depend on values (gamma, Poisson) move the generator by what one record holds, so that all later
+draws look as if they moved with it. Each draws every entry from that entry's own parameters, as its stand-in computes
+it.
+"""

@@ -1,22 +1,24 @@
 """Where the values of a step come from: public, one record's own along one axis, or mixed.
 
 Guarantee: a tensor is public only if it is a parameter or a buffer of the model, existed unchanged before the first
-batch, or came from watched calls on public tensors. Whatever else turns up (from NumPy, a file, another thread, an
-earlier batch) is mixed.
+record was read, came from watched calls on public tensors, or was declared public by the user. Whatever else turns up
+(from NumPy, a file, another thread, an earlier batch) is mixed.
 """
 
 from __future__ import annotations
 
 import enum
+import gc
 import weakref
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from discreet.engine.support import tensors_of
 from discreet.engine.trace.capture import RecordAxis
 
 
@@ -47,7 +49,7 @@ class Blame:
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
 
-    __slots__ = ("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "settings")
+    __slots__ = ("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "sample", "settings")
 
     def __init__(
         self,
@@ -63,16 +65,21 @@ class Origin:
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.is_made = func is not None
         self.form: Any = None
+        self.sample: Tensor | None = None  # values of a public tensor that met records
 
 
-class Entry:
+class SeenTensor:
     """One tensor object as it was last seen."""
 
-    __slots__ = ("needs_grad", "origin", "tensor", "version")
+    __slots__ = ("node", "origin", "tensor", "version")
 
     def __init__(self, tensor: Tensor, origin: Origin) -> None:
         self.tensor = weakref.ref(tensor)  # no tensor lives longer for being watched
-        self.version, self.needs_grad, self.origin = version_of(tensor), tensor.requires_grad, origin
+        try:
+            self.version = tensor._version  # nearly always
+        except RuntimeError:
+            self.version = -1
+        self.node, self.origin = type(tensor.grad_fn), origin  # an autograd.Function puts its own node on a view
 
 
 class ExistingTensors:
@@ -95,6 +102,45 @@ class ExistingTensors:
     def existed(self, tensor: Tensor) -> bool:
         found = self._known.get(id(tensor))
         return found is not None and found[0]() is tensor
+
+
+@final
+class DeclaredTensors:
+    """The tensors and modules that the user declared public, each with a number that says by which line of code."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._modules: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+
+    def add(self, value: Tensor | nn.Module, where: str) -> None:
+        if isinstance(value, Tensor):
+            self._tensors[id(value)] = weakref.ref(value), hash(("declared", where))
+        else:
+            self._modules[id(value)] = weakref.ref(value), hash(("declared", where))
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """A number that stands for a declared tensor in every step; None for any other."""
+        known = self._tensors.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        for found, number in self._modules.values():
+            module = found()
+            for index, own in enumerate(tensors_of(module) if module is not None else ()):
+                if own is tensor:
+                    self._tensors[id(tensor)] = weakref.ref(tensor), hash((number, index))
+                    return self._tensors[id(tensor)][1]
+        return None
+
+    def owns_memory(self, storage: int) -> bool:
+        """Whether a memory belongs to a declared tensor."""
+        tensors = [found() for found, _ in self._tensors.values()]
+        for found, _ in self._modules.values():
+            module = found()
+            tensors += tensors_of(module) if module is not None else []
+        return any(tensor is not None and has_memory(tensor) and storage_of(tensor) == storage for tensor in tensors)
+
+
+DECLARED: Final = DeclaredTensors()
 
 
 def versions_of(tensors: list[Tensor]) -> list[int]:
@@ -139,3 +185,28 @@ def _content(tensor: Tensor) -> int:
         return 0
     values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return zlib.crc32(values.flatten().view(torch.uint8).numpy().data)
+
+
+def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
+    """The tensors of a batch; the first axis is the record, and a tensor without one row per record is mixed."""
+    found: list[tuple[Tensor, RecordAxis | Lineage]] = []
+    ahead, seen = [batch], set()
+    while ahead:
+        tree = ahead.pop(0)
+        if id(tree) in seen:
+            continue
+        seen.add(id(tree))
+        if isinstance(tree, Tensor):
+            is_row = tree.dim() > 0 and tree.shape[0] == rows
+            found.append((tree, RecordAxis(0) if is_row else MIXED))
+        elif isinstance(tree, Mapping):
+            ahead += tree.values()
+        elif isinstance(tree, (tuple, list)):
+            ahead += tree
+        elif hasattr(tree, "__dict__") and not isinstance(tree, type):
+            ahead += vars(tree).values()
+    return found
+
+
+def live_tensors() -> list[Tensor]:
+    return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]

@@ -6,28 +6,32 @@ its memory: entries that lie at one address belong to one record.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.blame import CHANGED, UNKNOWN, here, refuse_writing
+from discreet.core.check import require
+from discreet.engine.proof.blame import CHANGED, UNKNOWN, here, is_uninitialised, refuse_writing
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.lineage import (
+    DECLARED,
     MIXED,
     PUBLIC,
     SOLE,
     Blame,
-    Entry,
     ExistingTensors,
     Lineage,
     Origin,
+    SeenTensor,
     has_memory,
     memory_of,
     storage_of,
     version_of,
 )
+from discreet.engine.proof.watched_functions import HIDDEN
 from discreet.engine.support import tensors_of
 from discreet.engine.trace.capture import RecordAxis
 
@@ -51,11 +55,13 @@ class LineageTable:
         self._existing: ExistingTensors | None = None
         self._held: dict[int, tuple[Tensor, Origin]] = {}  # parameters and buffers
         self._held_storages: set[int] = set()
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, SeenTensor] = {}
         self._writes: dict[int, list[_Write]] = {}
+        self._empties: dict[int, int] = {}  # memories of torch.empty, and when they were made
         self._silent: set[int] = set()  # memories that can be written to without a new version
         self._exported: dict[int, int] = {}  # what memories held when something outside torch got hold of them
         self._used: list[Tensor] = []  # tensors of old that this step has used
+        self._withheld: list[weakref.ref[Tensor]] = []
         self._records, self.clock = 0, 0
         self.has_sizes_by_values = False
 
@@ -68,7 +74,12 @@ class LineageTable:
     def begin(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
         """Take stock before the first batch."""
         held = {id(tensor) for tensor in tensors_of(self._model)}
-        self._existing = ExistingTensors([one for one in live if id(one) not in held], private)
+        withheld = [tensor for tensor in (found() for found in self._withheld) if tensor is not None]
+        self._existing = ExistingTensors([one for one in live if id(one) not in held], [*private, *withheld])
+
+    def withhold(self, tensor: Tensor) -> None:
+        """This tensor may hold records, although it exists before the first batch."""
+        self._withheld.append(weakref.ref(tensor))
 
     def new_step(self, records: int) -> None:
         self.forget()
@@ -82,7 +93,11 @@ class LineageTable:
     def forget(self) -> None:
         """Forget the tensors of a step: what is left of them is mixed in the next."""
         self._entries, self._writes, self._silent, self._exported, self._used = {}, {}, set(), {}, []
-        self.has_sizes_by_values = False
+        self._empties, self.has_sizes_by_values = {}, False
+
+    def state_of_the_model(self) -> int:
+        """A number that changes when parameters or buffers are written to."""
+        return hash(tuple((storage_of(tensor), version_of(tensor)) for tensor, _ in self._held.values()))
 
     def tick(self) -> int:
         self.clock += 1
@@ -99,7 +114,9 @@ class LineageTable:
             except RuntimeError:  # tensors of inference mode do not count writes
                 return Origin(MIXED, 0, blame=here(UNKNOWN))
             is_quiet = not self._silent or storage_of(tensor) not in self._silent
-            if is_as_seen and is_quiet and (entry.needs_grad or not tensor.requires_grad):
+            if is_as_seen and is_quiet and type(tensor.grad_fn) is entry.node:
+                if self._empties and entry.origin.lineage is MIXED:
+                    return self._filled(tensor, entry.origin)
                 return entry.origin
             return self._after_writes(tensor, entry)
         held = self._held.get(id(tensor))
@@ -109,6 +126,9 @@ class LineageTable:
 
     def _unseen(self, tensor: Tensor) -> Origin:
         assert self._existing is not None
+        declared = DECLARED.number_of(tensor)
+        if declared is not None:
+            return self.put(tensor, Origin(PUBLIC, declared))
         if not has_memory(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         if self._existing.has(tensor):
@@ -134,10 +154,12 @@ class LineageTable:
         origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
         return self.put(tensor, self._with_backward(tensor, origin))
 
-    def _after_writes(self, tensor: Tensor, entry: Entry) -> Origin:
+    def _after_writes(self, tensor: Tensor, entry: SeenTensor) -> Origin:
         """The lineage of a tensor whose memory, or whose graph, changed since it was seen."""
         origin = entry.origin
-        if not entry.needs_grad and tensor.requires_grad:
+        if self._empties and is_uninitialised(origin):
+            return self._filled(tensor, origin)
+        if type(tensor.grad_fn) is not entry.node:
             origin = self._with_backward(tensor, origin)
         storage = storage_of(tensor)
         if self._exported.get(storage, 0) != 0 and self._exported[storage] != memory_of(tensor):
@@ -167,34 +189,82 @@ class LineageTable:
         blame = here(_WRITTEN) if place is MIXED else None
         return Origin(place, digest, new.clock, new.func, new.settings, parents, blame)
 
+    def _filled(self, tensor: Tensor, origin: Origin) -> Origin:
+        """The lineage of a tensor of torch.empty: as it was, or that of what was written, if all of it was."""
+        storage = storage_of(tensor) if has_memory(tensor) else 0
+        if not is_uninitialised(origin) or storage not in self._empties or storage in self._silent:
+            return origin
+        writes = [write for write in self._writes.get(storage, []) if write.clock > self._empties[storage]]
+        if not writes or any(write.dtype != tensor.dtype or write.origin.lineage is MIXED for write in writes):
+            return origin
+        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), _NOBODY, dtype=torch.int32)
+        for write in writes:
+            _write_owner(owner, write.origin.lineage, write.geometry, self._records)
+        place = _place_by_owner(tensor, owner, self._records)
+        if place is None or bool((owner.as_strided(*_geometry(tensor)) == _NOBODY).any()):
+            return origin
+        if any(write.origin.lineage is SOLE for write in writes):
+            place = SOLE
+        last, parents = writes[-1].origin, tuple(write.origin for write in writes)
+        digest = hash((origin.digest, *[parent.digest for parent in parents]))
+        return self.put(tensor, Origin(place, digest, last.clock, last.func, last.settings, parents))
+
     # -- noting ----------------------------------------------------------------------------------------
 
     def put(self, tensor: Tensor, origin: Origin) -> Origin:
-        self._entries[id(tensor)] = Entry(tensor, origin)
+        self._entries[id(tensor)] = SeenTensor(tensor, origin)
         return origin
+
+    def put_made(self, tensor: Tensor, origin: Origin, given: list[Tensor]) -> None:
+        """What a call made of what was given to it, if it did not give that back."""
+        for one in given:
+            if one is tensor:
+                return
+        self._entries[id(tensor)] = SeenTensor(tensor, origin)
 
     def put_all(
         self, made: Sequence[Tensor], origins: Sequence[Origin], reading: Reading, written: Sequence[int]
     ) -> None:
         """What a call made, and what it wrote to."""
         entries, given = self._entries, reading.tensors
-        handed = () if written else {id(tensor) for tensor in given}
+        handed = () if written else list(map(id, given))
         for tensor, origin in zip(made, origins, strict=False):
             if id(tensor) in handed:
                 continue  # the call gave back what it got
             if origin.blame is not None and origin.blame.sized_by_values:
                 self.has_sizes_by_values = True
-            entries[id(tensor)] = Entry(tensor, origin)
+            entries[id(tensor)] = SeenTensor(tensor, origin)
+            if origin.func in HIDDEN and has_memory(tensor):
+                self._empties[storage_of(tensor)] = origin.clock
         for index in written:
             tensor = given[index]
             origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
             storage = storage_of(tensor)
-            if storage in self._held_storages and origin.lineage is not PUBLIC:
+            if origin.lineage is not PUBLIC and (storage in self._held_storages or DECLARED.owns_memory(storage)):
                 refuse_writing(origin)
             write = _Write(origin.clock, _geometry(tensor), reading.origins[index].lineage, origin, tensor.dtype)
             self._writes.setdefault(storage, []).append(write)
             if storage in self._exported:
                 self._exported[storage] = memory_of(tensor)
+
+    def note_write(self, view: Tensor, origin: Origin) -> None:
+        """A part of a memory of torch.empty was written."""
+        write = _Write(origin.clock, _geometry(view), PUBLIC, origin, view.dtype)
+        self._writes.setdefault(storage_of(view), []).append(write)
+
+    def declare(self, tensor: Tensor) -> None:
+        """The user says that a tensor is public; what watched calls made of the records is not."""
+        entry = self._entries.get(id(tensor))
+        known = entry.origin if entry is not None and entry.tensor() is tensor else None
+        if known is not None and known.lineage is not PUBLIC:
+            is_unseen = known.blame is not None and known.blame.call in (UNKNOWN.call, CHANGED.call)
+            require(
+                is_unseen,
+                "discreet.public on a tensor that does not come from the records",
+                "a tensor that calls in this step made from the batch",
+                "declare tensors that come from parameters, constants or random numbers only",
+            )
+        self.put(tensor, Origin(PUBLIC, DECLARED.number_of(tensor) or 0))
 
     def share_memory(self, tensor: Tensor) -> None:
         """A view was made that can be written to without a new version."""
@@ -225,7 +295,10 @@ _WRITTEN = Blame(
 )
 
 
-def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+_Geometry = tuple[torch.Size, tuple[int, ...], int]
+
+
+def _geometry(tensor: Tensor) -> _Geometry:
     return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
@@ -243,13 +316,31 @@ def _place_of(
         return known
     if tensor.dtype != dtype:
         return MIXED
-    entries = tensor.untyped_storage().nbytes() // tensor.element_size()
-    owner = torch.full((entries,), -1, dtype=torch.int32)
-    size, stride, offset = geometry
-    target = known.split(owner.as_strided(size, stride, offset), records)
-    target.copy_(torch.arange(records, dtype=torch.int32).view(-1, *[1] * (target.dim() - 1)).expand_as(target))
-    seen = owner.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    if bool((seen == -1).all()):
+    owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), _NOBODY, dtype=torch.int32)
+    _write_owner(owner, known, geometry, records)
+    if bool((owner.as_strided(*_geometry(tensor)) == _NOBODY).all()):
+        return PUBLIC
+    return _place_by_owner(tensor, owner, records) or MIXED
+
+
+_NOBODY, _PUBLIC_OWNER = -1, -2
+
+
+def _write_owner(owner: Tensor, place: Lineage | RecordAxis, geometry: _Geometry, records: int) -> None:
+    """Note in `owner`, one entry for each entry of a memory, whose values a write left there."""
+    target = owner.as_strided(*geometry)
+    if isinstance(place, RecordAxis):
+        by_record = place.split(target, records)
+        numbers = torch.arange(records, dtype=torch.int32).view(-1, *[1] * (by_record.dim() - 1))
+        by_record.copy_(numbers.expand_as(by_record))
+    else:
+        target.fill_(_PUBLIC_OWNER)
+
+
+def _place_by_owner(tensor: Tensor, owner: Tensor, records: int) -> Lineage | RecordAxis | None:
+    """Where the record lies in a tensor, by the owners of its memory; None if no axis is the record."""
+    seen = owner.as_strided(*_geometry(tensor))
+    if bool((seen < 0).all()):
         return PUBLIC
     numbers = torch.arange(records, dtype=torch.int32)
     for axis, length in enumerate(tensor.shape):
@@ -258,6 +349,6 @@ def _place_of(
         for minor in (False, True):
             place = RecordAxis(axis, minor=minor)
             by_record = place.split(seen, records).reshape(records, -1)
-            if bool(((by_record == -1) | (by_record == numbers.unsqueeze(1))).all()):
+            if bool(((by_record < 0) | (by_record == numbers.unsqueeze(1))).all()):
                 return place
-    return MIXED
+    return None

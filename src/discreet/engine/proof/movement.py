@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,11 +32,51 @@ def follows(axis: int, shapes: dict[int, torch.Size], factors: dict[int, int]) -
 def changed(old: Tensor, new: Tensor) -> Tensor | None:
     """Which entries moved; None if none did. NaN equals NaN here."""
     change = old != new
-    if old.is_floating_point() or old.is_complex():
+    if not bool(change.any()):
+        return None
+    if (old.is_floating_point() or old.is_complex()) and bool((old != old).any()):
         change &= (old == old) | (new == new)
-    return change if bool(change.any()) else None
+        return change if bool(change.any()) else None
+    return change
 
 
 def only(axis: RecordAxis, change: Tensor, half: Tensor) -> bool:
     """Whether nothing moved but entries of the records that were replaced."""
     return not bool((change & ~_entries(half, axis, change)).any())
+
+
+def shifted(tensor: Tensor, axis: RecordAxis, records: int) -> Tensor:
+    """The same with every record in the place of the one before it."""
+    places = torch.arange(tensor.shape[axis.axis])
+    by_record = places.view(-1, records).roll(1, 1) if axis.minor else places.view(records, -1).roll(1, 0)
+    return tensor.index_select(axis.axis, by_record.flatten().to(tensor.device))
+
+
+def agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding, which may differ from place to place."""
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    finite = one[one.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    half = one.dtype in (torch.float16, torch.bfloat16)
+    return torch.allclose(one, other, rtol=0.0, atol=scale * (0.05 if half else 1e-4), equal_nan=True)
+
+
+def spread(numbers: Tensor, like: Tensor, shape: Sequence[int], axis: RecordAxis) -> Tensor:
+    """A tensor that holds, in every entry, the number of its record."""
+    whole = torch.empty(list(shape), dtype=like.dtype, device=like.device)
+    by_record = axis.split(whole, len(numbers))
+    by_record.copy_(numbers.view(-1, *[1] * (by_record.dim() - 1)).expand_as(by_record))
+    return whole
+
+
+def belongs(axis: RecordAxis, numbers: Tensor, held: Tensor, records: Tensor) -> bool:
+    """Whether entries that hold the number of a record lie where that record lies."""
+    by_record, is_held = axis.split(numbers, len(records)), axis.split(held, len(records))
+    own = records.to(numbers).view(-1, *[1] * (by_record.dim() - 1))
+    return not bool((is_held & (by_record != own)).any())
+
+
+def most_exact(dtype: torch.dtype) -> int:
+    """The largest number up to which all whole numbers have a place in a type."""
+    return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,10 +23,6 @@ _NOISES = (
     *(torch.rand_like, torch.randn_like, torch.bernoulli, Tensor.bernoulli),
     *(Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_),
 )
-_WEIGHTINGS = (
-    *(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_),
-    *(torch.lerp, Tensor.lerp, torch.add, torch.sub, Tensor.add, Tensor.sub),
-)
 
 
 class ProbeMode(enum.Enum):
@@ -35,19 +30,17 @@ class ProbeMode(enum.Enum):
 
     PLAIN = "as it is"
     QUIET = "without dropout, and with one value in the place of noise on records"
-    UNHIDDEN = "with 0.1 in the place of a weight of zero on records"
 
 
 @dataclass
-class SeenTensor:
+class SeenCall:
     """One call with tracked tensors, as one probe pass saw it."""
 
     func: Callable[..., Any]
     names: tuple[str, ...]
     settings: tuple[Any, ...]
     derives: bool
-    inputs: list[Tensor]
-    is_tracked: list[bool]
+    inputs: list[Tensor | None]  # None for a parameter, or what was derived from parameters alone
     outputs: list[Tensor]
     is_single: bool
 
@@ -64,14 +57,12 @@ class Passed:
     path     its other calls on records
     outputs  what the model gave
     draws    whether torch's generator was used
-    hides    whether something of the records had the weight zero, which may grow later
     """
 
-    seen: list[SeenTensor]
+    seen: list[SeenCall]
     path: list[TracedStep]
     outputs: list[Tensor]
     draws: bool
-    hides: bool
 
     @property
     def settings(self) -> list[tuple[Any, ...]]:
@@ -81,7 +72,7 @@ class Passed:
     def tensors(self) -> Iterator[Tensor]:
         """Everything that was seen, in order."""
         for seen in self.seen:
-            yield from seen.inputs
+            yield from (tensor for tensor in seen.inputs if tensor is not None)
             yield from seen.outputs
         yield from self.outputs
 
@@ -94,9 +85,8 @@ class Prober:
     spreads: frozenset[int]
     marks: Marks
     manner: ProbeMode
-    seen: list[SeenTensor] = field(default_factory=list)
+    seen: list[SeenCall] = field(default_factory=list)
     path: list[TracedStep] = field(default_factory=list)
-    hides: bool = False
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         on_records = self.marks.on(tensors)
@@ -108,11 +98,6 @@ class Prober:
             if func in _DROPOUTS:
                 return args[0].clone()
             args, kwargs = _without_dropout(func, args, kwargs)
-        if on_records and func in _WEIGHTINGS and any(map(_is_zero, (*args, *kwargs.values()))):
-            self.hides = True
-            if self.manner is ProbeMode.UNHIDDEN:
-                args = tuple(0.1 if _is_zero(value) else value for value in args)
-                kwargs = {name: 0.1 if _is_zero(value) else value for name, value in kwargs.items()}
         result = func(*args, **kwargs)
         if self.manner is ProbeMode.QUIET and on_records and func in _NOISES:
             with torch.no_grad():
@@ -123,7 +108,7 @@ class Prober:
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         tensors = tensors_in((args, kwargs))
-        inputs = [tensor.detach().clone() for tensor in tensors]
+        inputs = [None if id(tensor) in self.tracked else tensor.detach().clone() for tensor in tensors]
         on_records = self.marks.on(tensors)
         if on_records:
             refuse_reading(func)
@@ -137,10 +122,9 @@ class Prober:
             return result
         derives = not on_records and len(self.seen) not in self.spreads
         names = tuple(tracked.name for tracked in found)
-        is_tracked = [id(tensor) in self.tracked for tensor in tensors]
         copies = [tensor.detach().clone() for tensor in outputs]
         is_single = isinstance(result, Tensor)
-        self.seen.append(SeenTensor(func, names, settings, derives, inputs, is_tracked, copies, is_single))
+        self.seen.append(SeenCall(func, names, settings, derives, inputs, copies, is_single))
         if derives:
             track_derived(self.tracked, func, args, kwargs, result, found)
         return result
@@ -151,7 +135,3 @@ def _without_dropout(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[
         return args, kwargs
     args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
     return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and value == 0

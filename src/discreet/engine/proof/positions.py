@@ -1,13 +1,15 @@
-"""Public numbers that differ from record to record: a record's place in the batch depends on who else was drawn.
+"""Public numbers that depend on the batch: on a record's place in it, or on its size.
 
 `losses * torch.arange(len(losses))` gives each record a weight by its place; leave one record out, and all that follow
-have another weight. Random numbers are no matter, as every place gets the same kind.
+have another weight. Random numbers are no matter, as every place gets the same kind. `losses / len(losses)` gives each
+record a weight by the number of records, which one record more changes for all of them.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from discreet.engine.proof.call_forms import Reading
@@ -28,13 +30,24 @@ _RANDOM: Final = frozenset(
             "randperm",
             "binomial",
         ),
-        *("_standard_gamma", "_sample_dirichlet", "geometric_", "cauchy_", "log_normal_"),
+        *("binomial", "_standard_gamma", "_sample_dirichlet", "geometric_", "cauchy_", "log_normal_"),
     ]
 )
+_COUNTING: Final = frozenset(
+    [
+        *("arange", "range", "linspace", "logspace", "eye", "tril", "triu", "tril_indices", "triu_indices", "diag"),
+        *("cumsum", "cumprod", "sort", "argsort", "randperm", "multinomial", "nonzero", "cartesian_prod"),
+    ]
+)
+"""Functions that give places different numbers; a permutation of the batch depends on its size."""
+_EXACT: Final = 1e-6
+_LARGEST_SAMPLE: Final = 1 << 14
 
 
 def places_matter(reading: Reading, records: int) -> bool:
     """Whether an element-wise call combines records with public numbers that differ along the record axis."""
+    if not any(one.lineage is PUBLIC and tensor.dim() for tensor, one in zip(reading.tensors, reading.origins)):  # noqa: B905
+        return False  # nearly always
     ends = {
         (tensor.dim() - origin.lineage.axis, origin.lineage.minor)
         for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
@@ -47,24 +60,71 @@ def places_matter(reading: Reading, records: int) -> bool:
             axis = tensor.dim() - end
             if axis < 0 or tensor.shape[axis] < records or tensor.shape[axis] % records:
                 continue
-            if _differs(tensor, RecordAxis(axis, minor), records) and not _is_random(origin):
+            if _varies(tensor, RecordAxis(axis, minor), records) and not is_random_by_place(origin):
                 return True
     return False
 
 
-def _differs(tensor: Tensor, axis: RecordAxis, records: int) -> bool:
+def _varies(tensor: Tensor, axis: RecordAxis, records: int) -> bool:
     by_record = axis.split(tensor.detach(), records)
     return bool((by_record != by_record[:1]).any())
 
 
-def _is_random(origin: Origin) -> bool:
+def is_random(origin: Origin) -> bool:
+    """Whether a public tensor depends on random numbers."""
+    return any(name in _RANDOM for name in _calls_to(origin))
+
+
+def is_random_by_place(origin: Origin) -> bool:
+    """Whether places have different numbers because each has a random one of its own."""
+    calls = _calls_to(origin)
+    return any(name in _RANDOM and grows for name, grows in calls.items()) and not calls.keys() & _COUNTING
+
+
+def _calls_to(origin: Origin) -> dict[str, bool]:
+    """The names of the calls that a tensor comes from, and whether one of them gave an entry for each record."""
+    found: dict[str, bool] = {}
     ahead, seen = [origin], {id(origin)}
     while ahead:
         one = ahead.pop()
-        if one.func is not None and name_of(one.func) in _RANDOM:
-            return True
+        if one.func is not None:
+            name = name_of(one.func)
+            found[name] = found.get(name, False) or one.form is None or grows(one.form)
         for parent in one.parents:
             if id(parent) not in seen:
                 seen.add(id(parent))
                 ahead.append(parent)
-    return False
+    return found
+
+
+def grows(form: Any) -> bool:
+    """Whether a tensor of this form has an axis that follows the number of records."""
+    return form is not None and any(isinstance(size, tuple) for size in form[1])
+
+
+def differs(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two samples of a public tensor have different values; axes of different lengths must be constant."""
+    if one is None or other is None or one.dim() != other.dim():
+        return False
+    for axis, (size, length) in enumerate(zip(one.shape, other.shape, strict=True)):
+        if size != length:
+            one, other = one.narrow(axis, 0, 1), other.narrow(axis, 0, 1)
+    return not torch.allclose(one, other, rtol=_EXACT, atol=0.0, equal_nan=True)
+
+
+def differs_by_place(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether a public tensor grows with the batch, and differs along the axis that grows."""
+    if one is None or other is None or one.dim() != other.dim():
+        return False
+    growing = [axis for axis in range(one.dim()) if one.shape[axis] != other.shape[axis]]
+    return any(bool((tensor != tensor.narrow(axis, 0, 1)).any()) for axis in growing for tensor in (one, other))
+
+
+def sample_of(tensor: Tensor) -> Tensor | None:
+    """The values of a public tensor, for a comparison; the extremes of a large one."""
+    if tensor.is_complex() or tensor.is_quantized or tensor.is_meta or tensor.numel() == 0:
+        return None
+    values = tensor.detach().to("cpu", torch.float64)
+    if values.numel() > _LARGEST_SAMPLE:
+        return torch.stack([values.amin(), values.amax()])
+    return values.clone()

@@ -1,9 +1,10 @@
 """Learning a forward pass on random inputs of the public shape: which calls, and which axis is the record.
 
-Nothing here sees private data. The pass runs for two batch sizes and with single records replaced. An axis is
-the record axis if its size follows the number of records and only the replaced record's entries move; a value
-that moves with the number of records is refused, for that number is private. A pass that draws more than dropout
-is looked at under other seeds, and one that gives something of the records the weight zero with another weight.
+This is the second line: each call is proven by itself (call_proof.py), and this shows that the whole keeps to it, and
+what the engine needs to know of it. Nothing here sees private data. The pass runs for two batch sizes, and with some
+records replaced such that every two are told apart. An axis is the record axis if its size follows the number of
+records and only entries of replaced records move; a value that moves with the number of records is refused, for that
+number is private. Passes with randomness beyond dropout are repeated under other seeds, to see which settings vary.
 """
 
 from __future__ import annotations
@@ -11,47 +12,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from discreet.core.check import Refused, refuse, require
-from discreet.engine.proof.axes import record_axis, same_for_every_size
+from discreet.engine.proof.axes import AxisSearch, same_for_every_size
 from discreet.engine.proof.draws import DRAWS, Draw
 from discreet.engine.proof.forbidden import FORBIDDEN
-from discreet.engine.proof.passes import Passed, ProbeMode, Prober, SeenTensor
-from discreet.engine.trace.capture import Call, CallWatch, ForwardTrace, Marks, RecordAxis, Tracked, tensors_in
+from discreet.engine.proof.generic_values import separating
+from discreet.engine.proof.passes import Passed, ProbeMode, Prober, SeenCall
+from discreet.engine.trace.capture import Call, CallWatch, ForwardTrace, Marks, TracedStep, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.trace.settings import LARGE, SMALL, learned
 
 PROBE_SEED = 20_011
 _OTHER_SEEDS = range(1, 9)  # what happens with probability p in a pass is overlooked with (1 - p)^9
-_HALVES: Final = tuple(
-    tuple(record for record in range(LARGE) if (record >> bit) % 2 == own)
-    for bit in range((LARGE - 1).bit_length())
-    for own in (0, 1)
-)
-"""Records by each bit of their number: of any two, each is replaced once while the other is not."""
 
 
 class UnclearError(Refused):
     """Nothing shows on these random inputs; on others it may."""
-
-
-class MixingError(Refused):
-    """Records move others in some passes."""
-
-
-@contextmanager
-def _unless_it_fails() -> Iterator[None]:
-    """Take a model that does not stand another weight as one in which nothing shows."""
-    try:
-        yield
-    except MixingError:
-        raise
-    except Exception:
-        return
 
 
 class Probe:
@@ -96,36 +77,26 @@ class Probe:
         first, grown, spreads = self._settle(small, large)
         state = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         _repeats(first, self._pass(small, spreads))
-
-        def replaced(*records: int) -> Any:
+        _no_nan(first, grown)
+        searches = _Searches(first, grown)
+        for half in separating(LARGE):
             inputs = large
-            for record in records:
+            for record in half.nonzero().flatten().tolist():
                 inputs = draw.replaced(inputs, self._batched, record, self._views, generator)
-            return inputs
-
-        moved = [self._pass(replaced(record), spreads) for record in range(LARGE)]
-        _same_path(first, grown, *moved)
-        _no_nan(first, grown, *moved)
-        _settings_stay(grown, moved)
-        script = self._script(first, grown, moved)
-        halves = {half: replaced(*half) for half in _HALVES}
-
-        def kept_apart(manner: ProbeMode, seed: int) -> Passed:
-            whole = self._pass(large, spreads, manner, seed)
-            for half, inputs in halves.items():
-                other = self._pass(inputs, spreads, manner, seed)
-                _same_path(first, whole, other)
-                _apart(script, whole, other, half)
-            return whole
-
-        if first.hides:
-            with _unless_it_fails():
-                kept_apart(ProbeMode.UNHIDDEN, seed=0)
-        still, grown_still, redrawn = first, grown, []
+            other = self._pass(inputs, spreads)
+            _same_path(first, other)
+            _no_nan(other)
+            _settings_stay(grown, other)
+            searches.compare(other, half)
+        script = searches.script(self._batched, first.path)
+        still, grown_still, redrawn = first, grown, []  # of the last, settings alone
         if first.draws:
             still, grown_still = (self._pass(inputs, spreads, ProbeMode.QUIET) for inputs in (small, large))
-        if still.draws:  # more than dropout, which keeps records apart
-            redrawn = [kept_apart(ProbeMode.PLAIN, seed).settings for seed in _OTHER_SEEDS]
+        if still.draws:  # more than dropout
+            for seed in _OTHER_SEEDS:
+                other = self._pass(large, spreads, seed=seed)
+                _same_path(first, other)
+                redrawn.append(other.settings)
         seeds = _OTHER_SEEDS if still.draws else ()
         if all(_equal(still, self._pass(small, spreads, ProbeMode.QUIET, seed)) for seed in seeds):
             _same_values(still, grown_still)
@@ -147,20 +118,6 @@ class Probe:
                 return first, grown, spreads
             spreads |= {found[0]}  # one at a time: the calls after it will be others
 
-    def _script(self, first: Passed, grown: Passed, moved: Sequence[Passed]) -> ForwardTrace:
-        calls = [_call(seen, grown.seen[i], [m.seen[i] for m in moved]) for i, seen in enumerate(first.seen)]
-        outputs = [
-            record_axis(output, grown.outputs[i], [m.outputs[i] for m in moved], "the model's output")
-            for i, output in enumerate(first.outputs)
-        ]
-        if not any(not _same(a, b) for m in moved for a, b in zip(m.outputs, grown.outputs, strict=True)):
-            raise UnclearError(
-                "Expected outputs that move with the inputs, got "
-                f"{'the same for different random inputs' if outputs else 'no differentiable tensor'}. Remedy: "
-                "return the predictions from forward() as tensors, in tuples, lists or dictionaries."
-            )
-        return ForwardTrace(self._batched, calls, first.path, outputs)
-
     def _pass(self, inputs: Any, spreads: frozenset[int], manner: ProbeMode = ProbeMode.PLAIN, seed: int = 0) -> Passed:
         args, kwargs = inputs
         tracked = {id(root.tensor): root for root in self._parameters}
@@ -173,7 +130,7 @@ class Probe:
                 result = self._model(*args, **kwargs)
             draws = _drawn(device) != before
         outputs = [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
-        return Passed(prober.seen, prober.path, outputs, draws, prober.hides)
+        return Passed(prober.seen, prober.path, outputs, draws)
 
 
 @contextmanager
@@ -207,8 +164,8 @@ def _repeats(first: Passed, again: Passed) -> None:
 
 
 def _same_path(first: Passed, *others: Passed) -> None:
+    calls = [(seen.func, seen.names, len(seen.inputs)) for seen in first.seen]
     for other in others:
-        calls = [(seen.func, seen.names, len(seen.inputs)) for seen in first.seen]
         if (
             [(seen.func, seen.names, len(seen.inputs)) for seen in other.seen] != calls
             or [step.func for step in other.path] != [step.func for step in first.path]
@@ -233,36 +190,13 @@ def _with_settings(
     return replace(script, calls=calls, path=path)
 
 
-def _settings_stay(grown: Passed, moved: Sequence[Passed]) -> None:
+def _settings_stay(grown: Passed, other: Passed) -> None:
     require(
-        all(other.settings == grown.settings for other in moved),
+        other.settings == grown.settings,
         "calls with the same axes and sizes for all records",
         "an axis or a size that moves with the records",
         "pad to a public length and mask",
     )
-
-
-def _apart(script: ForwardTrace, whole: Passed, other: Passed, replaced: Sequence[int]) -> None:
-    """Refuse entries that moved without being a replaced record's."""
-    others = [record for record in range(LARGE) if record not in replaced]
-    for axis, before, after in _placed(script, whole, other):
-        if axis is not None:
-            before, after = (axis.split(tensor, LARGE)[others] for tensor in (before, after))
-        if not _same(before, after):
-            raise MixingError(
-                "Expected records that are kept apart whatever is drawn at random or has the weight zero at first, got "
-                "a pass that mixes them. Remedy: draw for each record by itself, and do not exchange records in the "
-                "model."
-            )
-
-
-def _placed(script: ForwardTrace, whole: Passed, other: Passed) -> Iterator[tuple[RecordAxis | None, Tensor, Tensor]]:
-    """What two passes saw that is not derived from parameters alone, with the axis of its records."""
-    for call, one, two in zip(script.calls, whole.seen, other.seen, strict=True):
-        if not call.derives:
-            axes = *call.axes, call.output
-            yield from zip(axes, [*one.inputs, *one.outputs], [*two.inputs, *two.outputs], strict=True)
-    yield from zip(script.outputs, whole.outputs, other.outputs, strict=True)
 
 
 def _same_values(first: Passed, grown: Passed) -> None:
@@ -272,11 +206,16 @@ def _same_values(first: Passed, grown: Passed) -> None:
 
 
 def _no_nan(*passes: Passed) -> None:
-    if any(bool(tensor.isnan().any()) for one in passes for tensor in one.tensors()):
+    if any(_has_nan(tensor) for one in passes for tensor in one.tensors()):
         raise UnclearError(
             "Expected numbers from the model on random inputs, got NaN, in which nothing shows. Remedy: make "
             "the model take any floats and any small whole numbers, for example by clamping its inputs."
         )
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    total = tensor.sum()  # NaN if one entry is, or for infinities of both signs
+    return bool(total != total) and bool(tensor.isnan().any())
 
 
 def _equal(first: Passed, second: Passed) -> bool:
@@ -287,7 +226,7 @@ def _equal(first: Passed, second: Passed) -> bool:
 def _same(first: Tensor, second: Tensor) -> bool:
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+    return torch.equal(first, second) or bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
@@ -300,34 +239,76 @@ def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
         )
 
 
-def _call(small: SeenTensor, large: SeenTensor, moved: Sequence[SeenTensor]) -> Call:
-    if small.derives:
+class _Searches:
+    """The record axes of all that a pass computes; each pass with replaced records is compared and let go of."""
+
+    def __init__(self, first: Passed, grown: Passed) -> None:
+        self._grown, self._is_moved = grown, False
+        self._calls = [_CallAxes(*pair) for pair in zip(first.seen, grown.seen, strict=True)]
+        self._outputs = [
+            AxisSearch(*pair, "the model's output") for pair in zip(first.outputs, grown.outputs, strict=True)
+        ]
+
+    def compare(self, moved: Passed, replaced: Tensor) -> None:
+        for call, seen in zip(self._calls, moved.seen, strict=True):
+            call.compare(seen, replaced)
+        for search, whole, tensor in zip(self._outputs, self._grown.outputs, moved.outputs, strict=True):
+            search.compare(tensor, replaced)
+            self._is_moved |= not _same(whole, tensor)
+
+    def script(self, batched: tuple[bool, ...], path: list[TracedStep]) -> ForwardTrace:
+        calls, outputs = [call.found() for call in self._calls], [search.found() for search in self._outputs]
+        if not self._is_moved:
+            raise UnclearError(
+                "Expected outputs that move with the inputs, got "
+                f"{'the same for different random inputs' if outputs else 'no differentiable tensor'}. Remedy: "
+                "return the predictions from forward() as tensors, in tuples, lists or dictionaries."
+            )
+        return ForwardTrace(batched, calls, path, outputs)
+
+
+class _CallAxes:
+    """The record axes of one call with parameters."""
+
+    def __init__(self, small: SeenCall, large: SeenCall) -> None:
+        self._small, self._large = small, large
+        if small.derives:
+            return
         require(
-            all(_same(a, b) for m in moved for a, b in zip(m.outputs, large.outputs, strict=True)),
-            f"{small.where} to depend on parameters alone",
-            "a result that moves with the records",
-            "keep the records on an axis of their own: this looks like a statistic of the batch",
+            len(small.outputs) == 1 and small.is_single,
+            "a call with one output",
+            f"{small.where} with several",
+            "split the parameter's part into a call of its own",
         )
-        return Call(small.func, small.names, small.settings, derives=True)
-    require(
-        len(small.outputs) == 1 and small.is_single,
-        "a call with one output",
-        f"{small.where} with several",
-        "split the parameter's part into a call of its own",
-    )
-    axes = tuple(
-        None
-        if small.is_tracked[i]
-        else record_axis(tensor, large.inputs[i], [m.inputs[i] for m in moved], f"an input of {small.where}")
-        for i, tensor in enumerate(small.inputs)
-    )
-    output = record_axis(
-        small.outputs[0], large.outputs[0], [m.outputs[0] for m in moved], f"the output of {small.where}"
-    )
-    if output is None:
-        refuse(
-            "an output with one row of entries per record",
-            f"{small.where} gives one value for all records",
-            "keep the records apart until the per-sample losses",
-        )
-    return Call(small.func, small.names, small.settings, derives=False, axes=axes, output=output)
+        self._inputs = [
+            None if a is None or b is None else AxisSearch(a, b, f"an input of {small.where}")
+            for a, b in zip(small.inputs, large.inputs, strict=True)
+        ]
+        self._output = AxisSearch(small.outputs[0], large.outputs[0], f"the output of {small.where}")
+
+    def compare(self, moved: SeenCall, replaced: Tensor) -> None:
+        if self._small.derives:
+            require(
+                all(_same(a, b) for a, b in zip(moved.outputs, self._large.outputs, strict=True)),
+                f"{self._small.where} to depend on parameters alone",
+                "a result that moves with the records",
+                "keep the records on an axis of their own: this looks like a statistic of the batch",
+            )
+            return
+        for search, tensor in zip([*self._inputs, self._output], [*moved.inputs, *moved.outputs], strict=True):
+            if search is not None and tensor is not None:
+                search.compare(tensor, replaced)
+
+    def found(self) -> Call:
+        seen = self._small
+        if seen.derives:
+            return Call(seen.func, seen.names, seen.settings, derives=True)
+        output = self._output.found()
+        if output is None:
+            refuse(
+                "an output with one row of entries per record",
+                f"{seen.where} gives one value for all records",
+                "keep the records apart until the per-sample losses",
+            )
+        axes = tuple(None if search is None else search.found() for search in self._inputs)
+        return Call(seen.func, seen.names, seen.settings, derives=False, axes=axes, output=output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -10,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.engine.proof.call_forms import SIZE_FREE, TENSORS, Follows, Opaque, Reading, provable, without_values
-from discreet.engine.proof.call_proof import UnprovableError, Verdict, prove
+from discreet.engine.proof.call_forms import TENSORS, Follows, Opaque, Reading, provable, provable_small, without_values
+from discreet.engine.proof.call_proof import prove
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
+from discreet.engine.proof.provable_call import CallVerdict, ProvableCall, UnprovableError
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 
@@ -37,8 +39,8 @@ class Form:
 
     def __init__(self, digest: int) -> None:
         self.digest = digest
-        self.verdict: Verdict | None = None
-        self.at: dict[Any, Verdict] = {}
+        self.verdict: CallVerdict | None = None
+        self.at: dict[Any, CallVerdict] = {}
 
 
 _FORMS: Final[dict[Any, Form]] = {}
@@ -52,16 +54,19 @@ def form_of(func: Callable[..., Any], description: Any, declared: tuple[Any, ...
     if form is None:
         if len(_FORMS) > _MOST_FORMS:  # digests are hashes: nothing but time is lost
             _FORMS.clear()
-        form = _FORMS[key] = Form(hash(key[:2]))
+        # Python's hash does not tell -1 from -2.
+        digest = hashlib.blake2b(repr(key[:2]).encode(), digest_size=7).digest()
+        form = _FORMS[key] = Form(int.from_bytes(digest))
     return form
 
 
 def verdict_on(
     form: Form, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
-) -> Verdict:
+) -> CallVerdict:
     """What the call does to records; `outputs` are what it gave."""
-    if form.verdict is not None and _fits(form.verdict, outputs, reading.records):
-        return form.verdict
+    known = form.verdict
+    if known is not None and _fits(known, outputs, reading.records):
+        return known
     at = reading.records, _contents(reading)
     known = form.at.get(at)
     if known is not None and _fits(known, outputs, reading.records):
@@ -76,16 +81,17 @@ def verdict_on(
     return verdict
 
 
-def _fits(verdict: Verdict, outputs: list[Tensor], records: int) -> bool:
+def _fits(verdict: CallVerdict, outputs: list[Tensor], records: int) -> bool:
     """Whether what came out has the sizes that were proven."""
     if len(outputs) != len(verdict.outputs):
         return False
-    for tensor, place, factor in zip(outputs, verdict.outputs, verdict.factors, strict=False):
+    for tensor, place, factor in zip(outputs, verdict.outputs, verdict.factors):  # noqa: B905, for speed
         if type(place) is RecordAxis:
-            shape = tensor.shape
-            if place.axis >= len(shape):
+            axis = place.axis
+            if axis >= tensor.dim():
                 return False
-            if shape[place.axis] % records if factor is None else shape[place.axis] != factor * records:
+            size = tensor.size(axis)
+            if size % records if factor is None else size != factor * records:
                 return False
         elif place is PUBLIC and factor is not None and tensor.shape != factor:
             return False
@@ -107,12 +113,12 @@ def _is_whole(tensor: Tensor) -> bool:
 
 def _proven(
     func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
-) -> tuple[Verdict, bool]:
+) -> tuple[CallVerdict, bool]:
     """The verdict, and whether it holds for every number of records."""
     reason = _unprovable(func, reading)
     if reason is not None:
         return mixed(outputs, reason), True
-    found: Verdict | None = None
+    found: CallVerdict | None = None
     generally = None
     origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
 
@@ -139,7 +145,7 @@ def _proven(
         if is_plain and found is not None and len(found.outputs) == len(outputs) and "fails" not in found.why:
             return found, bool(generally)
     try:
-        exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), shrink=False, exact=True)
+        exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), exact=True)
         verdict = prove(exact, (reading.records,))
         if _fits(verdict, outputs, reading.records):
             return verdict, False
@@ -148,15 +154,23 @@ def _proven(
         return mixed(outputs, f"it cannot be run on other values: {error}"), False
 
 
-def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> Verdict:
-    for shrink in (True, False) if func in SIZE_FREE else (False,):
-        try:
-            verdict = prove(provable(func, args, kwargs, reading, shrink=shrink, exact=False))
-        except UnprovableError as error:
-            verdict = Verdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
-        if verdict.keeps_apart:
-            return replace(verdict, factors=(None,) * len(verdict.outputs)) if shrink else verdict
-    return verdict
+def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> CallVerdict:
+    small = provable_small(func, args, kwargs, reading)
+    if small is not None:
+        form = form_of(func, ("small", small.key()))  # shared by all calls that are the same at small sizes
+        if form.verdict is None:
+            found = _tried(small)
+            form.verdict = replace(found, factors=(None,) * len(found.outputs))
+        if form.verdict.keeps_apart:
+            return form.verdict
+    return _tried(provable(func, args, kwargs, reading, exact=False))
+
+
+def _tried(call: ProvableCall) -> CallVerdict:
+    try:
+        return prove(call)
+    except UnprovableError as error:
+        return CallVerdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
 
 
 def _stripped(func: Callable[..., Any], description: Any) -> Any:
@@ -169,8 +183,8 @@ def _unfollowed(args: Any, kwargs: Any, reading: Reading) -> Reading:
     return other
 
 
-def mixed(outputs: list[Tensor], why: str) -> Verdict:
-    return Verdict((MIXED,) * len(outputs), (None,) * len(outputs), why=why)
+def mixed(outputs: list[Tensor], why: str) -> CallVerdict:
+    return CallVerdict((MIXED,) * len(outputs), (None,) * len(outputs), why=why)
 
 
 def _needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:

@@ -57,4 +57,21 @@ FILLS: Final = frozenset(
         *(Tensor.bernoulli_, Tensor.log_normal_, Tensor.cauchy_, Tensor.geometric_, Tensor.copy_),
     ]
 )
+INDEXING: Final = frozenset(
+    getattr(room, name)
+    for name in (
+        *("__getitem__", "__setitem__", "index_select", "gather", "take_along_dim", "index_put", "index_put_"),
+        *("index_add", "index_add_", "index_copy", "index_copy_", "scatter", "scatter_", "scatter_add", "scatter_add_"),
+    )
+    for room in (torch, Tensor)
+    if getattr(room, name, None) is not None
+)
+"""Functions that take whole numbers as places."""
+SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def is_slice(index: Any) -> bool:
+    """Whether an index gives a view: whole numbers and slices alone."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is ... or type(part) in (int, slice) for part in parts)

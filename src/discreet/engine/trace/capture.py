@@ -97,7 +97,6 @@ class ForwardTrace:
     calls    the calls that involve parameters, in order
     path     the other calls that make something of the records, in order
     outputs  the record axis of each differentiable output
-    factors  by which losses were multiplied, for up to three numbers of records (losses.py)
     saved_bytes, kept_bytes  what autograd saves, and what the engine keeps, for each record
     largest                  elements of the largest gradient of one parameter that is kept for each record
     """
@@ -106,8 +105,6 @@ class ForwardTrace:
     calls: list[Call]
     path: list[TracedStep]
     outputs: list[RecordAxis | None]
-    loss_checked: bool = False
-    factors: dict[int, tuple[float, ...]] = field(default_factory=dict)
     saved_bytes: float = 0.0
     kept_bytes: float = 0.0
     largest: int = 0

@@ -1,0 +1,237 @@
+"""Smaller sizes for the proof of a call.
+
+Only functions of torch that treat all sizes alike are listed: what they do to a record of 4 channels and 5 pixels they
+do to one of 512 channels and 224 pixels. The number of records is never reduced. A call that fails at the smaller
+sizes is proven at its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from discreet.engine.trace.settings import ELEMENTWISE
+
+_AT_MOST: Final = 4  # entries of an axis whose size does not matter
+_EACH: Final = 2  # channels in each of at most as many groups
+
+Sizes = tuple[Any, ...]  # per axis, a fixed size or (factor,) times the number of records
+
+
+@dataclass(frozen=True)
+class SmallCall:
+    """A call with smaller tensors; `sizes` are those of its tensors, in order.
+
+    is_fixed  whether no number among the arguments is a size that can follow the number of records
+    """
+
+    args: Any
+    kwargs: Any
+    sizes: list[Sizes]
+    is_fixed: bool = False
+
+
+def smaller(
+    func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor], sizes: list[Sizes]
+) -> SmallCall | None:
+    """The same call on smaller tensors; None if the sizes of the function matter."""
+    if func in SIZE_FREE:
+        if func in _NORMALISING:
+            args, kwargs = _capped_shape(args), {name: _capped_shape((value,))[0] for name, value in kwargs.items()}
+        return SmallCall(args, kwargs, [tuple(map(_capped, own)) for own in sizes])
+    rule = _RULES.get(func)
+    if rule is None:
+        return None
+    try:
+        return rule(_Bound(args, kwargs, tensors, sizes))
+    except (KeyError, TypeError, ValueError, IndexError):  # arguments in a form that the rule does not know
+        return None
+
+
+def _capped(size: Any) -> Any:
+    return (min(size[0], _AT_MOST),) if type(size) is tuple else min(size, _AT_MOST)
+
+
+def _capped_shape(args: Any) -> Any:
+    return tuple([min(n, _AT_MOST) for n in arg] if isinstance(arg, (tuple, list)) else arg for arg in args)
+
+
+class _Bound:
+    """Arguments by name, and sizes that can be changed."""
+
+    def __init__(self, args: Any, kwargs: Any, tensors: list[Tensor], sizes: list[Sizes]) -> None:
+        self._args, self._kwargs = list(args), dict(kwargs)
+        self._index = {id(tensor): i for i, tensor in enumerate(tensors)}
+        if len(self._index) < len(tensors):
+            raise ValueError("one tensor in two places")
+        self.sizes = list(sizes)
+
+    def get(self, place: int, name: str, default: Any = None) -> Any:
+        return self._args[place] if place < len(self._args) else self._kwargs.get(name, default)
+
+    def put(self, place: int, name: str, value: Any) -> None:
+        if place < len(self._args):
+            self._args[place] = value
+        elif name in self._kwargs:
+            self._kwargs[name] = value
+
+    def size(self, place: int, name: str) -> Sizes:
+        return self.sizes[self._index[id(self.get(place, name))]]
+
+    def resize(self, place: int, name: str, sizes: Sizes) -> None:
+        self.sizes[self._index[id(self.get(place, name))]] = sizes
+
+    def done(self) -> SmallCall:
+        return SmallCall(tuple(self._args), self._kwargs, self.sizes, is_fixed=True)
+
+
+def _numbers(value: Any, dimensions: int) -> tuple[int, ...]:
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return numbers * dimensions if len(numbers) == 1 else numbers
+
+
+def _whole(*sizes: Any) -> None:
+    """Only axes that are no record axes are made smaller."""
+    if any(type(size) is not int for size in sizes):
+        raise ValueError("a record axis")
+
+
+def _reached(sizes: Sizes, kernel: tuple[int, ...], stride: Any, dilation: Any) -> Sizes:
+    """Pixels for two places of the kernel: both borders, and all that it sees between them."""
+    steps, gaps = _numbers(stride, len(kernel)), _numbers(dilation, len(kernel))
+    pixels = [min(s, d * (k - 1) + 1 + step) for s, k, step, d in zip(sizes, kernel, steps, gaps, strict=True)]
+    return tuple(pixels)
+
+
+def _groups(channels: int, groups: int) -> tuple[int, int]:
+    """Fewer channels in fewer groups."""
+    fewer = min(groups, _EACH)
+    return fewer * min(channels // groups, _EACH), fewer
+
+
+def _convolution(call: _Bound, *, transposed: bool) -> SmallCall:
+    """conv(input, weight, bias, stride, padding, dilation, groups), or its transpose."""
+    images, weight = call.size(0, "input"), call.size(1, "weight")
+    kernel = weight[2:]
+    if len(images) != len(weight):
+        raise ValueError("one image without a record axis")
+    _whole(*images[1:], *weight)
+    groups = call.get(6, "groups", 1)
+    channels, fewer = _groups(images[1], groups)
+    outside = _groups(weight[1] * groups if transposed else weight[0], groups)[0]
+    if transposed:
+        pixels = tuple(min(size, 3) for size in images[2:])
+        call.resize(1, "weight", (channels, outside // fewer, *kernel))
+    else:
+        pixels = _reached(images[2:], kernel, call.get(3, "stride", 1), call.get(5, "dilation", 1))
+        call.resize(1, "weight", (outside, channels // fewer, *kernel))
+    call.resize(0, "input", (images[0], channels, *pixels))
+    if call.get(2, "bias") is not None:
+        _whole(*call.size(2, "bias"))
+        call.resize(2, "bias", (outside,))
+    call.put(6, "groups", fewer)
+    return call.done()
+
+
+def _pool(call: _Bound, *, dimensions: int, dilates: bool) -> SmallCall:
+    """pool(input, kernel_size, stride, padding, ...)."""
+    sizes = call.size(0, "input")
+    _whole(*sizes[-dimensions:])
+    kernel = _numbers(call.get(1, "kernel_size"), dimensions)
+    stride = call.get(2, "stride")
+    dilation = call.get(4, "dilation", 1) if dilates else 1
+    pixels = _reached(sizes[-dimensions:], kernel, kernel if stride in (None, (), []) else stride, dilation)
+    call.resize(0, "input", (*map(_capped, sizes[:-dimensions]), *pixels))
+    return call.done()
+
+
+def _resample(call: _Bound, axes: int | None = None) -> SmallCall:
+    """Adaptive pooling and interpolation: what happens to pixels depends on both sizes, so that only channels go."""
+    sizes = call.size(0, "input")
+    _whole(*sizes[1:])
+    if axes not in (None, len(sizes)):
+        raise ValueError("images without channels")
+    call.resize(0, "input", (sizes[0], _capped(sizes[1]), *sizes[2:]))
+    return call.done()
+
+
+def _group_norm(call: _Bound) -> SmallCall:
+    """group_norm(input, num_groups, weight, bias, eps)."""
+    sizes = call.size(0, "input")
+    _whole(*sizes[1:])
+    channels, fewer = _groups(sizes[1], call.get(1, "num_groups"))
+    call.resize(0, "input", (sizes[0], channels, *map(_capped, sizes[2:])))
+    for place, name in ((2, "weight"), (3, "bias")):
+        if call.get(place, name) is not None:
+            _whole(*call.size(place, name))
+            call.resize(place, name, (channels,))
+    call.put(1, "num_groups", fewer)
+    return call.done()
+
+
+def _pad(call: _Bound) -> SmallCall:
+    """pad(input, amounts): axes that get no padding are made smaller; amounts can follow the number of records."""
+    sizes, amounts = list(call.size(0, "input")), call.get(1, "pad")
+    padded = {len(sizes) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    smaller_sizes = tuple(size if axis in padded else _capped(size) for axis, size in enumerate(sizes))
+    call.resize(0, "input", smaller_sizes)
+    done = call.done()
+    return SmallCall(done.args, done.kwargs, done.sizes)
+
+
+def named(*names: str) -> frozenset[Any]:
+    """Torch functions and methods by name, with their in-place and operator forms."""
+    rooms, found = (torch, Tensor, F, torch.special), []
+    for name in names:
+        for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__"):
+            found += [getattr(room, form, None) for room in rooms]
+    return frozenset(func for func in found if callable(func))
+
+
+def _rules() -> Iterator[tuple[str, Callable[[_Bound], SmallCall]]]:
+    for n in (1, 2, 3):
+        yield f"conv{n}d", partial(_convolution, transposed=False)
+        yield f"conv_transpose{n}d", partial(_convolution, transposed=True)
+        yield f"max_pool{n}d", partial(_pool, dimensions=n, dilates=True)
+        yield f"max_pool{n}d_with_indices", partial(_pool, dimensions=n, dilates=True)
+        yield f"avg_pool{n}d", partial(_pool, dimensions=n, dilates=False)
+        yield f"adaptive_avg_pool{n}d", partial(_resample, axes=n + 2)
+        yield f"adaptive_max_pool{n}d", partial(_resample, axes=n + 2)
+    yield "interpolate", _resample
+    yield "group_norm", _group_norm
+    yield "pad", _pad
+
+
+_RULES: Final = {getattr(room, name): rule for name, rule in _rules() for room in (torch, F) if hasattr(room, name)}
+_NORMALISING: Final = named("layer_norm", "rms_norm")
+MOVES: Final = named(
+    *("view", "reshape", "flatten", "unflatten", "expand", "chunk", "split", "unbind", "getitem", "transpose"),
+    *("permute", "contiguous", "select", "narrow", "unsqueeze", "squeeze", "movedim", "t", "unfold", "repeat"),
+)
+"""Functions that copy entries, or fill in constants, whatever the entries are."""
+SIZE_FREE: Final = (
+    ELEMENTWISE
+    | _NORMALISING
+    | named(
+        *("relu", "gelu", "silu", "elu", "selu", "celu", "leaky_relu", "mish", "softplus", "softsign", "tanh"),
+        *("sigmoid", "logsigmoid", "hardtanh", "hardswish", "hardsigmoid", "relu6", "exp", "expm1", "log", "log1p"),
+        *("log2", "log10", "sqrt", "rsqrt", "square", "abs", "neg", "sign", "sin", "cos", "tan", "erf", "reciprocal"),
+        *("round", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"),
+        *("logical_xor", "bitwise_not", "bitwise_and", "bitwise_or", "and", "or", "xor", "invert", "nan_to_num"),
+        *("clone", "detach", "float", "double", "half", "long", "int", "bool", "zeros_like", "ones_like"),
+        *("rand_like", "randn_like", "dropout", "alpha_dropout", "softmax", "log_softmax", "logsumexp", "linear"),
+        *("matmul", "bmm", "scaled_dot_product_attention", "embedding", "sum", "mean", "amax", "amin", "argmax"),
+        *("argmin", "max", "min", "any", "all", "norm", "std", "var", "prod", "cumsum", "flip", "cat", "stack"),
+        *("transpose", "permute", "unsqueeze", "squeeze", "t", "swapaxes", "movedim", "cross_entropy", "nll_loss"),
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
+        *("baddbmm", "addmm", "mv", "dot", "sort", "normalize", "cosine_similarity", "gaussian_nll_loss", "contiguous"),
+        *("batch_norm", "instance_norm"),
+    )
+)
+"""Functions that treat all sizes alike, and all axes of one size as one."""

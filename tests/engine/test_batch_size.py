@@ -1,0 +1,286 @@
+"""Losses that depend on the number of records are refused before anything is released."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from discreet.stages.bounding import FlatClip
+from steps import classifier, each, rows, train
+from torch import Tensor
+
+import discreet
+from discreet import Private
+from discreet.core.check import Refused
+from discreet.core.streams import Streams
+from discreet.engine.proof.positions import follows
+from discreet.stages.recipe import Recipe
+from discreet.stages.sampling import FullBatch, Horizon, OwnLoader
+
+Change = Callable[[Tensor, Tensor], Tensor]
+
+
+def written(losses: Tensor, x: Tensor) -> Tensor:
+    scale = torch.zeros(6)
+    scale[:] = len(x)
+    return losses * scale[0]
+
+
+def written_to_records(losses: Tensor, x: Tensor) -> Tensor:
+    other = losses * 1
+    other[other > -1] = len(x)
+    return losses + other
+
+
+DIVISIONS: dict[str, Change] = {
+    "len": lambda losses, x: losses / len(x),
+    "shape": lambda losses, x: losses / x.shape[0],
+    "inverse": lambda losses, x: losses * (1 / len(x)),
+    "root": lambda losses, x: losses * len(x) ** -0.5,
+    "log": lambda losses, x: losses / math.log(len(x)),
+    "log of another": lambda losses, x: losses / math.log(len(x) + 3),
+    "one less": lambda losses, x: losses / (len(x) - 0.5),
+    "affine": lambda losses, x: losses * (1 - len(x) / 1000),
+    "power": lambda losses, x: losses * 0.99 ** len(x),
+    "exponent": lambda losses, x: losses ** (1 + 1 / len(x)),
+    "table": lambda losses, x: losses * (1.0 if len(x) > 2 else 0.5),
+    "all entries": lambda losses, x: losses / x.numel(),
+    "sum of ones": lambda losses, x: losses / torch.ones(len(x)).sum(),
+    "tensor": lambda losses, x: losses / torch.tensor(len(x)),
+    "shape as tensor": lambda losses, x: losses / torch.tensor(x.shape)[0],
+    "full": lambda losses, x: losses / torch.full((), len(x)),
+    "rows of full": lambda losses, x: losses * torch.full((len(x),), float(len(x))),
+    "new_full": lambda losses, x: losses * x.new_full((len(x),), 1 / len(x)),
+    "last place": lambda losses, x: losses / (torch.arange(len(x))[-1] + 1),
+    "softmax of zeros": lambda losses, x: losses * torch.zeros(len(x)).softmax(0),
+    "normalised ones": lambda losses, x: losses * F.normalize(torch.ones(len(x)), dim=0),
+    "trace": lambda losses, x: losses * torch.eye(len(x)).trace(),
+    "slope": lambda losses, x: F.leaky_relu(-losses, len(x)),
+    "clamp": lambda losses, x: losses.clamp(max=float(len(x))),
+    "written": written,
+    "written to records": written_to_records,
+}
+
+
+@pytest.mark.parametrize("change", DIVISIONS.values(), ids=DIVISIONS.keys())
+def test_the_first_step_is_not_released(change: Change) -> None:
+    """Batches of one size, and one step."""
+    steps: list[bool] = []
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        steps.append(private.step(change(each(model(x), y), x)))
+
+    with pytest.raises(Refused, match=r"how many records were drawn"):
+        train(body=body, steps=1)
+    assert not any(steps)
+
+
+def test_in_forward_too() -> None:
+    with pytest.raises(Refused, match=r"number of records|how many records|size of the batch"):
+        train(classifier(lambda own, x: x / len(x)), steps=1)
+
+
+def in_augment(batch: Any) -> Any:
+    x, y = batch
+    return x * (1 / len(x)), y
+
+
+def test_in_augment_too() -> None:
+    with pytest.raises(Refused, match="how many records"):
+        train(augment=in_augment, steps=1)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("micro_batch", [2, 5, 100])
+def test_with_views_and_small_micro_batches(views: int, micro_batch: int) -> None:
+    body = lambda private, model, x, y: private.step(each(model(x), y) / len(x))  # noqa: E731
+    with pytest.raises(Refused, match="how many records"):
+        train(body=body, steps=1, views=views, micro_batch=micro_batch)
+
+
+def full_batch(records: int, micro_batch: int, change: Change) -> Private:
+    model = classifier()
+    recipe = Recipe(method="x", bounder=FlatClip(1.0)).using(sampling=FullBatch())
+    plan = recipe.bind(noise=1.0, horizon=Horizon.of(records=records, batch=records, steps=2), delta=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = Private(
+        model, optimizer, plan, rows(6, records=records), micro_batch=micro_batch, streams=Streams.seeded(1)
+    )
+    try:
+        for x, y in private:
+            private.step(change(each(model(x), y), x))
+    finally:
+        private.close()
+    return private
+
+
+def test_a_micro_batch_of_one_record_is_compared() -> None:
+    """Two records, then one: the divisor differs, and one record moves the sum by 1.5 clips."""
+    with pytest.raises(Refused, match="how many records"):
+        full_batch(3, 2, DIVISIONS["len"])
+
+
+def test_the_full_batch_is_cut() -> None:
+    with pytest.raises(Refused, match="how many records"):
+        full_batch(20, 100, DIVISIONS["len"])
+    assert full_batch(20, 100, lambda losses, x: losses).updates == 2
+
+
+def test_micro_batches_of_one_record_have_nothing_to_divide_by() -> None:
+    assert full_batch(5, 1, DIVISIONS["len"]).updates == 2
+
+
+# The user's own loader ----------------------------------------------------------------------------------------
+
+
+def over(batches: Any, body: Any, steps: int = 2) -> tuple[Private, list[int]]:
+    model = classifier()
+    recipe = replace(Recipe(method="x", bounder=FlatClip(1.0)), sampling=OwnLoader())
+    plan = recipe.bind(noise=1.0, horizon=Horizon.of(records=40, batch=10, steps=steps), delta=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = Private(model, optimizer, plan, None, streams=Streams.seeded(1))
+    sizes = []
+    try:
+        for batch in private.over(batches):
+            sizes.append(len(batch[0]))
+            body(private, model, *batch)
+    finally:
+        private.close()
+    return private, sizes
+
+
+def own_batches(count: int = 2) -> list[Any]:
+    x, y = rows(6).tensors
+    return [(x[i * 10 : i * 10 + 10], y[i * 10 : i * 10 + 10]) for i in range(count)]
+
+
+def test_the_first_batch_of_an_own_loader_is_cut() -> None:
+    private, sizes = over(own_batches(), lambda p, m, x, y: p.step(each(m(x), y)))
+    assert private.updates == 2
+    assert sizes == [3, 2, 2, 3, 10]
+    with pytest.raises(Refused, match="how many records"):
+        over(own_batches(), lambda p, m, x, y: p.step(each(m(x), y) / len(x)), steps=1)
+
+
+def test_a_batch_that_cannot_be_cut_stays_whole() -> None:
+    batches = [(x, y, ["name"] * len(x)) for x, y in own_batches()]
+    private, sizes = over(batches, lambda p, m, x, y, names: p.step(each(m(x), y)))
+    assert private.updates == 2
+    assert sizes == [10, 10]
+
+
+# What may change ----------------------------------------------------------------------------------------------
+
+
+def drawn_by_python(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(each(model(x * random.choice([0.9, 1.1])), y))
+
+
+def drawn_by_numpy(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(each(model(x * float(np.random.randint(1, 3))), y))
+
+
+def drawn_by_torch(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(each(model(x * int(torch.randint(1, 3, ()))), y))
+
+
+def cropped(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    start = random.randrange(3)
+    private.step(each(model(F.pad(x[:, start : start + 4], (1, 1))), y))
+
+
+def scheduled(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    model.count = getattr(model, "count", 0) + 1
+    private.step(each(model(x), y) * math.cos(model.count / 10))
+
+
+def declared(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    model.count = getattr(model, "count", 0) + 1
+    private.step(each(model(x), y) * discreet.public(model.count))
+
+
+def reshaped(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    h = model(x).view(len(x), 3, 1).expand(len(x), 3, 2).reshape(len(x) * 3, 2)
+    weights = torch.ones(len(x)) * 0.5 + torch.zeros(1).expand(len(x))
+    private.step(each(h.view(len(x), 3, 2).mean(2), y) * weights + x.new_zeros(len(x)))
+
+
+def indexed(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    outputs = model(x)
+    losses = -outputs.log_softmax(1)[torch.arange(len(x)), y]
+    private.step(losses + torch.full((len(x),), 0.5)[: len(x)])
+
+
+INNOCENT = [drawn_by_python, drawn_by_numpy, drawn_by_torch, cropped, scheduled, declared, reshaped, indexed]
+
+
+@pytest.mark.parametrize("body", INNOCENT, ids=lambda body: body.__name__)
+def test_what_does_not_follow_the_batch_is_accepted(body: Any) -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    assert train(body=body, fixed=False, steps=5).updates == 5
+
+
+def test_the_released_sum_stays_the_same() -> None:
+    """Against the same records in one piece, as batches are in later steps."""
+
+    def noiseless(*, whole: bool) -> list[Tensor]:
+        model = classifier()
+        recipe = Recipe(method="x", bounder=FlatClip(1.0)).using(sampling=FullBatch())
+        plan = recipe.bind(noise=1e-9, horizon=Horizon.of(records=21, batch=21, steps=1), delta=1e-5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        private = Private(model, optimizer, plan, rows(6, records=21), streams=Streams.seeded(1))
+        if whole:
+            private._engine.watch._programs.wants_another_size = False
+        sizes = []
+        for x, y in private:
+            sizes.append(len(x))
+            private.step(each(model(x), y))
+        private.close()
+        assert (len(sizes) == 1) is whole
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for one, other in zip(noiseless(whole=True), noiseless(whole=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_comes_later_is_compared_at_the_next_batch() -> None:
+    """A new way to make losses is cut again, although batches have one size."""
+    count = [0]
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        if private.progress.step > 1:
+            losses = losses.tanh() / len(x)
+        count[0] += private.step(losses)
+
+    with pytest.raises(Refused, match="how many records"):
+        train(body=body, steps=6)
+    assert count[0] == 3  # two innocent steps, and the first with the new losses
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sizes", "expected"),
+    [
+        ((7.0, 5.0), (7, 5), True),
+        ((3 / 7, 3 / 5), (7, 5), True),
+        ((2 * math.sqrt(7), 2 * math.sqrt(5)), (7, 5), True),
+        ((math.log(7), math.log(5)), (7, 5), True),
+        ((6.0, 4.0), (7, 5), True),
+        ((1 / 8, 1 / 6), (7, 5), True),
+        ((1 + 1 / 7, 1 + 1 / 5), (7, 5), True),
+        ((0.99, 0.98), (7, 5), False),
+        ((1.0, 2.0), (7, 5), False),
+        ((0.5, 0.25), (7, 5), False),
+    ],
+)
+def test_functions_of_the_size(numbers: tuple[float, float], sizes: tuple[int, int], expected: bool) -> None:
+    assert follows(numbers, sizes) is expected

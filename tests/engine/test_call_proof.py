@@ -1,0 +1,174 @@
+"""One call by itself: which records are replaced, which sizes are made smaller, and how moves are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from discreet.engine.proof import call_forms, verdicts
+from discreet.engine.proof.call_forms import Reading, provable, provable_small
+from discreet.engine.proof.call_proof import prove
+from discreet.engine.proof.generic_values import separating
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage, Origin
+from discreet.engine.proof.small_sizes import MOVES, SIZE_FREE, smaller
+from discreet.engine.record_watch import RecordWatch
+from discreet.engine.trace.capture import RecordAxis
+
+
+@pytest.mark.parametrize("records", [1, 2, 3, 5, 6, 7, 64, 67, 70, 71, 500])
+def test_of_any_two_records_each_is_replaced_without_the_other(records: int) -> None:
+    sets = torch.stack([torch.zeros(records, dtype=torch.bool), *separating(records)])
+    alone = (sets.unsqueeze(2) & ~sets.unsqueeze(1)).any(0)
+    assert bool((alone | torch.eye(records, dtype=torch.bool)).all())
+
+
+def test_few_sets_are_enough() -> None:
+    assert [len(separating(records)) for records in (1, 5, 67, 70, 71)] == [0, 4, 8, 8, 9]
+
+
+# Smaller sizes --------------------------------------------------------------------------------------------
+
+Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def x(*sizes: int) -> Tensor:
+    return torch.randn(7, *sizes)
+
+
+SPATIAL: dict[str, Callable[[], Made]] = {
+    "conv1d": lambda: (F.conv1d, (x(12, 40), torch.randn(20, 12, 5), torch.randn(20)), {"stride": 2}),
+    "conv2d": lambda: (F.conv2d, (x(16, 20, 20), torch.randn(32, 16, 3, 3)), {"padding": 1}),
+    "groups": lambda: (F.conv2d, (x(16, 20, 20), torch.randn(32, 4, 3, 3), torch.randn(32), 1, 1, 2, 4), {}),
+    "depthwise": lambda: (F.conv2d, (x(16, 20, 20), torch.randn(16, 1, 7, 7)), {"padding": "same", "groups": 16}),
+    "conv3d": lambda: (F.conv3d, (x(6, 9, 9, 9), torch.randn(5, 6, 2, 3, 1), None, (1, 2, 1)), {}),
+    "transposed": lambda: (F.conv_transpose2d, (x(8, 9, 9), torch.randn(8, 6, 4, 4), torch.randn(6), 2, 1), {}),
+    "transposed groups": lambda: (F.conv_transpose1d, (x(8, 9), torch.randn(8, 3, 4)), {"groups": 4, "stride": 3}),
+    "max pool": lambda: (torch.max_pool2d, (x(16, 20, 20), 3, 2, 1), {}),
+    "dilated max pool": lambda: (torch.max_pool1d, (x(16, 20), 3, 2, 1, 2), {}),
+    "average pool": lambda: (F.avg_pool2d, (x(16, 20, 20), (2, 3)), {"ceil_mode": True}),
+    "adaptive pool": lambda: (F.adaptive_avg_pool2d, (x(16, 20, 13), (3, 1)), {}),
+    "interpolate": lambda: (F.interpolate, (x(16, 5, 5),), {"scale_factor": 2, "mode": "bilinear"}),
+    "group norm": lambda: (F.group_norm, (x(32, 6, 6), 8, torch.randn(32), torch.randn(32)), {}),
+    "one group": lambda: (F.group_norm, (x(32, 6, 6), 1), {}),
+    "pad": lambda: (F.pad, (x(16, 6, 6), (0, 0, 0, 0, 4, 4)), {}),
+    "pad images": lambda: (F.pad, (x(16, 20, 20), (2, 2, 1, 1)), {"mode": "reflect"}),
+    "layer norm": lambda: (F.layer_norm, (x(5, 30), (30,), torch.randn(30), torch.randn(30)), {}),
+}
+
+
+def read(func: Any, args: Any, kwargs: Any) -> Reading:
+    reading = Reading(7)
+
+    def find(tensor: Tensor) -> Origin:
+        return Origin(RecordAxis(0), 1) if tensor is args[0] else Origin(PUBLIC, 2)
+
+    reading.describe_call(args, kwargs, find)
+    return reading
+
+
+@pytest.mark.parametrize("make", SPATIAL.values(), ids=SPATIAL)
+def test_smaller_sizes_show_the_same(make: Callable[[], Made]) -> None:
+    func, args, kwargs = make()
+    reading = read(func, args, kwargs)
+    small, whole = provable_small(func, args, kwargs, reading), provable(func, args, kwargs, reading, exact=False)
+    assert small is not None
+    entries = [sum(torch.Size(leaf.shape(1)).numel() for leaf in call.leaves) for call in (small, whole)]
+    assert entries[0] < entries[1]
+    assert prove(small).outputs == prove(whole).outputs == (RecordAxis(0),) * len(prove(small).outputs)
+
+
+def test_the_number_of_records_stays() -> None:
+    for make in SPATIAL.values():
+        func, args, kwargs = make()
+        small = provable_small(func, args, kwargs, read(func, args, kwargs))
+        assert small is not None
+        assert small.leaves[0].shape(67)[0] == 67
+
+
+@pytest.mark.parametrize(
+    "func",
+    [torch.roll, torch.topk, torch.gather, torch.fft.fft, torch.quantile, F.fold, torch.bucketize, torch.diff],
+    ids=lambda func: func.__name__,
+)
+def test_sizes_that_may_matter_stay(func: Callable[..., Any]) -> None:
+    assert func not in SIZE_FREE
+    assert smaller(func, (x(20),), {}, [], []) is None
+
+
+def test_no_function_of_another_library_is_proven_at_smaller_sizes() -> None:
+    for func in SIZE_FREE | MOVES:
+        module = getattr(func, "__module__", None) or "torch"
+        assert module.split(".")[0] in ("torch", "_operator", "builtins"), func
+
+
+def test_a_convolution_over_records_is_seen_at_smaller_sizes() -> None:
+    """The records lie where a convolution looks for pixels."""
+    assert place(lambda h: F.conv1d(h.t().unsqueeze(0), torch.ones(3, 20, 3), padding=1), x(20)) is MIXED
+    assert place(lambda h: F.avg_pool1d(h.t(), 3, 1, 1), x(20)) is MIXED
+    assert place(lambda h: F.group_norm(h.unsqueeze(0), 7), x(20)) == RecordAxis(1)
+    assert place(lambda h: F.group_norm(h.unsqueeze(0), 1), x(20)) is MIXED
+
+
+def test_calls_that_differ_in_irrelevant_sizes_are_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    proven: list[Any] = []
+
+    def counted(call: Any, *args: Any) -> Any:
+        proven.append(call.func)
+        return prove(call, *args)
+
+    monkeypatch.setattr(verdicts, "prove", counted)
+    monkeypatch.setattr(verdicts, "_FORMS", {})
+    for width in (9, 12, 30):
+        place(lambda h, width=width: F.conv2d(h, torch.ones(5, width, 3, 3)), x(width, width, width))
+    assert proven == [F.conv2d]
+
+
+# Moves ----------------------------------------------------------------------------------------------------
+
+
+def place(run: Callable[[Tensor], Tensor], batch: Tensor) -> Lineage | RecordAxis:
+    watch = RecordWatch(nn.Linear(1, 1))
+    watch.open([(batch, RecordAxis(0))], len(batch))
+    try:
+        result = run(batch)
+        with watch.paused():
+            return watch.table.find(result).lineage
+    finally:
+        watch.close()
+
+
+MOVED: dict[str, tuple[Callable[[Tensor], Tensor], Lineage | RecordAxis]] = {
+    "merged": (lambda h: h.reshape(-1, 2), RecordAxis(0)),
+    "merged, minor": (lambda h: h.t().reshape(-1), RecordAxis(0, minor=True)),
+    "turned": (lambda h: h.t().unsqueeze(1), RecordAxis(2)),
+    "windows": (lambda h: h.unfold(1, 2, 1), RecordAxis(0)),
+    "columns": (lambda h: h[:, 1::2, None], RecordAxis(0)),
+    "patches": (lambda h: F.unfold(h.view(-1, 1, 2, 3), 2, padding=1), RecordAxis(0)),
+    "bits": (lambda h: h.view(torch.int32), RecordAxis(0)),
+    "whole numbers": (lambda h: h.to(torch.int8).flatten(), RecordAxis(0)),
+    "torn": (lambda h: h.reshape(6, -1), MIXED),
+    "one record": (lambda h: h[:1], MIXED),
+    "all but one": (lambda h: h[1:], MIXED),
+    "windows over records": (lambda h: h.unfold(0, 2, 1), MIXED),
+    "backwards": (lambda h: h[torch.arange(6, -1, -1)], MIXED),
+}
+
+
+@pytest.mark.parametrize(("run", "expected"), MOVED.values(), ids=MOVED)
+def test_moves_show_whose_entries_went_where(run: Callable[[Tensor], Tensor], expected: Any) -> None:
+    assert place(run, x(6)) == expected
+
+
+def test_a_move_that_is_none_is_proven_like_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that looks at entries is not taken for a move, whatever the list says."""
+    monkeypatch.setattr(call_forms, "MOVES", MOVES | {torch.cummax, torch.flip, torch.mean})
+    monkeypatch.setattr(verdicts, "_FORMS", {})
+    assert place(lambda h: torch.cummax(h, 0).values, x(6)) is MIXED
+    assert place(lambda h: torch.cummax(h, 1).values, x(6)) == RecordAxis(0)
+    assert place(lambda h: torch.flip(h, (0,)), x(6)) is MIXED
+    assert place(lambda h: torch.mean(h, 0), x(6)) is MIXED

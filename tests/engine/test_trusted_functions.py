@@ -1,0 +1,166 @@
+"""Attempts to break the trust in functions by name: moves, element-wise calls, sizes, reductions, places.
+
+Lists of trust: `_MOVES` and `SIZE_FREE` (call_forms.py), `ELEMENTWISE` (settings.py), `QUIET`, `FILLS` and `INDEXING`
+(watched_functions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from discreet.core.check import Refused
+from discreet.engine.record_watch import RecordWatch
+from discreet.engine.trace.capture import RecordAxis
+
+Run = Callable[[Tensor], Tensor]
+
+
+def wrote(x: Tensor, index: Any, value: Any) -> Tensor:
+    out = x * 1
+    out[index] = value
+    return out
+
+
+def places(x: Tensor) -> Tensor:
+    return torch.arange(len(x)).float()
+
+
+MOVES: dict[str, Run] = {
+    "rows by a mask": lambda x: x * x[x[:, 0] > 0].mean(),
+    "rows by values": lambda x: x + x[x.argmax(0)[0]],
+    "rows by a list": lambda x: x + x[[1, 0, *range(2, len(x))]],
+    "rows backwards": lambda x: x + x[list(range(len(x)))[::-1]],
+    "rows at random": lambda x: x + x[torch.randperm(len(x))],
+    "rows by numpy": lambda x: x[np.arange(len(x))[::-1].copy()],
+    "repeat": lambda x: x + x.repeat(2, 1)[1 : len(x) + 1],
+    "expand": lambda x: x + x[:1].expand(len(x), -1),
+    "expand one": lambda x: x + x[0].expand(len(x), 6),
+    "narrow": lambda x: x + x.narrow(0, 0, 1),
+    "select": lambda x: x + x.select(0, 0),
+    "unbind": lambda x: x + x.unbind(0)[0],
+    "chunk": lambda x: x + x.chunk(len(x))[0],
+    "split": lambda x: x + x.split(1)[0],
+    "unfold": lambda x: x + x.unfold(0, 2, 1)[:1].mean((0, 2)),
+    "transpose": lambda x: x + x.t().mean(1),
+    "permute": lambda x: x.permute(1, 0).reshape(len(x), 6),
+    "contiguous": lambda x: x.t().contiguous().view(len(x), 6),
+    "squeeze": lambda x: x + x.unsqueeze(0).mean(1).squeeze(),
+    "reshape": lambda x: x.reshape(6, -1).t(),
+}
+REDUCTIONS: dict[str, Run] = {
+    "max of an axis": lambda x: x / x.max(0).values,
+    "max of all": lambda x: x / x.max(),
+    "max of two": lambda x: torch.max(x, x.flip(0)),
+    "min by name": lambda x: x / torch.min(x, dim=0)[0],
+    "any of an axis": lambda x: x * (x > 9).any(0),
+    "any of all": lambda x: x * (x > 9).any(),
+    "all of two axes": lambda x: x * (x > 9).all((0, 1)),
+    "sum without an axis": lambda x: x + x.sum(dim=None),
+    "norm": lambda x: x / x.norm(2),
+    "norm of an axis": lambda x: x / torch.norm(x, dim=0),
+    "layer_norm over records": lambda x: F.layer_norm(x.t(), (len(x),)).t(),
+    "normalize": lambda x: F.normalize(x, dim=0),
+    "softmax": lambda x: x.softmax(0),
+    "attention over records": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "linear with records as weights": lambda x: F.linear(x, x).sum(1, keepdim=True) + x,
+    "loss": lambda x: x * F.mse_loss(x, x * 0),
+    "sort": lambda x: x.sort(0).values,
+    "cat": lambda x: torch.cat([x[1:], x[:1]]),
+    "stack": lambda x: torch.stack([x, x.roll(1, 0)]).mean(0),
+    "cumsum in place": lambda x: (x * 1).cumsum_(0),
+}
+ELEMENTWISE: dict[str, Run] = {
+    "add in place": lambda x: (x * 1).add_(x.mean(0)),
+    "add to": lambda x: (x * 1).__iadd__(x.sum(0)),
+    "out=": lambda x: torch.add(x, x.mean(0), out=torch.zeros_like(x)),
+    "out= of rows": lambda x: torch.mul(x, x.flip(0), out=torch.zeros(len(x), 6)),
+    "lerp": lambda x: torch.lerp(x, x.flip(0), 0.5),
+    "addcmul": lambda x: torch.addcmul(x, x, x.roll(1, 0)),
+    "full_like": lambda x: x * torch.full_like(x, float(x.max())),
+    "masked_fill": lambda x: x.masked_fill(x > x.median(), 0),
+    "clamp": lambda x: x.clamp(max=x.max()),
+    "clamp in place": lambda x: (x * 1).clamp_(max=x.mean()),
+    "pow": lambda x: x.abs().pow(x.mean(0)),
+    "where of three": lambda x: torch.where(x > x.mean(), x, 0.0),
+    "where of one": lambda x: x + x[torch.where(x[:, 0] > 0)[0][:1]].sum(),
+    "eq": lambda x: x * (x == x.max()),
+    "writing by a mask": lambda x: wrote(x, x > x.mean(), 0.0),
+    "writing a record": lambda x: wrote(x, 0, x[1]),
+    "writing at random": lambda x: wrote(x, torch.randperm(len(x)), x),
+}
+SIZES: dict[str, Run] = {
+    "len of a mask": lambda x: x * (len(x[x[:, 0] > 0]) + 1),
+    "shape of a mask": lambda x: x * (x[x > 0].shape[0] / 10),
+    "numel": lambda x: x * x[x > 0].numel(),
+    "size of nonzero": lambda x: x * x.nonzero().size(0),
+    "len of where": lambda x: x * len(torch.where(x > 0)[0]),
+    "len of unique": lambda x: x * len(x.argmax(1).unique()),
+    "shape of unique": lambda x: x * torch.unique(x.round(), return_counts=True)[0].shape[0],
+    "unique_consecutive": lambda x: x * len(x.argmax(1).unique_consecutive()),
+    "masked_select": lambda x: x * len(x.masked_select(x > 0)),
+    "argwhere": lambda x: x * torch.argwhere(x > 0).shape[0],
+    "bincount": lambda x: x * len(x.argmax(1).bincount()),
+    "repeat_interleave": lambda x: x * len(x.argmax(1).repeat_interleave(x.argmax(1))),
+}
+PLACES: dict[str, Run] = {
+    "tril": lambda x: x.tril(),
+    "triu": lambda x: x.triu(1),
+    "fill_diagonal_": lambda x: (x * 1).fill_diagonal_(0.0),
+    "the first is zero": lambda x: wrote(x, 0, 0.0),
+    "the last is zero": lambda x: wrote(x, -1, 0.0),
+    "every other is zero": lambda x: wrote(x, slice(None, None, 2), 0.0),
+    "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), 0.0),
+    "cat with places": lambda x: torch.cat([x[:, 1:], places(x).unsqueeze(1)], 1),
+    "bmm with places": lambda x: torch.bmm(x.unsqueeze(1), places(x).view(-1, 1, 1) * torch.eye(6)).squeeze(1),
+    "index_add of places": lambda x: x.index_add(
+        0, torch.arange(len(x)), torch.linspace(0, 1, len(x)).unsqueeze(1).expand(-1, 6)
+    ),
+}
+ATTEMPTS = MOVES | REDUCTIONS | ELEMENTWISE | SIZES | PLACES
+
+INNOCENT: dict[str, Run] = {
+    "places as an index": lambda x: x + x[torch.arange(len(x)), x.argmax(1)].unsqueeze(1),
+    "fake labels": lambda x: x * F.cross_entropy(x, torch.zeros(len(x)).long(), reduction="none").unsqueeze(1),
+    "a column is zero": lambda x: wrote(x, (slice(None), 0), 0.0),
+    "a table": lambda x: x @ torch.linspace(0, 1, 36).view(6, 6).tril(),
+    "a mask of positions": lambda x: (x.unsqueeze(2) * x.unsqueeze(1)).tril().sum(2),
+    "cat with a constant": lambda x: torch.cat([torch.full((len(x), 1), 0.5), x[:, 1:]], 1),
+    "cat with noise": lambda x: torch.cat([torch.randn(len(x), 1), x[:, 1:]], 1),
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "rows of a token": lambda x: torch.cat([torch.linspace(0, 1, 6).expand(len(x), 1, 6), x.unsqueeze(1)], 1).mean(1),
+    "out=": lambda x: torch.add(x, 1, out=torch.zeros_like(x)),
+}
+
+
+def watched(run: Run, sizes: tuple[int, ...] = (7, 5, 12)) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6)
+    watch = RecordWatch(model)
+    try:
+        for records in sizes:
+            x = torch.randn(records, 6)
+            watch.open([(x, RecordAxis(0))], records)
+            watch.finish(model(run(x)).square().sum(1))
+            watch.close()
+    finally:
+        watch.close()
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("run", ATTEMPTS.values(), ids=ATTEMPTS.keys())
+def test_no_attempt_is_accepted(run: Run) -> None:
+    with pytest.raises(Refused):
+        watched(run)
+
+
+@pytest.mark.parametrize("sizes", [(7, 5, 12), (6, 3, 2, 1)])
+@pytest.mark.parametrize("run", INNOCENT.values(), ids=INNOCENT.keys())
+def test_innocent_forms_are_accepted(run: Run, sizes: tuple[int, ...]) -> None:
+    watched(run, sizes)

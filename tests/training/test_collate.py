@@ -1,0 +1,231 @@
+"""A `collate_fn`, or a batched fetch, in which records meet is refused; one that treats them alike is accepted."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+import loop
+from discreet import Private
+from discreet.core.check import Refused
+from discreet.training.collate import CollateEach, check_apart
+
+RECORDS = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 2) for i in range(loop.RECORDS)]
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return len(RECORDS)
+
+    def __getitem__(self, index: int) -> Any:
+        return RECORDS[index]
+
+
+def stacked(records: list[Any]) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in records]), torch.tensor([y for _, y in records])
+
+
+def standardised(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return (x - x.mean(0)) / (x.std(0) + 1), y
+
+
+def centred_by_numpy(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return x - torch.from_numpy(x.numpy().mean(0)), y
+
+
+def mixup(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return 0.7 * x + 0.3 * x[torch.randperm(len(x))], y
+
+
+def mixup_of_neighbours(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return x + 0.1 * x.roll(1, 0), y
+
+
+def mixup_by_python(records: list[Any]) -> Any:
+    others = random.sample(records, len(records))
+    return stacked([(x + 0.5 * z, y) for (x, y), (z, _) in zip(records, others, strict=True)])
+
+
+def with_a_mean(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return {"x": x, "y": y, "mean": x.mean(0)}
+
+
+def with_a_list(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return x, y, [f"{float(one.sum() - x.mean()):.3f}" for one in x]
+
+
+def sorted_by_value(records: list[Any]) -> Any:
+    return stacked(sorted(records, key=lambda record: float(record[0][0])))
+
+
+MIXING = [standardised, centred_by_numpy, mixup, mixup_of_neighbours, mixup_by_python, with_a_mean, with_a_list]
+
+
+@pytest.mark.parametrize("collate", [*MIXING, sorted_by_value], ids=lambda one: one.__name__)
+def test_mixing_is_refused_at_construction(collate: Any) -> None:
+    line = f"{__file__}:{collate.__code__.co_firstlineno}"
+    with pytest.raises(
+        Refused, match=f"collate_fn at {re.escape(line)}.*move with the other records.*public constants"
+    ):
+        loop.private(dataset=Rows(), collate_fn=collate)
+
+
+def test_a_partial_function_and_an_object_are_named() -> None:
+    class Collator:
+        def __call__(self, records: list[Any]) -> Any:
+            return standardised(records)
+
+    for collate in (partial(standardised), Collator()):
+        with pytest.raises(Refused, match=re.escape(__file__) + r":\d+"):
+            loop.private(dataset=Rows(), collate_fn=collate)
+
+
+def padded_to_the_longest(records: list[Any]) -> Any:
+    ids = nn.utils.rnn.pad_sequence([x[: 1 + int(y)] for x, y in records], batch_first=True)
+    return ids, torch.tensor([y for _, y in records])
+
+
+def test_padding_to_the_longest_is_refused_with_the_remedy() -> None:
+    with pytest.raises(Refused, match=r"padding to the longest.*pad every record to one public length"):
+        loop.private(dataset=Rows(), collate_fn=padded_to_the_longest)
+
+
+# What is accepted -----------------------------------------------------------------------------------------------
+
+
+def jittered(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return x + 0.1 * torch.randn_like(x), y
+
+
+def jittered_one_by_one(records: list[Any]) -> Any:
+    rows = [x + torch.from_numpy(np.random.normal(size=4)).float() * random.random() for x, _ in records]
+    return torch.stack(rows), torch.tensor([y for _, y in records])
+
+
+def rejecting(records: list[Any]) -> Any:
+    """What a record draws depends on the record, and shifts the draws of the next."""
+    rows = []
+    for x, _ in records:
+        noise = torch.randn(4)
+        while float((noise * x).sum()) < 0:
+            noise = torch.randn(4)
+        rows.append(x + noise)
+    return torch.stack(rows), torch.tensor([y for _, y in records])
+
+
+def unrepeatable(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return x + torch.from_numpy(np.random.default_rng().normal(size=x.shape)).float(), y
+
+
+def normalised_rows(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return F.normalize(x, dim=1), y
+
+
+ACCEPTED = [stacked, jittered, jittered_one_by_one, rejecting, unrepeatable, normalised_rows]
+
+
+@pytest.mark.parametrize("collate", ACCEPTED, ids=lambda one: one.__name__)
+def test_functions_that_treat_records_alike_are_accepted(collate: Any) -> None:
+    torch.manual_seed(0)
+    run = loop.private(dataset=Rows(), collate_fn=collate)
+    loop.train(run, most=2)
+    assert run.updates == 2
+
+
+def test_dictionaries_strings_and_none_are_accepted() -> None:
+    def collate(records: list[Any]) -> Any:
+        x, y = stacked(records)
+        return {"x": x, "more": (y, [f"{int(label)}" for label in y], None), "scale": 2, "name": "rows"}
+
+    run = loop.private(dataset=Rows(), collate_fn=collate, inputs=lambda batch: (batch["x"],))
+    for batch in run:
+        y, names, nothing = batch["more"]
+        assert (len(names), nothing, batch["scale"]) == (len(y), None, 2)
+        run.step(loop.losses(run.model, batch["x"], y))
+        if run.progress.step == 2:
+            break
+
+
+# The check itself -----------------------------------------------------------------------------------------------
+
+
+def test_the_check_leaves_the_generators_as_they_were() -> None:
+    state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    check_apart(jittered_one_by_one, RECORDS[:6], "collate_fn")
+    with pytest.raises(Refused):
+        check_apart(mixup_by_python, RECORDS[:6], "collate_fn")
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert np.random.get_state()[1].tolist() == state[1]  # type: ignore[index]
+    assert random.getstate() == state[2]
+
+
+def test_the_check_spends_nothing_and_changes_no_record() -> None:
+    def spoiling(records: list[Any]) -> Any:
+        for x, _ in records:
+            x.add_(1)
+        return stacked(records)
+
+    before = [x.clone() for x, _ in RECORDS]
+    run: Private = loop.private(dataset=Rows(), collate_fn=spoiling)
+    assert run.ledger.length == 0
+    for (x, _), old in zip(RECORDS[1:], before[1:], strict=True):  # the first shows the shapes, as ever
+        assert torch.equal(x, old)
+    RECORDS[0][0].copy_(before[0])
+
+
+def test_the_first_batch_is_checked_again() -> None:
+    """Records that are equal show nothing at construction."""
+    collate = CollateEach(standardised)
+    same = [RECORDS[0]] * 6
+    check_apart(standardised, same, "collate_fn")
+    with pytest.raises(Refused, match="move with the other records"):
+        collate(RECORDS[:3])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mixing_function_is_refused_in_workers(workers: int) -> None:
+    class Late(Dataset[Any]):
+        """Its first records are all alike."""
+
+        def __len__(self) -> int:
+            return loop.RECORDS
+
+        def __getitem__(self, index: int) -> Any:
+            return RECORDS[0 if index % (loop.RECORDS // 6 + 1) == 0 else index]
+
+    run = loop.private(dataset=Late(), collate_fn=standardised, num_workers=workers)
+    with pytest.raises(Refused, match="move with the other records"):
+        loop.train(run)
+    assert run.ledger.length == 0
+
+
+class Fetched(Rows):
+    """Records that are standardised when they are fetched together."""
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        x, y = standardised([RECORDS[number] for number in numbers])
+        return list(zip(x, y, strict=True))
+
+
+def test_a_batched_fetch_that_mixes_is_refused() -> None:
+    with pytest.raises(Refused, match=r"__getitems__ at .*test_collate\.py:\d+"):
+        loop.private(dataset=Fetched())
+    loop.private(dataset=Subset(Rows(), range(50)))  # torch's own batched fetch
