@@ -112,15 +112,15 @@ def test_the_search_for_names_can_fail() -> None:
 
 # -- commands ---------------------------------------------------------------------------------------------------
 
-APPLICATION = get_command(build())
+APPLICATION = get_command(build([listed.load() for listed in COMMANDS]))
 FLAGS = {
-    command.__name__: {
+    listed.name: {
         option
-        for parameter in APPLICATION.get_command(typer.Context(APPLICATION), command.__name__).params  # type: ignore[attr-defined]
+        for parameter in APPLICATION.get_command(typer.Context(APPLICATION), listed.name).params  # type: ignore[attr-defined]
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     | {"--help"}
-    for command in COMMANDS
+    for listed in COMMANDS
 }
 
 

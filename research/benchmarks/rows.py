@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet import methods
-from discreet.accounting import Ledger
 from discreet.accounting.events import Event
+from discreet.accounting.ledger import Ledger
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine

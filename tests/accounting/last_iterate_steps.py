@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from discreet.accounting import last_iterate as last
 from discreet.accounting import pld, rdp
+from research.reproductions.dpsgd_dc.renyi import fixed_size_rdp
 
 _LOG_TAIL = -50.0
 
@@ -33,6 +34,6 @@ def fixed_size_step(*, rate: float, noise: float) -> last.StepBound:
     return last.StepBound(
         noise=noise,
         pld=lambda z, grid: pld.without_replacement(rate, z, grid, _LOG_TAIL),
-        rdp=lambda z: last.fixed_size_rdp(rate=rate, noise=z),
+        rdp=lambda z: fixed_size_rdp(rate=rate, noise=z),
         highest=lambda z: pld.highest_loss(rate, z, _LOG_TAIL),
     )

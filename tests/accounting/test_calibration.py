@@ -6,19 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.accounting import (
-    Charge,
-    Gaussian,
-    Neighbouring,
-    NonPrivate,
-    PoissonSampled,
-    WithoutReplacement,
-    calibrate_batch,
-    calibrate_noise,
-    calibrate_steps,
-    certify,
-)
+from discreet.accounting.accountants import certify
+from discreet.accounting.calibration import calibrate_batch, calibrate_noise, calibrate_steps
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import Gaussian, NonPrivate, PoissonSampled, WithoutReplacement
 from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
 
 ADD_REMOVE = Neighbouring.ADD_REMOVE
 

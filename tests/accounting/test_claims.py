@@ -4,21 +4,13 @@ import math
 
 import pytest
 
-from discreet.accounting import (
-    AccountedClaim,
-    Accounting,
-    Charge,
-    Claim,
-    ClippedFeedback,
-    Free,
-    Gaussian,
-    Neighbouring,
-    PoissonSampled,
-    certify,
-    rdp_epsilon,
-)
+from discreet.accounting.accountants import certify, rdp_epsilon
+from discreet.accounting.charges import Charge
+from discreet.accounting.claims import AccountedClaim, Accounting, Claim
+from discreet.accounting.events import ClippedFeedback, Free, Gaussian, PoissonSampled
 from discreet.accounting.rdp import sampled_gaussian
 from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.claim import DiceClaim
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim, _lemma_a13
 from discreet.methods.geodp.claim import GeoDpOneStepClaim

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.accounting import (
+from discreet.accounting.events import (
+    EVENTS,
     BallsInBinsEpoch,
     ClippedFeedback,
     CountQuery,
@@ -26,8 +27,8 @@ from discreet.accounting import (
     Unamplified,
     WithoutReplacement,
     event_from_json,
+    units,
 )
-from discreet.accounting.events import EVENTS, units
 from discreet.accounting.rules import RULES
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring

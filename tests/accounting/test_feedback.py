@@ -12,17 +12,21 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from discreet.accounting import feedback, projected
-from discreet.accounting.feedback import FeedbackSetting
+from discreet.accounting.events import ClippedFeedback
 from discreet.core.check import Refused
 
 Floats = NDArray[np.float64]
 
 
-def a_run(**changed: float) -> FeedbackSetting:
+def a_run(**changed: float) -> ClippedFeedback:
     settings: dict[str, float] = {
-        "rate": 0.02, "steps": 100, "batch": 1000, "clip": 1.0, "feedback_clip": 1.0, "noise_std": 20.0
+        "rate": 0.02, "steps": 100, "batch": 1000, "clip": 1.0, "feedback_clip": 1.0, "noise_std_on_mean": 20.0
     }  # fmt: skip
-    return FeedbackSetting(**(settings | changed))
+    return ClippedFeedback(**(settings | changed))
+
+
+def mixture_delta(run: ClippedFeedback, epsilon: float) -> float:
+    return max(side.delta(epsilon) for side in feedback._composed(run, 1e-3))
 
 
 # The worst case on two steps, by densities on a plane ----------------------------------------------------
@@ -50,11 +54,11 @@ def exact_two_steps(rate: float, held: float, fresh: float, epsilon: float) -> t
 
 @pytest.mark.parametrize(("rate", "held", "fresh"), [(0.3, 1.0, 0.8), (0.1, 2.0, 0.3), (0.6, 0.4, 1.2)])
 def test_every_bound_covers_the_worst_case_on_two_steps(rate: float, held: float, fresh: float) -> None:
-    run = a_run(rate=rate, steps=2, batch=1.0, clip=fresh, feedback_clip=held / 2, noise_std=1.0)
+    run = a_run(rate=rate, steps=2, batch=1.0, clip=fresh, feedback_clip=held / 2, noise_std_on_mean=1.0)
     for epsilon in (0.0, 0.3, 1.0, 2.0):
         exact = max(exact_two_steps(rate, held, fresh, epsilon))
         for bound in (
-            feedback.mixture_delta(run, epsilon=epsilon, grid=1e-3),
+            mixture_delta(run, epsilon),
             feedback.one_shot_delta(run, epsilon=epsilon),
             feedback.patterns_delta(run, epsilon=epsilon),
         ):
@@ -63,14 +67,14 @@ def test_every_bound_covers_the_worst_case_on_two_steps(rate: float, held: float
 
 def test_billing_it_like_dp_sgd_would_be_caught() -> None:
     """Negative control: two sampled Gaussians with the feedback forgotten lie far below the exact value."""
-    run = a_run(rate=0.1, steps=2, batch=1.0, clip=0.3, feedback_clip=0.0, noise_std=1.0)
-    forgotten = feedback.mixture_delta(run, epsilon=0.3, grid=1e-3)
+    run = a_run(rate=0.1, steps=2, batch=1.0, clip=0.3, feedback_clip=0.0, noise_std_on_mean=1.0)
+    forgotten = mixture_delta(run, 0.3)
     assert forgotten < 0.2 * max(exact_two_steps(0.1, 2.0, 0.3, 0.3))
 
 
 def test_the_pattern_bound_is_tight_where_it_can_be() -> None:
     """All inclusions certain: no mixture is left, and the bound is the exact Gaussian."""
-    run = a_run(rate=1.0, steps=2, batch=1.0, clip=0.8, feedback_clip=0.5, noise_std=1.0)
+    run = a_run(rate=1.0, steps=2, batch=1.0, clip=0.8, feedback_clip=0.5, noise_std_on_mean=1.0)
     mu = math.sqrt(0.8**2 + 1.8**2)
     exact = float(projected.gaussian_profile(np.array([1.0]), mu)[0])
     assert feedback.patterns_delta(run, epsilon=1.0) == pytest.approx(exact, rel=1e-8)
@@ -190,15 +194,19 @@ def test_energy_inequality_fails_for_automatic_clipping() -> None:
 def test_patterns_are_never_worse_than_what_they_refine() -> None:
     for changed in (
         {},
-        {"noise_std": 80.0},
-        {"noise_std": 0.1, "feedback_clip": 0.001},
+        {"noise_std_on_mean": 80.0},
+        {"noise_std_on_mean": 0.1, "feedback_clip": 0.001},
         {"steps": 1000, "rate": 0.001},
     ):
         run = a_run(**changed)
-        assert feedback.patterns_epsilon(run, delta=1e-5) <= feedback.one_shot_epsilon(run, delta=1e-5)
+        assert feedback.bound_epsilon(feedback.patterns_delta, run, delta=1e-5) <= feedback.bound_epsilon(
+            feedback.one_shot_delta, run, delta=1e-5
+        )
     for bound, noise in ((2.0, 0.01396), (10.0, 0.0949)):
-        run = a_run(preclip=bound, noise_std=noise)
-        assert feedback.patterns_epsilon(run, delta=1e-5) <= feedback.energy_epsilon(run, delta=1e-5)
+        run = a_run(preclip=bound, noise_std_on_mean=noise)
+        assert feedback.bound_epsilon(feedback.patterns_delta, run, delta=1e-5) <= feedback.bound_epsilon(
+            feedback.energy_delta, run, delta=1e-5
+        )
 
 
 def test_patterns_without_grouping_agree() -> None:
@@ -209,7 +217,11 @@ def test_patterns_without_grouping_agree() -> None:
     for first in range(1, 101):
         left = 100 - first
         k = np.arange(left + 1)
-        mu = np.sqrt(run.fresh**2 + (left - k) * run.held**2 + k * (run.held + run.fresh) ** 2)
+        mu = np.sqrt(
+            feedback.fresh(run) ** 2
+            + (left - k) * feedback.held(run) ** 2
+            + k * (feedback.held(run) + feedback.fresh(run)) ** 2
+        )
         weights = 0.02 * 0.98 ** (first - 1) * stats.binom.pmf(k, left, 0.02)
         tail = special.ndtr(mu / 2 - inside / mu) - math.exp(inside) * special.ndtr(-mu / 2 - inside / mu)
         total += float(weights @ tail)
@@ -218,7 +230,7 @@ def test_patterns_without_grouping_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"noise_std": 0.1, "feedback_clip": 0.001}, {"preclip": 2.0, "noise_std": 0.02}]
+    "changed", [{}, {"noise_std_on_mean": 0.1, "feedback_clip": 0.001}, {"preclip": 2.0, "noise_std_on_mean": 0.02}]
 )
 def test_epsilon_and_delta_are_inverse(changed: dict[str, float]) -> None:
     run = a_run(**changed)
@@ -228,23 +240,22 @@ def test_epsilon_and_delta_are_inverse(changed: dict[str, float]) -> None:
 
 
 def test_the_winner_is_named_and_is_the_smallest() -> None:
-    assert feedback.epsilon(a_run(feedback_clip=0.0, noise_std=0.001), delta=1e-5).name == "mixture"
-    run = a_run(preclip=2.0, noise_std=0.02)
+    assert feedback.epsilon(a_run(feedback_clip=0.0, noise_std_on_mean=0.001), delta=1e-5).name == "mixture"
+    run = a_run(preclip=2.0, noise_std_on_mean=0.02)
     found = feedback.epsilon(run, delta=1e-5)
-    candidates = (feedback.energy_epsilon, feedback.one_shot_epsilon, feedback.patterns_epsilon)
-    assert found.value == min(candidate(run, delta=1e-5) for candidate in candidates)
+    assert found.value == min(feedback.bound_epsilon(bound, run, delta=1e-5) for bound in feedback.BOUNDS.values())
 
 
 def test_more_noise_and_fewer_steps_cost_less() -> None:
     base = feedback.epsilon(a_run(), delta=1e-5).value
-    assert feedback.epsilon(a_run(noise_std=22.0), delta=1e-5).value < base
+    assert feedback.epsilon(a_run(noise_std_on_mean=22.0), delta=1e-5).value < base
     assert feedback.epsilon(a_run(steps=50), delta=1e-5).value < base
     assert feedback.epsilon(a_run(feedback_clip=1.1), delta=1e-5).value > base
 
 
 def test_a_preclip_below_the_clip_leaves_no_error() -> None:
     """G <= C1: the energy is that of n Gaussian inclusions of size G."""
-    run = a_run(preclip=0.5, noise_std=0.001)
+    run = a_run(preclip=0.5, noise_std_on_mean=0.001)
     n = np.arange(1, 101)
     tail = projected.gaussian_profile(np.array([1.0]), np.sqrt(n) * 0.5)
     assert feedback.energy_delta(run, epsilon=1.0) == pytest.approx(
@@ -253,15 +264,14 @@ def test_a_preclip_below_the_clip_leaves_no_error() -> None:
 
 
 def test_extremes_stay_finite_or_say_infinite() -> None:
-    assert feedback.epsilon(a_run(noise_std=1e-3), delta=1e-5).value > 1e6
-    assert feedback.epsilon(a_run(noise_std=1e7), delta=1e-5).value == pytest.approx(0, abs=1e-5)
+    assert feedback.epsilon(a_run(noise_std_on_mean=1e-3), delta=1e-5).value > 1e6
+    assert feedback.epsilon(a_run(noise_std_on_mean=1e7), delta=1e-5).value == pytest.approx(0, abs=1e-5)
     assert feedback.epsilon(a_run(rate=1.0, steps=1), delta=1e-5).value > 0
-    assert feedback.epsilon(a_run(steps=100_000, rate=1e-4, noise_std=3000.0), delta=1e-5).value < 1
+    assert feedback.epsilon(a_run(steps=100_000, rate=1e-4, noise_std_on_mean=3000.0), delta=1e-5).value < 1
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"rate": 0.0}, {"steps": 0}, {"noise_std": 0.0}, {"clip": -1.0}, {"feedback_clip": -1.0}, {"preclip": 0.0}],
+    "changed", [{"rate": 0.0}, {"steps": 0}, {"clip": -1.0}, {"feedback_clip": -1.0}, {"preclip": 0.0}]
 )
 def test_bad_settings_are_refused(changed: dict[str, float]) -> None:
     with pytest.raises(Refused, match="Remedy"):

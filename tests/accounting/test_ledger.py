@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from discreet.accounting import ledger as module
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event, Free, Gaussian, NonPrivate, PoissonSampled, Queries
-from discreet.accounting.ledger import Ledger, merge, read, verify
+from discreet.accounting.ledger import Ledger, merge, read
 from discreet.core.check import Damaged, Refused
 from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
@@ -341,42 +341,19 @@ def test_an_unknown_event_or_format_is_refused_by_its_line(tmp_path: Path) -> No
     head, _ = path.read_bytes().splitlines(keepends=True)
     body, digest = json.loads(head)["body"], json.loads(head)["digest"]
     for event in ({"kind": "magic"}, {"kind": "gaussian"}, {"kind": "gaussian", "noise": -1.0}, 5):
-        path.write_bytes(head + module.seal(digest, {"step": 0, "event": event, "note": {}})[1])
+        path.write_bytes(head + module.chain.seal(digest, {"step": 0, "event": event, "note": {}})[1])
         with pytest.raises(Refused, match=r"line 2 of .* known event"):
             read(path)
     for extra in ({"step": -1}, {"step": "0"}):
-        path.write_bytes(head + module.seal(digest, {"step": 0, "event": STEP.to_json(), "note": {}, **extra})[1])
+        path.write_bytes(head + module.chain.seal(digest, {"step": 0, "event": STEP.to_json(), "note": {}, **extra})[1])
         with pytest.raises(Refused, match="line 2 of"):
             read(path)
-    path.write_bytes(module.seal("0" * 64, {**body, "format": 2})[1])
+    path.write_bytes(module.chain.seal("0" * 64, {**body, "format": 2})[1])
     with pytest.raises(Refused, match=r"format 1.*version"):
         read(path)
 
 
 # Cut at the end ---------------------------------------------------------------------------------------------
-
-
-def test_a_ledger_cut_at_a_line_needs_its_head_kept_elsewhere(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    with Ledger.create(path, HEADER) as ledger:
-        begin = (ledger.digest, ledger.length)
-        ledger.append(STEP, step=0)
-        ledger.append(STEP, step=1)
-        head = (ledger.digest, ledger.length)
-        ledger.append(STEP, step=2)
-    for digest, length in (begin, head):
-        assert verify(path, digest=digest, length=length).length == 3
-    content = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(content[:2]))
-    assert read(path).length == 1  # the chain alone cannot see it
-    with pytest.raises(Refused, match="at least 2 charges, got 1"):
-        verify(path, digest=head[0], length=head[1])
-    path.write_bytes(b"".join(content))
-    with pytest.raises(Refused, match=r"digest .* after 1 charges"):
-        verify(path, digest=head[0], length=1)
-    write(path, [STEP, STEP, STEP])
-    with pytest.raises(Refused, match="after 2 charges"):
-        verify(path, digest=head[0], length=head[1])
 
 
 @FAST

@@ -7,17 +7,16 @@ import numpy as np
 import oracle
 import pytest
 
-from discreet.accounting import (
+from discreet.accounting.accountants import certify, delta_at
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import (
     BallsInBinsEpoch,
-    Charge,
     Gaussian,
-    Neighbouring,
     PoissonSampled,
     TruncatedPoissonSampled,
     WithoutReplacement,
-    certify,
-    delta_at,
 )
+from discreet.core.relation import Neighbouring
 
 ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
 FINE = 0.005  # what the accountants may add to the truth

@@ -9,23 +9,21 @@ import mpmath
 import numpy as np
 import pytest
 
-from discreet.accounting import (
-    Charge,
+from discreet.accounting import compose, pld
+from discreet.accounting.accountants import certify, delta_at
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import (
     ClippedFeedback,
     Event,
     Gaussian,
     LastIterateRun,
-    Neighbouring,
     PoissonSampled,
     ProjectedGaussian,
     TruncatedPoissonSampled,
     WithoutReplacement,
-    certify,
-    compose,
-    delta_at,
-    pld,
 )
 from discreet.accounting.normal import NormalForm, bucketed, normal
+from discreet.core.relation import Neighbouring
 
 ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
 

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from scipy import special
 
-from discreet.accounting import Charge, Gaussian, Neighbouring, PoissonSampled, certify, gdp
+from discreet.accounting import gdp
+from discreet.accounting.accountants import certify
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import Gaussian, PoissonSampled
 from discreet.auditing.bounds import epsilon_of
 from discreet.auditing.games import PoissonStep, play
 from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
 
 
 def _rng(seed: int) -> np.random.Generator:

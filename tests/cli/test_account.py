@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -234,39 +230,6 @@ def test_methods_are_all_listed_with_their_guarantee() -> None:
     assert table.code == 0
     for name in methods.METHODS:
         assert name in table.out
-
-
-# -- in a process of its own --------------------------------------------------------------------------------
-
-_PROGRAM = """
-import sys
-from discreet.cli import main
-code = main(sys.argv[1:])
-heavy = {"torch", "matplotlib", "plotly", "sklearn", "dp_accounting"}
-print(sorted(heavy & set(sys.modules)), file=sys.stderr)
-sys.exit(code)
-"""
-
-
-@pytest.mark.parametrize("more", [["--json"], []], ids=["json", "table"])
-def test_account_is_quick_and_starts_without_torch(more: list[str]) -> None:
-    # Processor time, the least of four: a neighbour on the same core makes even that longer.
-    assert min(_processor_time(more) for _ in range(4)) < 2.5
-
-
-def _processor_time(more: list[str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, "account", *GOLDEN, *more],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "[]\n"
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_a_fault_of_ours_is_not_called_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:

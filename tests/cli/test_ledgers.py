@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from cli_runner import refused, run
 
-from discreet.accounting import Ledger
 from discreet.accounting.events import Gaussian, PoissonSampled
+from discreet.accounting.ledger import Ledger
 from discreet.core.relation import Neighbouring
 
 STEP = PoissonSampled(rate=0.02, event=Gaussian(noise=1.0))

@@ -10,7 +10,7 @@ from cli_runner import GOLDEN, refused, replaced, run
 
 from discreet import methods
 from discreet.cli import recipes, signature
-from discreet.cli.entry import COMMANDS
+from discreet.cli.entry import COMMANDS, ListedCommand
 from discreet.methods import METHODS, Method
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
 from discreet.stages.plan import Plan
@@ -111,8 +111,9 @@ def test_every_recipe_can_be_said_completely(method: Method) -> None:
     assert recipes.arguments(method, said) == defaults
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
-def test_no_word_means_two_things(command: signature.Command) -> None:
+@pytest.mark.parametrize("listed", COMMANDS, ids=lambda listed: listed.name)
+def test_no_word_means_two_things(listed: ListedCommand) -> None:
+    command = listed.load()
     assert {name for group in signature._groups(command).values() for name in group} <= recipes.RESERVED
     names = list(inspect.signature(signature.expanded(command)).parameters)
     assert len(names) == len(set(names))

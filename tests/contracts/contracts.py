@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import loop
-from discreet.accounting import certify
+from discreet.accounting.accountants import certify
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World

@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discreet.core import normals
-from discreet.core import streams as module
 from discreet.core.check import Refused
 from discreet.core.streams import Stream, Streams
 
@@ -109,7 +108,7 @@ def test_a_target_that_fails_repeats_no_value(count: int, monkeypatch: pytest.Mo
         return put
 
     with monkeypatch.context() as broken:
-        broken.setattr(module, "adding_to", lambda flat, std: failing(flat))
+        broken.setattr(normals, "adding_to", lambda flat, std: failing(flat))
         with pytest.raises(ZeroDivisionError):
             stream.add_normal_(torch.zeros(count), 1.0)
     assert seen
@@ -246,13 +245,13 @@ def test_every_draw_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Streams.seeded(10).noise
     held: list[bool] = []
     for name in ("key_stream", "draw"):
-        real = getattr(module, name)
+        real = getattr(normals, name)
 
         def watched(*args: object, real: Callable[..., object] = real, **named: object) -> object:
             held.append(stream._lock.locked())
             return real(*args, **named)
 
-        monkeypatch.setattr(module, name, watched)
+        monkeypatch.setattr(normals, name, watched)
     for act in (
         lambda: stream.normal(3),
         lambda: stream.normal(300_000),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from discreet.stages.bounding import FlatClip
 from steps import classifier, each, rows, train
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from discreet import Private
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.proof.positions import follows
+from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, Horizon, OwnLoader
 

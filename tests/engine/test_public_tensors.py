@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from discreet.stages.bounding import FlatClip
 from steps import classifier, each, rows, train
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset
@@ -18,6 +17,7 @@ import discreet
 from discreet import Private
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
+from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, OwnLoader
 

@@ -6,20 +6,18 @@ finest value known and may exceed it by at most 0.5 %.
 
 import pytest
 
-from discreet.accounting import (
-    Charge,
+from discreet.accounting import rdp as renyi
+from discreet.accounting.accountants import certify, pld_epsilon, rdp_epsilon
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import (
     CountQuery,
     Gaussian,
-    Neighbouring,
     PoissonSampled,
     Queries,
     TruncatedPoissonSampled,
     WithoutReplacement,
-    certify,
-    pld_epsilon,
-    rdp_epsilon,
 )
-from discreet.accounting import rdp as renyi
+from discreet.core.relation import Neighbouring
 from discreet.methods.geodp.claim import GeoDpOneStepClaim
 
 ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE

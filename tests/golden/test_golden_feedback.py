@@ -10,28 +10,38 @@ import pytest
 from scipy import special
 
 from discreet.accounting import feedback
-from discreet.accounting.feedback import FeedbackSetting
+from discreet.accounting.events import ClippedFeedback
 
 DELTA = 1e-5
 
 
-def a_run(noise: float, feedback_clip: float = 1.0, preclip: float | None = None) -> FeedbackSetting:
-    return FeedbackSetting(
-        rate=0.02, steps=100, batch=1000, clip=1.0, feedback_clip=feedback_clip, noise_std=noise, preclip=preclip
+def a_run(noise: float, feedback_clip: float = 1.0, preclip: float | None = None) -> ClippedFeedback:
+    return ClippedFeedback(
+        rate=0.02,
+        steps=100,
+        batch=1000,
+        clip=1.0,
+        feedback_clip=feedback_clip,
+        noise_std_on_mean=noise,
+        preclip=preclip,
     )
+
+
+def mixture_epsilon(run: ClippedFeedback, *, delta: float, grid: float) -> float:
+    return max(side.epsilon(delta) for side in feedback._composed(run, grid))
 
 
 @pytest.mark.parametrize(("noise", "mixture", "one_shot"), [(20.0, 4.3783, 4.2061), (80.0, 0.9297, 0.8350)])
 def test_epsilon_of_a_run(noise: float, mixture: float, one_shot: float) -> None:
     run = a_run(noise)
-    assert feedback.mixture_epsilon(run, delta=DELTA, grid=5e-3) == pytest.approx(mixture, rel=1e-4)
-    assert feedback.one_shot_epsilon(run, delta=DELTA) == pytest.approx(one_shot, rel=1e-4)
+    assert mixture_epsilon(run, delta=DELTA, grid=5e-3) == pytest.approx(mixture, rel=1e-4)
+    assert feedback.bound_epsilon(feedback.one_shot_delta, run, delta=DELTA) == pytest.approx(one_shot, rel=1e-4)
     assert feedback.epsilon(run, delta=DELTA).value < one_shot
 
 
 def test_epsilon_with_a_small_feedback_clip() -> None:
     run = a_run(0.1, feedback_clip=0.001)
-    values = [feedback.mixture_epsilon(run, delta=DELTA, grid=grid) for grid in (5e-3, 1e-3, 2e-4)]
+    values = [mixture_epsilon(run, delta=DELTA, grid=grid) for grid in (5e-3, 1e-3, 2e-4)]
     assert values == sorted(values, reverse=True)  # finer grids only lower the bound
     assert values[1] == pytest.approx(0.73364, rel=5e-4)
 
@@ -45,7 +55,7 @@ def least_noise(epsilon_at: Callable[[float], float], low: float, high: float) -
 
 def test_noise_for_epsilon_two_by_the_composed_mixture() -> None:
     def at(noise: float, feedback_clip: float) -> float:
-        return feedback.mixture_epsilon(a_run(noise, feedback_clip), delta=DELTA, grid=2e-3)
+        return mixture_epsilon(a_run(noise, feedback_clip), delta=DELTA, grid=2e-3)
 
     assert least_noise(lambda z: at(z, 1.0), 30, 50) == pytest.approx(39.91, rel=1.5e-3)
     assert least_noise(lambda z: at(z, 0.001), 0.03, 0.05) == pytest.approx(0.0403, rel=2e-3)
@@ -57,7 +67,7 @@ def test_noise_for_epsilon_two_by_the_composed_mixture() -> None:
 @pytest.mark.parametrize(("preclip", "noise"), [(2.0, 0.01396), (10.0, 0.0949)])
 def test_noise_for_epsilon_two_by_energy(preclip: float, noise: float) -> None:
     def at(z: float) -> float:
-        return feedback.energy_epsilon(a_run(z, preclip=preclip), delta=DELTA)
+        return feedback.bound_epsilon(feedback.energy_delta, a_run(z, preclip=preclip), delta=DELTA)
 
     assert least_noise(at, noise / 2, noise * 2) == pytest.approx(noise, rel=1e-3)
 
@@ -105,7 +115,9 @@ def test_the_claim_is_broken_and_the_certificate_is_not(
     """`known` is the lower bound of an attack slightly stronger than ours."""
     noise = claimed_noise(records, batch, steps, target)
     shown = attack(records, batch, steps, noise)
-    run = FeedbackSetting(rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise)
+    run = ClippedFeedback(
+        rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std_on_mean=noise
+    )
     assert target < shown <= known
     assert shown > 0.85 * known
     assert feedback.epsilon(run, delta=DELTA).value > known
@@ -120,7 +132,7 @@ def test_the_published_pinned_attack_is_covered_too() -> None:
         (50_000, 1000, 100, 2.0, 45.60),
     ):
         noise = claimed_noise(records, batch, steps, target)
-        run = FeedbackSetting(
-            rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std=noise
+        run = ClippedFeedback(
+            rate=batch / records, steps=steps, batch=batch, clip=1.0, feedback_clip=1.0, noise_std_on_mean=noise
         )
         assert feedback.epsilon(run, delta=DELTA).value > known

@@ -10,6 +10,8 @@ from last_iterate_steps import poisson_step
 
 from discreet.accounting import gdp, rdp
 from discreet.accounting import last_iterate as last
+from discreet.methods.dpsgd_dc.curvature import lipschitz_glm, lipschitz_smooth
+from research.reproductions.dpsgd_dc.renyi import fixed_size_rdp, rdp_at
 
 # Figure 1 of the paper: L=1, C=2, sigma=4, D=1, n=8, b=2, eta=.2, at order 1.1
 ORDER, RATE, SHIFT = 1.1, 2 / 8, 1 / (0.2 * 4)
@@ -22,7 +24,7 @@ def poisson(noise: float) -> float:
 
 
 def fixed_size(noise: float) -> float:
-    return float(last.fixed_size_rdp(rate=RATE, noise=noise, orders=(ORDER,))[0])
+    return float(fixed_size_rdp(rate=RATE, noise=noise, orders=(ORDER,))[0])
 
 
 def paper(steps: int, factor: float = 1.2) -> float:
@@ -52,13 +54,13 @@ def test_composition() -> None:
 )
 def test_figure_one(name: str, expected: tuple[float, ...]) -> None:
     step, noise, factor = {
-        "formula": (poisson, NOISE, last.lipschitz_smooth(learning_rate=0.2, smoothness=1.0)),
-        "fixed size": (fixed_size, NOISE / 2, last.lipschitz_smooth(learning_rate=0.2, smoothness=1.0)),
+        "formula": (poisson, NOISE, lipschitz_smooth(learning_rate=0.2, smoothness=1.0)),
+        "fixed size": (fixed_size, NOISE / 2, lipschitz_smooth(learning_rate=0.2, smoothness=1.0)),
         # |B| <= 8 = 4 b always, so that eta L |B|/b = 0.8 <= 2
-        "GLM": (poisson, NOISE, last.lipschitz_glm(learning_rate=0.2, smoothness=1.0, ratio=8 / 2)),
+        "GLM": (poisson, NOISE, lipschitz_glm(learning_rate=0.2, smoothness=1.0, ratio=8 / 2)),
     }[name]
     for steps, value in zip(STEPS, expected, strict=True):
-        got = last.rdp_at(ORDER, step=step, noise=noise, steps=steps, shift=SHIFT, factor=factor)[0]
+        got = rdp_at(ORDER, step=step, noise=noise, steps=steps, shift=SHIFT, factor=factor)[0]
         assert got == pytest.approx(value, rel=1e-4, abs=6e-7)
 
 

@@ -29,7 +29,8 @@ from contracts import (
     step_contract,
 )
 from discreet import methods
-from discreet.accounting import Ledger, events
+from discreet.accounting import events
+from discreet.accounting.ledger import Ledger
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream, Streams

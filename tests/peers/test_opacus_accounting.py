@@ -10,7 +10,10 @@ import warnings
 import numpy as np
 import pytest
 
-from discreet.accounting import Charge, Gaussian, Neighbouring, PoissonSampled, certify
+from discreet.accounting.accountants import certify
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import Gaussian, PoissonSampled
+from discreet.core.relation import Neighbouring
 
 opacus = pytest.importorskip("opacus", reason="Opacus is not installed: nothing to compare with")
 

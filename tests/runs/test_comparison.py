@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from discreet import Refused, runs
-from discreet.accounting import read
+from discreet.accounting.ledger import read
 from discreet.methods import METHODS
 from discreet.runs.comparison import (
     Candidate,

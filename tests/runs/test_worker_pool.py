@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.accounting import read
+from discreet.accounting.ledger import read
 from discreet.core.command import command_line
 from discreet.core.workers import cores
 from discreet.runs.comparison import Candidate, CompareSettings, ComparisonProgress, Phase, compare

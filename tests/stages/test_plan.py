@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from discreet import methods
-from discreet.accounting import Charge
+from discreet.accounting.charges import Charge
 from discreet.accounting.events import BallsInBinsEpoch as BallsInBinsEvent
 from discreet.accounting.events import CountQuery, Gaussian, PoissonSampled, Queries, WithoutReplacement
 from discreet.core.check import Refused

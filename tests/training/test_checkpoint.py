@@ -14,7 +14,7 @@ from torch import nn
 
 import loop
 from discreet import methods
-from discreet.accounting import Charge
+from discreet.accounting.charges import Charge
 from discreet.accounting.ledger import merge, read
 from discreet.core.check import Damaged, Refused
 from discreet.core.randomness import SEEDED

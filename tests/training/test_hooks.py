@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from discreet import Private, methods
-from discreet.accounting import Charge, Event, Free, Gaussian, NonPrivate, read
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import Event, Free, Gaussian, NonPrivate
+from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import loop
 from discreet import Private, methods
-from discreet.accounting import Charge
+from discreet.accounting.charges import Charge
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
@@ -139,18 +139,18 @@ def test_the_chosen_micro_batch_says_nothing_about_the_records(monkeypatch: pyte
 
 
 def test_behind_a_collate_fn_the_length_of_a_record_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of other lengths, padded to the longest: how long the first is stays its own."""
+    """How long the records are stays their own: it does not decide the size of micro-batches."""
     monkeypatch.setattr(memory, "memory_of", lambda device: 8000)
 
     class Lengths(Dataset[Any]):
-        def __init__(self, first: int) -> None:
-            self.first = first
+        def __init__(self, length: int) -> None:
+            self.length = length
 
         def __len__(self) -> int:
             return loop.RECORDS
 
         def __getitem__(self, index: int) -> Any:
-            return torch.ones(self.first if index == 0 else 3, 4), torch.tensor(0)
+            return torch.ones(self.length, 4), torch.tensor(0)
 
     def padded(items: list[Any]) -> Any:
         return nn.utils.rnn.pad_sequence([x for x, _ in items], True), torch.stack([y for _, y in items])
@@ -164,7 +164,7 @@ def test_behind_a_collate_fn_the_length_of_a_record_decides_nothing(monkeypatch:
             out: Tensor = self.net(x).mean(1)
             return out
 
-    sizes = {loop.private(Mean(), dataset=Lengths(first), collate_fn=padded).micro_batch for first in (2, 90)}
+    sizes = {loop.private(Mean(), dataset=Lengths(length), collate_fn=padded).micro_batch for length in (2, 90)}
     assert len(sizes) == 1
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from discreet.accounting import last_iterate as last
 from discreet.accounting import rdp
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
+from discreet.methods.dpsgd_dc.curvature import lipschitz_glm, lipschitz_smooth
 from research.reproductions.dpsgd_dc.older_bounds import Setting
+from research.reproductions.dpsgd_dc.renyi import fixed_size_rdp, rdp_at
 from research.reproductions.experiment import Curve, Figure
 
 ORDER: Final = 1.1
@@ -46,7 +47,7 @@ def _certified(at: Setting, steps: int, *, step: Callable[[float], float], noise
     if steps == 0:
         return 0.0
     shift = at.diameter / (at.learning_rate * at.noise_std_on_mean)
-    return last.rdp_at(ORDER, step=step, noise=noise, steps=steps, shift=shift, factor=factor)[0]
+    return rdp_at(ORDER, step=step, noise=noise, steps=steps, shift=shift, factor=factor)[0]
 
 
 def composed(at: Setting, steps: int) -> float:
@@ -58,9 +59,9 @@ def fixed_size(at: Setting, steps: int) -> float:
     """Fixed-size batches, replace-one, any L-smooth losses: the last iterate."""
 
     def step(noise: float) -> float:
-        return float(last.fixed_size_rdp(rate=at.rate, noise=noise, orders=(ORDER,))[0])
+        return float(fixed_size_rdp(rate=at.rate, noise=noise, orders=(ORDER,))[0])
 
-    factor = last.lipschitz_smooth(learning_rate=at.learning_rate, smoothness=at.smoothness)
+    factor = lipschitz_smooth(learning_rate=at.learning_rate, smoothness=at.smoothness)
     return _certified(at, steps, step=step, noise=at.noise(2.0), factor=factor)
 
 
@@ -70,7 +71,7 @@ def one_score(at: Setting, steps: int) -> float:
     def step(noise: float) -> float:
         return float(rdp.sampled_gaussian(at.rate, noise, (ORDER,))[0])
 
-    factor = last.lipschitz_glm(learning_rate=at.learning_rate, smoothness=at.smoothness, ratio=at.records / at.batch)
+    factor = lipschitz_glm(learning_rate=at.learning_rate, smoothness=at.smoothness, ratio=at.records / at.batch)
     return _certified(at, steps, step=step, noise=at.noise(1.0), factor=factor)
 
 

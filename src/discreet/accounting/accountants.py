@@ -1,13 +1,13 @@
-"""Charges to epsilon: every valid bound is computed, the tightest is the certificate and says which it was.
+"""Charges to epsilon: every bound that applies is computed, and the smallest is the certificate.
 
-ComposedLoss happens here and nowhere else: `rules` bounds one occurrence of an event, this file counts them.
+Composition happens only here: `rules` bounds one occurrence of an event, this file counts the occurrences.
 
-PLD             loss distributions, rounded up on a grid that is refined until epsilon moves by < 0.2 %
-RDP             Rényi divergences, summed
-exact Gaussian  a run of Gaussian releases alone is one Gaussian
-and what a rule proves for a whole run that is one event
+PLD             privacy loss distributions on a grid that is refined until epsilon changes by less than 0.2 %
+RDP             Rényi divergences
+exact Gaussian  a run of Gaussian releases only
+and the bounds that a rule proves for a whole run that is one event
 
-A schedule of more than 200 different noises is rounded down to 200 (about 0.2 % more epsilon, never less).
+A schedule with more than 200 noise multipliers is rounded down to 200, which costs about 0.2 % of epsilon.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -50,7 +49,7 @@ _DISTINCT_ROUGHLY = 24  # for Rényi divergences and for choosing a grid
 @final
 @dataclass(frozen=True)
 class Certificate:
-    """(epsilon, delta) that is proven for one relation, by which accountant, and what it rests on."""
+    """The (epsilon, delta) that is proven for one relation, the accountant that proves it, and its assumptions."""
 
     epsilon: float
     delta: float
@@ -60,16 +59,16 @@ class Certificate:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What is said wherever epsilon is: assumptions that only the user can check ("if ..."), and a seed."""
+        """Assumptions to print next to epsilon: those that only the user can check ("if ..."), and a seed."""
         return tuple(text for text in self.assumptions if text.startswith("if ") or text == SEEDED)
 
     @property
     def seeded(self) -> bool:
-        """Whether the randomness was seeded: epsilon is then what the same run has with secret randomness."""
+        """Whether a seed was used. Epsilon is then that of the same run with secret randomness."""
         return SEEDED in self.assumptions
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; an infinite epsilon is the string "inf"."""
+        """JSON values; an infinite epsilon is the string "inf"."""
         return {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else "inf",
             "delta": self.delta,
@@ -119,36 +118,25 @@ def _tightest(run: NormalForm, delta: float) -> tuple[float, str]:
 
 def delta_at(charge: Charge, *, epsilon: float, relation: Neighbouring) -> float:
     """The smallest delta that is proven for the charge at this epsilon."""
-    return profile(charge, epsilons=(epsilon,), relation=relation)[0]
-
-
-def profile(charge: Charge, *, epsilons: Sequence[float], relation: Neighbouring) -> tuple[float, ...]:
-    """The smallest proven delta at each epsilon."""
-    for epsilon in epsilons:
-        check.not_negative("epsilon bounds a privacy loss", epsilon=epsilon)
+    check.not_negative("epsilon bounds a privacy loss", epsilon=epsilon)
     run = normal(charge.certified, relation)
     if run.lost:
-        return tuple(1.0 for _ in epsilons)
+        return 1.0
     if not run.others:
-        return tuple(gdp.delta(run.mu, epsilon) for epsilon in epsilons)
-    rounded = bucketed(run, _DISTINCT)
-    compositions = _compositions(rounded, Resolution(_first_grid(run, -100.0), -100.0))
-    divergence, alone = _rdp(run), _alone(run)
-
-    def least(epsilon: float) -> float:
-        bounds = [rdp.delta(divergence, epsilon), max((c.delta(epsilon) for c in compositions), default=1.0)]
-        bounds += [run.total_variation, gdp.delta(_unsampled_mu(run), epsilon)]
-        if alone is not None:
-            bounds.append(alone[1].delta(alone[0], relation, epsilon))
-        return min(bounds)
-
-    return tuple(least(epsilon) for epsilon in epsilons)
+        return gdp.delta(run.mu, epsilon)
+    sides = _compositions(bucketed(run, _DISTINCT), Resolution(_first_grid(run, -100.0), -100.0))
+    bounds = [rdp.delta(_rdp(run), epsilon), max((side.delta(epsilon) for side in sides), default=1.0)]
+    bounds += [run.total_variation, gdp.delta(_unsampled_mu(run), epsilon)]
+    alone = _alone(run)
+    if alone is not None:
+        bounds.append(alone[1].delta(alone[0], relation, epsilon))
+    return min(bounds)
 
 
 def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: float | None = None) -> float:
-    """epsilon by loss distributions alone, on this grid, or on one refined until epsilon moves by < 0.5 %.
+    """Epsilon by loss distributions only, on this grid, or on one that is refined until epsilon settles.
 
-    With a grid given, every entry of a schedule is composed as it is.
+    With `grid`, a schedule is not rounded.
     """
     check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
@@ -163,7 +151,7 @@ def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: f
 
 
 def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> float:
-    """epsilon by Rényi divergences alone."""
+    """Epsilon by Rényi divergences only."""
     check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
     if run.lost:
@@ -172,7 +160,7 @@ def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> floa
 
 
 def _alone(run: NormalForm) -> tuple[Event, Whole] | None:
-    """The one event that is the run, if its rule proves something for whole runs."""
+    """The event that is the whole run, if its rule has bounds for whole runs."""
     if run.mu > 0 or len(run.others) != 1 or run.others[0][1] != 1:
         return None
     event = run.others[0][0]
@@ -181,7 +169,7 @@ def _alone(run: NormalForm) -> tuple[Event, Whole] | None:
 
 
 def _unsampled_mu(run: NormalForm) -> float:
-    """The run as one Gaussian, without the gain of sampling: a bound that costs nothing; infinite if unknown."""
+    """The run as one Gaussian, without the gain of sampling; infinite if there is no such bound."""
     square = run.mu * run.mu
     for event, count in run.others:
         mu = unsampled_mu(event, run.relation)
@@ -189,11 +177,8 @@ def _unsampled_mu(run: NormalForm) -> float:
     return math.sqrt(square)
 
 
-# RDP --------------------------------------------------------------------------------------------------------
-
-
 def _rdp(run: NormalForm) -> Floats:
-    """The Rényi divergence of the run at every order; infinite where a rule has none."""
+    """The Rényi divergence of the run at every order; infinite if an event has none."""
     total = rdp.gaussian(1 / run.mu) if run.mu > 0 else np.zeros(len(rdp.ORDERS))
     for event, count in bucketed(run, _DISTINCT_ROUGHLY).others:
         rule = rule_for(event, run.relation)
@@ -201,9 +186,6 @@ def _rdp(run: NormalForm) -> Floats:
             return np.full(len(rdp.ORDERS), math.inf)
         total = total + count * rule.rdp(event, run.relation, rdp.ORDERS)
     return total
-
-
-# PLD --------------------------------------------------------------------------------------------------------
 
 
 def _parts(run: NormalForm, resolution: Resolution) -> Parts | None:
@@ -236,9 +218,9 @@ def _pld_epsilon(run: NormalForm, delta: float, resolution: Resolution) -> float
 
 @functools.lru_cache(maxsize=1024)
 def _refined(run: NormalForm, delta: float) -> float:
-    """epsilon on a grid so fine that halving it again would hardly matter; every grid is an upper bound.
+    """Epsilon on a grid so fine that halving it again changes little. Every grid gives an upper bound.
 
-    Only the direction that decides is refined, until it settles: the other one is below it already.
+    Only the direction with the larger epsilon is refined.
     """
     rounded, log_tail = bucketed(run, _DISTINCT), _log_tail(run, delta)
     grid = 2 * _first_grid(run, log_tail)
@@ -263,14 +245,14 @@ def _refined(run: NormalForm, delta: float) -> float:
 
 
 def _log_tail(run: NormalForm, delta: float) -> float:
-    """What one event may lose to infinity: far below its share of delta. In tens, so that caches hit."""
+    """Log of the mass that an event may lose to infinity, far below its share of delta. Rounded to tens, for caches."""
     return 10.0 * math.floor((math.log(delta) - math.log(run.count) - 14) / 10)
 
 
 def _first_grid(run: NormalForm, log_tail: float) -> float:
-    """A power of two, so that rounding, h^2/6 a step, adds about 0.1 % to the variance of the loss.
+    """A power of two at which rounding adds about 0.1 % to the variance of the loss (h^2/6 for each step).
 
-    Coarse grids overstate the variance, so the search walks down from a coarse one until it settles.
+    Coarse grids overstate the variance, so the search starts with a coarse grid and halves it until it settles.
     """
     rough, kept = bucketed(run, _DISTINCT_ROUGHLY), bucketed(run, _DISTINCT)
     spans = [highest_loss(event, run.relation, log_tail) for event, _ in kept.others]
@@ -293,7 +275,7 @@ def _first_grid(run: NormalForm, log_tail: float) -> float:
 
 
 def _variance(parts: Parts) -> float:
-    """The variance of the finite loss in the direction that decides epsilon, almost always."""
+    """Variance of the finite loss in the direction that almost always decides epsilon."""
     total = 0.0
     for part, count in parts:
         pmf = part.with_without

@@ -1,6 +1,6 @@
-"""A budget to noise, steps or batch: the search ends on the safe side.
+"""The noise multiplier, number of steps or batch size that a budget allows.
 
-Every answer was certified itself: its epsilon is at most the target, never "about" the target.
+Every result was certified itself, so its epsilon is at most the budget.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from discreet.accounting.accountants import certify
+from discreet.accounting.bisection import least_whole
 from discreet.accounting.charges import Charge
 from discreet.accounting.claims import Claim
 from discreet.core import check
@@ -21,9 +22,9 @@ _AIM = 0.999  # interpolation aims here: inside the budget, and well inside what
 def calibrate_noise(
     charge_of_noise: Callable[[float], Charge], *, epsilon: float, delta: float, relation: Neighbouring
 ) -> float:
-    """The least noise, nearly, whose certified epsilon stays within the budget; at most 0.5 % of it is left.
+    """Return the smallest noise whose certified epsilon is within the budget; at most 0.5 % of it stays unused.
 
-    Guarantee: certify(charge_of_noise(noise)).epsilon <= epsilon. More noise must not cost more.
+    More noise must not cost more.
 
     >>> from discreet.accounting.events import Gaussian
     >>> noise = calibrate_noise(
@@ -33,12 +34,11 @@ def calibrate_noise(
     True
     """
     _check_budget(epsilon, delta)
-
     return _least_noise(lambda noise: certify(charge_of_noise(noise), delta=delta, relation=relation).epsilon, epsilon)
 
 
 def calibrate_claim(claim_of_noise: Callable[[float], Claim | None], *, epsilon: float, delta: float) -> float:
-    """The least noise, nearly, whose CLAIMED epsilon stays within the budget: it proves nothing."""
+    """Return the smallest noise whose CLAIMED epsilon is within the budget. This proves nothing."""
     _check_budget(epsilon, delta)
 
     def spent(noise: float) -> float:
@@ -66,41 +66,43 @@ def _least_noise(spent: Callable[[float], float], epsilon: float) -> float:
 def calibrate_steps(
     charge_of_steps: Callable[[int], Charge], *, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """The most steps, nearly, whose certified epsilon stays within the budget; 0 if not even one does.
+    """Return the largest number of steps whose certified epsilon is within the budget; 0 if there is none.
 
-    Guarantee: certify(charge_of_steps(steps)).epsilon <= epsilon. More steps must not cost less.
+    More steps must not cost less.
     """
     _check_budget(epsilon, delta)
 
-    def fits(steps: int) -> bool:
-        return certify(charge_of_steps(steps), delta=delta, relation=relation).epsilon <= epsilon
-
+    fits = _within(charge_of_steps, epsilon, delta, relation)
     most = 1
     while fits(most):
         most *= 2
         remedy = "a budget that no number of steps exceeds needs no calibration"
         check.require(most < 2**40, "a budget that steps can exhaust", f"epsilon={epsilon}", remedy)
-    return _largest(fits, most // 2, most)
+    return least_whole(lambda steps: not fits(steps), most // 2 + 1, most) - 1
 
 
 def calibrate_batch(
     charge_of_batch: Callable[[int], Charge], *, largest: int, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """The largest batch up to `largest`, nearly, whose certified epsilon stays within the budget.
+    """Return the largest batch up to `largest` whose certified epsilon is within the budget.
 
-    Guarantee: certify(charge_of_batch(batch)).epsilon <= epsilon. A larger batch must not cost less.
+    A larger batch must not cost less.
     """
     _check_budget(epsilon, delta)
     check.count("the largest batch to consider, at most the public number of records", largest=largest)
 
-    def fits(batch: int) -> bool:
-        return certify(charge_of_batch(batch), delta=delta, relation=relation).epsilon <= epsilon
-
+    fits = _within(charge_of_batch, epsilon, delta, relation)
     if fits(largest):
         return largest
     remedy = "raise the noise or the budget, or take fewer steps"
     check.require(fits(1), f"a batch within epsilon={epsilon}", "more than that at batch=1", remedy)
-    return _largest(fits, 1, largest)
+    return least_whole(lambda batch: not fits(batch), 2, largest) - 1
+
+
+def _within(
+    charge_of: Callable[[int], Charge], epsilon: float, delta: float, relation: Neighbouring
+) -> Callable[[int], bool]:
+    return lambda number: certify(charge_of(number), delta=delta, relation=relation).epsilon <= epsilon
 
 
 def _check_budget(epsilon: float, delta: float) -> None:
@@ -108,19 +110,11 @@ def _check_budget(epsilon: float, delta: float) -> None:
     check.inside_unit("delta is the probability that the bound fails", delta=delta)
 
 
-def _largest(fits: Callable[[int], bool], good: int, bad: int) -> int:
-    """The largest whole number that fits, between one that does and one that does not."""
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
-
-
 Tried = tuple[float, float]
 
 
 def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[Tried, Tried]:
-    """Two noises with what they spend: one too much, one within the budget."""
+    """Two noises with their epsilons: one above the budget, one within it."""
     before = (1.0, spent(1.0))
     factor = 0.5 if before[1] <= epsilon else 2.0
     following = before
@@ -133,9 +127,9 @@ def _bracket(spent: Callable[[float], float], epsilon: float) -> tuple[Tried, Tr
 
 
 def _between(low: Tried, high: Tried, aim: float) -> float:
-    """Where a power law through both ends spends the aim; the geometric middle where there is none.
+    """The noise at which a power law through both ends gives `aim`, or their geometric mean if there is no such law.
 
-    Held away from the ends, so that the bracket shrinks by a fifth at least every second round.
+    It stays away from the ends, so that the bracket shrinks by a fifth at least every second round.
     """
     middle = math.sqrt(low[0] * high[0])
     if not (math.isfinite(low[1]) and high[1] > 0 and low[1] > high[1]):

@@ -1,4 +1,4 @@
-"""The lines of a ledger: canonical JSON, each sealed with a digest over the line before it."""
+"""The lines of a ledger: canonical JSON, each with a digest that covers the line before it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESTORE: Final = "restore the ledger from a backup; without one, charge the run 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """One charge. `torn` holds the hash of a line that a crash cut short and that this charge stands for."""
+    """One charge. `torn` is the hash of an incomplete line, left by a crash, that this charge replaces."""
 
     step: int
     event: Event
@@ -36,7 +36,7 @@ class LedgerEntry:
 @final
 @dataclass(frozen=True, kw_only=True)
 class LedgerRecord:
-    """What a ledger says."""
+    """The contents of a ledger."""
 
     header: Mapping[str, Any]
     identity: str  # digest of the header, which holds a random number: equal only for copies of one ledger
@@ -44,12 +44,10 @@ class LedgerRecord:
 
     @property
     def relation(self) -> Neighbouring:
-        """The relation that the run was planned for."""
         return Neighbouring(self.header["relation"])
 
     @property
     def digest(self) -> str:
-        """The digest of the last line."""
         return self.entries[-1].digest if self.entries else self.identity
 
     @property
@@ -58,19 +56,19 @@ class LedgerRecord:
         return len(self.entries)
 
     def charge(self) -> Charge:
-        """Everything that was charged, equal events counted together."""
+        """The sum of all charges."""
         said = {text for entry in self.entries for text in randomness_of(entry.note)}
         return charge_of(self.header, [(entry.event, 1) for entry in self.entries], said)
 
 
 def charge_of(header: Mapping[str, Any], counts: Iterable[tuple[Event, int]], said: Iterable[str]) -> Charge:
-    """A charge under the assumptions that the header states, and what header and entries say about randomness."""
+    """A charge with the assumptions of the header and what header and entries say about randomness."""
     said = dict.fromkeys((*((SEEDED,) if header.get("seeded") else ()), *said))
     return Charge(tuple(counts), assumptions=(*header.get("assumptions", ()), *said))
 
 
 def randomness_of(note: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a note says about the randomness of its charge; the first charge under a key names the key."""
+    """What a note says about randomness. The first charge under a key has a note about it."""
     if note.get("seeded"):
         return (SEEDED,)
     return (UNSTATED,) if "noise" in note and "seeded" not in note else ()
@@ -82,7 +80,7 @@ def torn_note(torn: bytes) -> dict[str, Any]:
 
 
 def canonical(value: Any) -> str:
-    """The one JSON text of a value; what JSON cannot hold is refused."""
+    """The only JSON text of a value. Refuses values that JSON cannot represent."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -90,14 +88,14 @@ def canonical(value: Any) -> str:
 
 
 def seal(previous: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
-    """The digest of a body that follows the line with digest `previous`, and its line."""
+    """The digest of a body that follows the line with digest `previous`, and the line itself."""
     text = canonical(body)
     digest = hashlib.sha256((previous + text).encode()).hexdigest()
     return digest, f'{{"body":{text},"digest":"{digest}"}}\n'.encode()
 
 
 def header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The header as plain values, with everything that later readers need."""
+    """The header as JSON values, with the fields that every reader needs."""
     remedy = "a header names relation, delta and plan, a digest of the plan; other public values may follow"
     missing = [name for name in ("relation", "delta", "plan") if name not in header]
     check.require(not missing, "relation, delta and plan in the header", f"no {', '.join(missing)}", remedy)
@@ -122,7 +120,7 @@ def _relation(value: object) -> Neighbouring:
 
 
 def scan(path: Path) -> tuple[LedgerRecord, bytes]:
-    """Every line of a ledger, checked, and the bytes of a last line that was not ended."""
+    """Read and check every line of a ledger. Returns also the bytes of an incomplete last line."""
     check.require(path.is_file(), "an existing ledger", f"{path}", "begin one with Ledger.create")
     *lines, tail = path.read_bytes().split(b"\n")
     if not lines:
@@ -149,7 +147,7 @@ def scan(path: Path) -> tuple[LedgerRecord, bytes]:
 
 
 def _stands_for(line: bytes, torn: bytes) -> bool:
-    """Whether `line` says that it stands for the torn line before it; its digest is checked in its turn."""
+    """Whether `line` says that it replaces the torn line before it. Its digest is checked later."""
     return b'"torn":"' + hashlib.sha256(torn).hexdigest().encode() + b'"' in line
 
 

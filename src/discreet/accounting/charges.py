@@ -1,4 +1,4 @@
-"""What a run costs: events with their counts, and beside them what its paper claims."""
+"""The cost of a run: events with their counts, and the claim of its paper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Counted = tuple[tuple[Event, int], ...]
 
 
 def canonical(certified: Iterable[tuple[Event, int]]) -> Counted:
-    """Equal events merged, free ones dropped, sorted: one form for one cost, whatever the order."""
+    """Merge equal events, drop free ones and sort, so that equal costs have one form."""
     totals: Counter[Event] = Counter()
     for event, count in certified:
         remedy = "pair every event with the number of times it happened"
@@ -31,10 +31,9 @@ def canonical(certified: Iterable[tuple[Event, int]]) -> Counted:
 @final
 @dataclass(frozen=True)
 class Charge:
-    """Events that are proven to describe the run, and the claim of its paper: two fields, never one number.
+    """Events that are proven to describe a run, and separately the claim of its paper.
 
-    `+` composes two runs on the same data, `*` repeats one; the order does not matter. Assumptions stay in
-    every sum, and so does the mark of a run whose randomness was seeded in any step.
+    `+` composes two runs on the same data and `*` repeats one. A sum keeps all assumptions and the mark of a seed.
 
     >>> from discreet.accounting.events import Gaussian
     >>> step = Charge.of(Gaussian(noise=1.0))
@@ -52,12 +51,11 @@ class Charge:
 
     @property
     def seeded(self) -> bool:
-        """Whether any part of it was seeded, so that it is not private whatever its epsilon."""
+        """Whether any part of it was seeded. It is then not private, whatever its epsilon."""
         return SEEDED in self.assumptions
 
     @classmethod
     def of(cls, event: Event, count: int = 1, *, claimed: Claim | None = None) -> Charge:
-        """The charge of one event, `count` times."""
         return cls(((event, count),), claimed)
 
     def __add__(self, other: Charge) -> Charge:
@@ -74,7 +72,7 @@ class Charge:
 
 
 def _joined(one: Charge, other: Charge) -> Claim | None:
-    """The claim for both: what costs nothing takes nothing away, else both claims must compose."""
+    """The claim for both runs. A run without cost changes nothing; otherwise both claims must compose."""
     if not one.certified and one.claimed is None:
         return other.claimed
     if not other.certified and other.claimed is None:

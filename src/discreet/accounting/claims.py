@@ -1,6 +1,6 @@
-"""What a paper's theorem states for a run. A claim is shown beside the certificate and never used for it.
+"""What a paper's theorem states for a run. A claim is shown next to the certificate and never used for it.
 
-`epsilon(delta)` is None where the theorem's hypotheses fail for the run, or where it says nothing about it.
+`epsilon(delta)` is None where the theorem does not apply to the run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ ABOUT_DELTA = "delta is the probability that the claim fails"
 
 
 class Claim(abc.ABC):
-    """The epsilon that a paper states for a run, its theorem, and what that theorem takes for granted."""
+    """The epsilon that a paper states for a run, its theorem, and the assumption that the theorem makes."""
 
     theorem: str
     assumes: str
 
     @abc.abstractmethod
     def epsilon(self, delta: float) -> float | None:
-        """The claimed epsilon at this delta; None where the claim does not reach."""
+        """The claimed epsilon at this delta; None if the claim does not cover the run."""
 
     def delta(self, delta: float) -> float:
-        """The delta at which `epsilon(delta)` is claimed, where the theorem adds something to it."""
+        """The delta at which `epsilon(delta)` is claimed; some theorems add to it."""
         return delta
 
     def repeated(self, times: int) -> Claim | None:
@@ -43,7 +43,7 @@ class Claim(abc.ABC):
         return None
 
     def to_json(self, delta: float) -> dict[str, Any] | None:
-        """{"epsilon", "delta", "theorem"}, or None where nothing is claimed; infinite is the string "inf"."""
+        """{"epsilon", "delta", "theorem"}, or None if nothing is claimed; an infinite epsilon is "inf"."""
         epsilon = self.epsilon(delta)
         if epsilon is None:
             return None
@@ -61,7 +61,7 @@ class Accounting(enum.Enum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class AccountedClaim(Claim):
-    """DP-SGD accounting of the noise that was drawn, whatever else the method does."""
+    """The cost of DP-SGD with the same noise, whatever else the method does."""
 
     events: tuple[tuple[Event, int], ...]
     by: Accounting
@@ -76,11 +76,10 @@ class AccountedClaim(Claim):
         return account(self._charge(), delta=delta, relation=Neighbouring.ADD_REMOVE)
 
     def repeated(self, times: int) -> AccountedClaim:
-        """Accountants compose."""
         return replace(self, events=(self._charge() * times).certified)
 
     def joined(self, other: Claim) -> AccountedClaim | None:
-        """Accountants compose, if both runs were accounted alike."""
+        """Two claims compose if they use the same accountant and theorem."""
         alike = isinstance(other, AccountedClaim) and (other.by, other.theorem) == (self.by, self.theorem)
         if not alike or not isinstance(other, AccountedClaim):
             return None

@@ -1,12 +1,11 @@
-"""ComposedLoss of loss distributions: one product of Fourier transforms, exponentially tilted.
+"""Composition of loss distributions by a product of Fourier transforms, exponentially tilted.
 
-The loss of a run is the sum of the losses of its steps. Tilting every step by e^(tilt * loss) moves the
-centre of the sum to the losses that decide delta; undoing the tilt afterwards shrinks every rounding error of
-the transform by the same factor. So 10^6 steps and deltas of 1e-30 keep their relative precision (a transform
-without tilt is off from delta = 1e-10 on), and it only has to cover a few standard deviations.
+The loss of a run is the sum of the losses of its steps. Tilting every step by e^(tilt * loss) moves the sum to the
+losses that decide delta, and undoing the tilt shrinks the rounding errors of the transform by the same factor. So 10^6
+steps and deltas of 1e-30 keep their relative precision, and the transform covers a few standard deviations only.
 
-What leaves the window on the right is charged as infinite loss (Chernoff); what leaves it on the left comes
-back on the right, where it can only raise delta. So the result is an upper bound throughout.
+Mass beyond the right end of the window is charged as infinite loss (Chernoff). Mass beyond the left end wraps to the
+right, where it can only raise delta. So the result is an upper bound.
 """
 
 from __future__ import annotations
@@ -28,14 +27,16 @@ _SEARCH = 10  # golden sections: the tilt decides precision and speed, not valid
 _LONGEST = 2**21  # points of a window at most; what does not fit on the right is charged like any cut
 _GAIN = 0.01  # a smaller tilt that gains less is the last one tried
 _NEGLIGIBLE = 0.01  # share of delta that rounding and wrapped mass may make up before a smaller tilt is tried
+_BLOCK = 64  # places whose running sums one matrix product computes
+_TINIEST = 1e-300  # stands for deltas that underflow to zero, whose logarithm does not exist
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LossWindow:
-    """delta at each of the losses (first + j) * grid, as an upper bound.
+    """Upper bounds of delta at the losses (first + j) * grid.
 
-    Of delta at a loss at most e^(log_error - tilt * loss) is rounding and wrapped mass; the rest is real.
+    At most e^(log_error - tilt * loss) of each is due to rounding and wrapped mass.
     """
 
     grid: float
@@ -45,8 +46,8 @@ class LossWindow:
     log_error: float = -math.inf
 
     def is_accurate(self, epsilon: float, delta: float) -> bool:
-        """Whether rounding and wrapped mass are a negligible share of `delta` at this epsilon."""
-        return self.log_error - self.tilt * epsilon <= math.log(_NEGLIGIBLE * delta)
+        """Whether rounding and wrapped mass are a negligible part of `delta` at this epsilon."""
+        return self.log_error - self.tilt * epsilon <= math.log(max(_NEGLIGIBLE * delta, _TINIEST))
 
     def epsilon(self, delta: float) -> float | None:
         """The smallest loss in the window with at most this delta; None if the window starts too high."""
@@ -76,7 +77,7 @@ class LossWindow:
 
 @final
 class ComposedLoss:
-    """The sum of independent losses: `count` times each of the parts, all on one grid."""
+    """The sum of independent losses: `count` times each of the parts, on one grid."""
 
     def __init__(self, parts: Sequence[tuple[Pmf, int]]) -> None:
         self._parts = tuple((_trimmed(part), count) for part, count in parts)
@@ -90,10 +91,7 @@ class ComposedLoss:
         self.work = 0  # points that questions to this object have cost so far
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up; infinite if there is none.
-
-        Every tilt gives an upper bound, so the smallest of those that were tried is one.
-        """
+        """The smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up, over all tilts that are tried."""
         if self.infinite >= delta:
             return math.inf
         log_delta, best = math.log(delta), math.inf
@@ -105,7 +103,7 @@ class ComposedLoss:
         return max(0.0, best * self._up)
 
     def delta(self, epsilon: float) -> float:
-        """delta(epsilon) for epsilon >= 0, rounded up; the smallest over the tilts that were tried."""
+        """delta(epsilon) for epsilon >= 0, rounded up, over all tilts that are tried."""
         if self.infinite > 1 - 1e-12:
             return 1.0
         if epsilon >= self._highest * self._grid:
@@ -124,10 +122,9 @@ class ComposedLoss:
     def _windows(
         self, bound: Callable[[float], float], log_delta: float | None, cover: float | None = None
     ) -> Iterator[LossWindow]:
-        """delta under the tilt at which `bound` is least, then under ever smaller tilts, and without one.
+        """delta under the tilt at which `bound` is smallest, then under smaller tilts, and without a tilt.
 
-        A large tilt resolves the losses of a rare, large part of the sum and drowns the losses below it.
-        One loss alone needs no transform and no tilt: its window is exact.
+        A large tilt resolves rare large losses but not the losses below them. A single loss needs no transform.
         """
         if len(self._parts) == 1 and self._parts[0][1] == 1:
             part = self._parts[0][0]
@@ -144,7 +141,7 @@ class ComposedLoss:
         yield self._window(0.0, log_delta, cover)
 
     def _best_tilt(self, bound: Callable[[float], float]) -> float:
-        """A tilt near the one that makes this bound, unimodal in the tilt, least."""
+        """A tilt near the minimum of `bound`, which is unimodal in the tilt."""
         guess = math.log(4.0 / (math.sqrt(self._variance(0.0)) + self._grid))
         low, high = guess - 7.0, min(guess + 4.0, -math.log(self._grid))
         golden = (math.sqrt(5) - 1) / 2
@@ -167,9 +164,9 @@ class ComposedLoss:
         return fading
 
     def _factors(self, fading: Floats, tilt: float, part: Pmf) -> tuple[Floats, float]:
-        """e^(tilt * loss) for the losses of a part, up to a factor of which the logarithm is given.
+        """e^(tilt * loss) for the losses of a part, divided by a factor whose logarithm is returned.
 
-        Anchored at the end that the tilt favours: nothing overflows, and what vanishes is negligible.
+        The factor belongs to the end that the tilt favours, so nothing overflows and what underflows is negligible.
         """
         factors = fading[self._longest - len(part.mass) :]
         if tilt >= 0:
@@ -197,7 +194,7 @@ class ComposedLoss:
         return variance * self._grid**2
 
     def _window(self, tilt: float, log_delta: float, cover: float | None = None) -> LossWindow:
-        """delta on the losses where the tilted sum lives."""
+        """delta at the losses where the tilted sum has its mass."""
         log_mgf = self._log_mgf(tilt)
         rates = self._rates(math.sqrt(self._variance(tilt)) + self._grid)
         chernoff = [(self._log_mgf(tilt + rate), tilt + rate) for rate in rates]
@@ -230,10 +227,8 @@ class ComposedLoss:
         return np.concatenate([4.0 ** np.arange(octaves) / furthest, bell])
 
     def _convolve(self, tilt: float, first: int, last: int) -> tuple[Floats, float]:
-        """The tilted mass of the sum, normalised, at the indices first..last; what was added to each for rounding."""
-        from scipy import fft
-
-        size = fft.next_fast_len(last - first + 1, real=True)
+        """The normalised tilted mass of the sum at first..last, and the amount added to each for rounding."""
+        size = _fast_length(last - first + 1)
         product = np.ones(size // 2 + 1, dtype=np.complex128)
         offset = 0
         fading = self._fading(tilt)
@@ -241,9 +236,9 @@ class ComposedLoss:
             mass = part.mass * self._factors(fading, tilt, part)[0]
             share = mass / mass.sum()
             centre = round(float(share @ np.arange(len(share))))
-            product *= _power(fft.rfft(_fold(share, centre, size)), count)
+            product *= _power(np.fft.rfft(_fold(share, centre, size)), count)
             offset += count * (part.first + centre)
-        values: Floats = np.roll(fft.irfft(product, size), (offset - first) % size)
+        values: Floats = np.roll(np.fft.irfft(product, size), (offset - first) % size)
         # The transform's rounding, added rather than hoped for: below it a mass could be cut off.
         rounding = 4e-16 * (math.log2(size) + sum(count for _, count in self._parts)) * float(values.max())
         self.work += sum(len(part.mass) for part, _ in self._parts) + size + size * len(self._parts) // 8
@@ -251,7 +246,7 @@ class ComposedLoss:
 
 
 def _trimmed(pmf: Pmf) -> Pmf:
-    """Without zeros at the ends, where tilts are anchored."""
+    """Remove zeros at both ends, where tilts are anchored."""
     some = np.flatnonzero(pmf.mass)
     if len(some) == 0 or (some[0] == 0 and some[-1] == len(pmf.mass) - 1):
         return pmf
@@ -259,13 +254,24 @@ def _trimmed(pmf: Pmf) -> Pmf:
 
 
 def _power(transform: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
-    """transform ** count by squaring: numpy's own power of complex numbers is many times slower."""
+    """transform ** count by squaring, which is much faster than numpy's complex power."""
     result = transform if count % 2 else np.ones_like(transform)
     while count := count // 2:
         transform = transform * transform
         if count % 2:
             result = result * transform
     return result
+
+
+def _fast_length(least: int) -> int:
+    """The smallest 2^a 3^b 5^c from `least` on: the transform of such a length is fast.
+
+    >>> _fast_length(7), _fast_length(1025)
+    (8, 1080)
+    """
+    odd = [3**b * 5**c for b in range(14) for c in range(10)]
+    lengths: list[int] = [one << (math.ceil(least / one) - 1).bit_length() for one in odd]
+    return min(lengths)
 
 
 def _fold(mass: Floats, centre: int, size: int) -> Floats:
@@ -282,9 +288,24 @@ def _deltas(mass: Floats, infinite: float, grid: float) -> Floats:
 
     By parts: delta[i] = (1 - e^-h) * tail[i] + e^-h * delta[i+1], every term positive.
     """
-    from scipy import signal
-
-    keep = math.exp(-grid)
-    tail = np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)
-    deltas: Floats = signal.lfilter([-math.expm1(-grid)], [1.0, -keep], tail[::-1])[::-1]
+    above = np.append(0.0, np.cumsum(mass[:0:-1]))  # the mass above each grid point, from the highest one down
+    deltas: Floats = _fading_sums(-math.expm1(-grid) * above, math.exp(-grid))[::-1]
     return deltas + infinite
+
+
+def _fading_sums(values: Floats, keep: float) -> Floats:
+    """sums[i] = values[i] + keep * sums[i-1]: by a matrix inside blocks, then over the last sums of the blocks.
+
+    >>> _fading_sums(np.array([1.0, 0.0, 1.0]), 0.5).tolist()
+    [1.0, 0.5, 1.25]
+    """
+    behind = np.arange(_BLOCK)[:, None] - np.arange(_BLOCK)
+    weights = np.where(behind >= 0, keep ** np.maximum(behind, 0), 0.0)
+    if len(values) <= _BLOCK:
+        return weights[: len(values), : len(values)] @ values
+    blocks = np.zeros((math.ceil(len(values) / _BLOCK), _BLOCK))
+    blocks.reshape(-1)[: len(values)] = values
+    sums = blocks @ weights.T
+    carried = _fading_sums(sums[:, -1], keep**_BLOCK)
+    sums[1:] += carried[:-1, None] * keep ** np.arange(1, _BLOCK + 1)
+    return sums.reshape(-1)[: len(values)]

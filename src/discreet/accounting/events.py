@@ -1,13 +1,8 @@
-"""What happened: frozen, serialisable values that an accountant turns into epsilon.
+"""What happened to the data: frozen, serialisable values that an accountant turns into epsilon.
 
-The rules of this file:
-
-* An event states its mathematics completely, so that an accountant needs nothing else.
-* `noise` is the multiplier z on a sum: standard deviation of the noise / clip. It is stated once, against
-  the add/remove sensitivity of one clip; `units(relation)` says how many clips one change of a record moves
-  the sum, and the accountants divide by it where they meet the event, once.
-* Composition is not an event: a `Charge` says how often each event happened.
-* An event that an accountant does not know is refused, never guessed.
+An event states its mathematics completely. `noise` is the multiplier z on a sum: standard deviation of the noise /
+clip, for the add/remove sensitivity of one clip. The accountants divide it once by `units(relation)`. A `Charge` says
+how often each event happened. An accountant refuses events that it does not know.
 
 >>> event = PoissonSampled(rate=0.01, event=Gaussian(noise=1.1))
 >>> event_from_json(event.to_json()) == event
@@ -17,52 +12,167 @@ True
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from discreet.accounting.releases import (
-    RELEASES,
-    WHITENABLE,
-    CountQuery,
-    Event,
-    Gaussian,
-    ProjectedGaussian,
-    Queries,
-    Query,
-    Release,
-    SelectionQuery,
-    Whitenable,
-    nested,
-    units,
-)
 from discreet.core import check
+from discreet.core.relation import Neighbouring
 
-__all__ = [
-    "EVENTS",
-    "BallsInBinsEpoch",
-    "ClippedFeedback",
-    "CountQuery",
-    "Event",
-    "Free",
-    "Gaussian",
-    "LastIterateRun",
-    "NonPrivate",
-    "PoissonSampled",
-    "ProjectedGaussian",
-    "Queries",
-    "Query",
-    "Release",
-    "SelectionQuery",
-    "TruncatedPoissonSampled",
-    "Unamplified",
-    "Whitenable",
-    "WithoutReplacement",
-    "event_from_json",
-    "units",
-]
-
+_ABOUT_NOISE = "noise is the standard deviation on the sum divided by the clip, 0 meaning no privacy"
 _ABOUT_RATE = "the rate is a probability; for batch 256 of 50000 records use 256/50000"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One access to the data. Equal events cost the same."""
+
+    kind: ClassVar[str] = "event"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, with the kind of the event."""
+        fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"kind": self.kind, **fields}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Event):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def units(relation: Neighbouring) -> float:
+    """By how many clips the sum differs between neighbours: 1 if a record is added or removed, 2 if it is replaced."""
+    return 1.0 if relation is Neighbouring.ADD_REMOVE else 2.0
+
+
+def _nested(value: Any, allowed: tuple[type[Event], ...], owner: str) -> None:
+    names = " or ".join(kind.__name__ for kind in allowed)
+    remedy = f"{owner} is proven for these events only"
+    check.require(isinstance(value, allowed), f"event to be {names}", f"event={value!r}", remedy)
+
+
+@final
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """One sum of records, each of norm <= clip, released with noise N(0, (noise * clip)^2 I)."""
+
+    noise: float
+    kind: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        check.not_negative(_ABOUT_NOISE, noise=self.noise)
+
+    @property
+    def whitened(self) -> Gaussian:
+        """The equivalent single Gaussian."""
+        return self
+
+
+@final
+@dataclass(frozen=True)
+class CountQuery(Event):
+    """The count of adaptive quantile clipping: every record adds -1/2 or +1/2; noise N(0, sigma^2).
+
+    The add/remove sensitivity is 1/2, so the noise multiplier is sigma / (1/2).
+
+    >>> CountQuery(sigma=5.0).whitened
+    Gaussian(noise=10.0)
+    """
+
+    sigma: float
+    kind: ClassVar[str] = "count-query"
+
+    def __post_init__(self) -> None:
+        check.not_negative("sigma is the standard deviation of the noise on the count", sigma=self.sigma)
+
+    @property
+    def whitened(self) -> Gaussian:
+        return Gaussian(noise=self.sigma / 0.5)
+
+
+@final
+@dataclass(frozen=True)
+class SelectionQuery(Event):
+    """A noisy test on private data, which accepts or rejects an update: a statistic plus N(0, sigma^2).
+
+    `sensitivity` bounds its change when one record is added or removed; replacing a record changes it by twice as much.
+    """
+
+    sigma: float
+    sensitivity: float
+    kind: ClassVar[str] = "selection-query"
+
+    def __post_init__(self) -> None:
+        check.not_negative("sigma is the standard deviation of the noise on the test", sigma=self.sigma)
+        check.positive("state how far one record can move the tested statistic", sensitivity=self.sensitivity)
+
+    @property
+    def whitened(self) -> Gaussian:
+        return Gaussian(noise=self.sigma / self.sensitivity)
+
+
+Query = Gaussian | CountQuery | SelectionQuery
+_QUERIES = (Gaussian, CountQuery, SelectionQuery)
+
+
+@final
+@dataclass(frozen=True)
+class Queries(Event):
+    """Several queries on ONE sample, equivalent to one Gaussian with z = (sum_i z_i^-2)^(-1/2).
+
+    >>> round(Queries((Gaussian(1.2), Gaussian(4.0))).whitened.noise, 6)
+    1.149392
+    """
+
+    queries: tuple[Query, ...]
+    kind: ClassVar[str] = "queries"
+
+    def __post_init__(self) -> None:
+        remedy = "give the tuple of queries that saw the same sample"
+        is_tuple = isinstance(self.queries, tuple) and len(self.queries) > 0
+        check.require(is_tuple, "queries to be a tuple of at least one event", f"{self.queries!r}", remedy)
+        for query in self.queries:
+            _nested(query, _QUERIES, "Queries")
+
+    @property
+    def whitened(self) -> Gaussian:
+        noises = [query.whitened.noise for query in self.queries]
+        if len(noises) == 1 or min(noises) == 0:
+            return Gaussian(noise=min(noises))
+        # Scaled by the smallest, so that tiny and huge multipliers neither overflow nor vanish.
+        least = min(noises)
+        return Gaussian(noise=least / math.sqrt(sum((least / noise) ** 2 for noise in noises)))
+
+
+@final
+@dataclass(frozen=True)
+class ProjectedGaussian(Event):
+    """y_l = A_l^T S_l / sqrt(p_l) + N(0, (noise * clip)^2 I), A_l dense, iid N(0, 1), fresh and public.
+
+    `dims` are the widths p_l of the projection of each layer. Orthonormal projections are plain `Gaussian`.
+    """
+
+    noise: float
+    dims: tuple[int, ...]
+    kind: ClassVar[str] = "projected-gaussian"
+
+    def __post_init__(self) -> None:
+        check.not_negative(_ABOUT_NOISE, noise=self.noise)
+        remedy = "give the width of the projection of every layer"
+        is_tuple = isinstance(self.dims, tuple) and len(self.dims) > 0
+        check.require(is_tuple, "dims to be a tuple of at least one width", f"dims={self.dims!r}", remedy)
+        for width in self.dims:
+            check.count(remedy, width=width)
+
+
+Release = Gaussian | CountQuery | SelectionQuery | Queries | ProjectedGaussian
+_RELEASES = (Gaussian, CountQuery, SelectionQuery, Queries, ProjectedGaussian)
+Whitenable = Gaussian | CountQuery | SelectionQuery | Queries
+_WHITENABLE = (Gaussian, CountQuery, SelectionQuery, Queries)
 
 
 # Sampled releases: one step of a run ---------------------------------------------------------------------
@@ -71,7 +181,7 @@ _ABOUT_RATE = "the rate is a probability; for batch 256 of 50000 records use 256
 @final
 @dataclass(frozen=True)
 class PoissonSampled(Event):
-    """`event` on a sample that holds each record independently with probability `rate`."""
+    """`event` on a sample that contains each record independently with probability `rate`."""
 
     rate: float
     event: Release
@@ -79,15 +189,15 @@ class PoissonSampled(Event):
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
-        nested(self.event, RELEASES, "PoissonSampled")
+        _nested(self.event, _RELEASES, "PoissonSampled")
 
 
 @final
 @dataclass(frozen=True)
 class TruncatedPoissonSampled(Event):
-    """`event` on a Poisson sample cut to `cap` records, chosen uniformly, where it held more.
+    """`event` on a Poisson sample, of which at most `cap` records, chosen uniformly, are kept.
 
-    `records` is a PUBLIC upper bound on the size of the data.
+    `records` is a PUBLIC upper bound on the number of records.
     """
 
     rate: float
@@ -99,13 +209,13 @@ class TruncatedPoissonSampled(Event):
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
         check.count("records is a public upper bound", cap=self.cap, records=self.records)
-        nested(self.event, WHITENABLE, "TruncatedPoissonSampled")
+        _nested(self.event, _WHITENABLE, "TruncatedPoissonSampled")
 
 
 @final
 @dataclass(frozen=True)
 class WithoutReplacement(Event):
-    """`event` on `batch` of exactly `records` records, uniform without replacement. Replace-one only."""
+    """`event` on `batch` of exactly `records` records, drawn uniformly without replacement. Replace-one only."""
 
     records: int
     batch: int
@@ -116,13 +226,13 @@ class WithoutReplacement(Event):
         remedy = "a sample without replacement takes batch <= records"
         check.count(remedy, records=self.records, batch=self.batch)
         check.require(self.batch <= self.records, f"batch <= {self.records}", f"batch={self.batch}", remedy)
-        nested(self.event, WHITENABLE, "WithoutReplacement")
+        _nested(self.event, _WHITENABLE, "WithoutReplacement")
 
 
 @final
 @dataclass(frozen=True)
 class BallsInBinsEpoch(Event):
-    """A whole run: in each of `epochs` epochs every record joins one uniformly chosen step, independently."""
+    """A whole run: in each of `epochs` epochs every record joins one step, chosen uniformly and independently."""
 
     epochs: int
     event: Whitenable
@@ -130,19 +240,19 @@ class BallsInBinsEpoch(Event):
 
     def __post_init__(self) -> None:
         check.count("count the passes over the data", epochs=self.epochs)
-        nested(self.event, WHITENABLE, "BallsInBinsEpoch")
+        _nested(self.event, _WHITENABLE, "BallsInBinsEpoch")
 
 
 @final
 @dataclass(frozen=True)
 class Unamplified(Event):
-    """One step on a batch from a loader that we do not know: `event`, with no credit for sampling."""
+    """One step on a batch from an unknown loader: `event`, without amplification by sampling."""
 
     event: Whitenable
     kind: ClassVar[str] = "unamplified"
 
     def __post_init__(self) -> None:
-        nested(self.event, WHITENABLE, "Unamplified")
+        _nested(self.event, _WHITENABLE, "Unamplified")
 
 
 # Whole runs ------------------------------------------------------------------------------------------------
@@ -153,8 +263,8 @@ class Unamplified(Event):
 class ClippedFeedback(Event):
     """A whole run with clipped error feedback: v_t = clip(e_t, feedback_clip) + mean clip(g, clip) + noise.
 
-    The mean divides by the public `batch`, the noise has standard deviation `noise_std_on_mean`, the error
-    e_{t+1} = e_t + mean g - v_t (without noise) stays hidden. `preclip` bounds every g, None: nothing does.
+    The mean divides by the public `batch`, and the noise has standard deviation `noise_std_on_mean`. The error e_{t+1}
+    = e_t + mean g - v_t (without noise) stays hidden. `preclip` bounds every g; None: nothing does.
     """
 
     rate: float
@@ -179,11 +289,12 @@ class ClippedFeedback(Event):
 @final
 @dataclass(frozen=True, kw_only=True)
 class LastIterateRun(Event):
-    """A whole run of updates x <- project(x - learning_rate * (sum/batch + noise)); only the last x leaves.
+    """A whole run of updates x <- project(x - learning_rate * (sum/batch + noise)) that publishes only the last x.
 
-    `step` is one step as sampled (its noise is against the clip on the sum), `diameter` that of the convex
-    domain, `expansion` c a Lipschitz constant of the noiseless update for EVERY batch that can occur: batches
-    must therefore be bounded, which plain Poisson sampling does not do.
+    step       one step with its sampling; its noise is relative to the clip on the sum
+    diameter   of the convex domain
+    expansion  a Lipschitz constant c of the noiseless update for EVERY possible batch; batches must be bounded, which
+               plain Poisson sampling does not ensure
     """
 
     step: Gaussian | TruncatedPoissonSampled | WithoutReplacement
@@ -196,9 +307,9 @@ class LastIterateRun(Event):
     kind: ClassVar[str] = "last-iterate-run"
 
     def __post_init__(self) -> None:
-        nested(self.step, (Gaussian, TruncatedPoissonSampled, WithoutReplacement), "LastIterateRun")
+        _nested(self.step, (Gaussian, TruncatedPoissonSampled, WithoutReplacement), "LastIterateRun")
         if not isinstance(self.step, Gaussian):  # a second query would be hidden state that nothing contracts
-            nested(self.step.event, (Gaussian,), "LastIterateRun")
+            _nested(self.step.event, (Gaussian,), "LastIterateRun")
         check.count("count the steps of the run", steps=self.steps)
         check.positive("bounds and batch sizes are positive", clip=self.clip, batch=self.batch)
         check.positive("the learning rate multiplies the mean", learning_rate=self.learning_rate)
@@ -212,7 +323,7 @@ class LastIterateRun(Event):
 @final
 @dataclass(frozen=True)
 class Free(Event):
-    """Post-processing of what was released already: costs nothing."""
+    """Post-processing of earlier releases; costs nothing."""
 
     kind: ClassVar[str] = "free"
 
@@ -220,7 +331,7 @@ class Free(Event):
 @final
 @dataclass(frozen=True)
 class NonPrivate(Event):
-    """Something for which no bound is proven: epsilon is infinite."""
+    """An access for which no bound is proven: epsilon is infinite."""
 
     kind: ClassVar[str] = "non-private"
 
@@ -247,7 +358,7 @@ EVENTS: Mapping[str, type[Event]] = {
 
 
 def event_from_json(body: Mapping[str, Any]) -> Event:
-    """The event that `to_json` wrote; an unknown kind or a field too many or too few is refused."""
+    """The event that `to_json` wrote. Unknown kinds and wrong fields are refused."""
     remedy = "read it with the version of the library that wrote it"
     check.require(isinstance(body, Mapping), "an event as a JSON object", f"{body!r}", remedy)
     kind = body.get("kind")

@@ -3,15 +3,15 @@
     v_t = (1/batch) sum_i clip(g_i, clip) + clip(e_t, feedback_clip),   released: v_t + N(0, noise_std^2 I)
     e_{t+1} = e_t + (1/batch) sum_i g_i - v_t,   e_0 = 0, never released
 
-Four bounds hold under add/remove, each for both directions; the smallest counts.
+Four bounds hold under add/remove in both directions; the smallest counts.
 
     mixture    every step is N(0) against (1-q) N(2 C2) + q N(2 C2 + C1/batch), composed
     one-shot   a record that is never sampled changes nothing: one Gaussian, sampled at rate 1 - (1-q)^T
-    energy     if every gradient is bounded by `preclip`, n inclusions move the run by sqrt(n) C1 + n (G - C1)
-    patterns   both of them at once, over the step of the first inclusion and the number of later ones
+    energy     if `preclip` G bounds every gradient, n inclusions move the run by sqrt(n) C1 + n (G - C1)
+    patterns   both at once, over the step of the first inclusion and the number of later ones
 
-`clip` must be the projection on the ball, min(1, C/norm): Algorithm 4, automatic, has no energy bound.
-Proof: docs/proofs/ClippedFeedback.md.
+`clip` must be the projection on a ball, min(1, C/norm): automatic clipping (Algorithm 4) has no energy bound. Proof:
+docs/proofs/ClippedFeedback.md.
 """
 
 from __future__ import annotations
@@ -23,52 +23,20 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from scipy import special, stats
 
+from discreet.accounting import special
+from discreet.accounting.bisection import least, least_whole
 from discreet.accounting.compose import ComposedLoss
+from discreet.accounting.events import ClippedFeedback
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.projected import COARSEST, gaussian_profile, pld_from_profiles, profile, reach_on_grid
-from discreet.core import check
 
 _SLACK = 1e-9  # relative: far above the rounding of the sums below
 _FAR = 1e-20  # loss mass of one step that is charged as infinite
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class FeedbackSetting:
-    """The public numbers of a run. `noise_std` is the standard deviation of the noise on the mean."""
-
-    rate: float
-    steps: int
-    batch: float
-    clip: float
-    feedback_clip: float
-    noise_std: float
-    preclip: float | None = None
-
-    def __post_init__(self) -> None:
-        check.fraction("the rate is the probability that a record is sampled", rate=self.rate)
-        check.count("count the steps of the run", steps=self.steps)
-        check.positive("bounds, batch and noise are positive", batch=self.batch, clip=self.clip)
-        check.positive("without noise nothing is certified", noise_std=self.noise_std)
-        check.not_negative("0 means no feedback: plain DP-SGD", feedback_clip=self.feedback_clip)
-        if self.preclip is not None:
-            check.positive("the pre-clip bounds every gradient, None nothing", preclip=self.preclip)
-
-    @property
-    def held(self) -> float:
-        """How far the clipped error can be moved, in standard deviations: 2 C2 / sigma."""
-        return 2 * self.feedback_clip / self.noise_std
-
-    @property
-    def fresh(self) -> float:
-        """How far one inclusion moves its own step, in standard deviations: C1 / (batch sigma)."""
-        return self.clip / (self.batch * self.noise_std)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Bound:
     """A certified number and the name of the argument that proves it."""
 
@@ -76,61 +44,65 @@ class Bound:
     name: str
 
 
-def epsilon(run: FeedbackSetting, *, delta: float, grid: float | None = None) -> Bound:
-    """The smallest certified epsilon at `delta`, and which bound gives it.
+def held(run: ClippedFeedback) -> float:
+    """How far the clipped error can move, in standard deviations of the noise: 2 C2 / sigma."""
+    return 2 * run.feedback_clip / run.noise_std_on_mean
 
-    >>> run = FeedbackSetting(rate=0.02, steps=100, batch=1000, clip=1, feedback_clip=1, noise_std=80)
+
+def fresh(run: ClippedFeedback) -> float:
+    """How far one inclusion moves its own step, in standard deviations of the noise: C1 / (batch sigma)."""
+    return run.clip / (run.batch * run.noise_std_on_mean)
+
+
+def epsilon(run: ClippedFeedback, *, delta: float, grid: float | None = None) -> Bound:
+    """The smallest certified epsilon at `delta`.
+
+    >>> run = ClippedFeedback(rate=0.02, steps=100, batch=1000, clip=1, feedback_clip=1, noise_std_on_mean=80)
     >>> found = epsilon(run, delta=1e-5)
     >>> round(found.value, 3), found.name
     (0.742, 'patterns')
     """
-    check.inside_unit("delta is a probability", delta=delta)
-    bounds = [
-        Bound(value=patterns_epsilon(run, delta=delta), name="patterns"),
-        Bound(value=one_shot_epsilon(run, delta=delta), name="one-shot"),
-        Bound(value=energy_epsilon(run, delta=delta), name="energy"),
-    ]
+    bounds = [Bound(bound_epsilon(bound, run, delta=delta), name) for name, bound in BOUNDS.items()]
     best = min(bound.value for bound in bounds)
     if _mixture_may_win(run, best):
-        bounds.append(Bound(value=mixture_epsilon(run, delta=delta, grid=grid or _grid(best)), name="mixture"))
+        sides = _composed(run, grid or _grid(best))
+        bounds.append(Bound(max((side.epsilon(delta) for side in sides), default=math.inf), "mixture"))
     return min(bounds, key=lambda bound: bound.value)
 
 
-def delta(run: FeedbackSetting, *, epsilon: float, grid: float | None = None) -> Bound:
-    """The smallest certified delta at `epsilon`, and which bound gives it."""
-    check.not_negative("epsilon is at least 0", epsilon=epsilon)
-    bounds = [
-        Bound(value=patterns_delta(run, epsilon=epsilon), name="patterns"),
-        Bound(value=one_shot_delta(run, epsilon=epsilon), name="one-shot"),
-        Bound(value=energy_delta(run, epsilon=epsilon), name="energy"),
-    ]
+def delta(run: ClippedFeedback, *, epsilon: float, grid: float | None = None) -> Bound:
+    """The smallest certified delta at `epsilon`."""
+    bounds = [Bound(bound(run, epsilon=epsilon), name) for name, bound in BOUNDS.items()]
     if _mixture_may_win(run, epsilon):
-        bounds.append(Bound(value=mixture_delta(run, epsilon=epsilon, grid=grid or _grid(epsilon)), name="mixture"))
+        sides = _composed(run, grid or _grid(epsilon))
+        bounds.append(Bound(max((side.delta(epsilon) for side in sides), default=1.0), "mixture"))
     return min(bounds, key=lambda bound: bound.value)
 
 
-def _mixture_may_win(run: FeedbackSetting, epsilon: float) -> bool:
-    """Not if its expected loss, at least T held^2 / 2, is far beyond: leaving a bound out is always sound.
+def bound_epsilon(bound: Callable[..., float], run: ClippedFeedback, *, delta: float) -> float:
+    """The epsilon of one of the `BOUNDS` at `delta`."""
+    return least(lambda epsilon: bound(run, epsilon=epsilon) <= delta, tolerance=1e-10, limit=1e9)
 
-    Beyond 100 a smaller epsilon helps nobody, and the composition takes seconds.
+
+def _mixture_may_win(run: ClippedFeedback, epsilon: float) -> bool:
+    """Whether the mixture, whose expected loss is at least T held^2 / 2, can be the smallest bound.
+
+    Leaving a bound out is sound. Above 100 a smaller epsilon is useless, and the composition takes seconds.
     """
-    return epsilon < 100 and run.steps * run.held**2 / 2 < 4 * epsilon + 50
+    return epsilon < 100 and run.steps * held(run) ** 2 / 2 < 4 * epsilon + 50
 
 
 def _grid(about: float) -> float:
-    """A grid fine enough for an epsilon of this size to move by less than 0.5 % when it is halved."""
+    """A grid on which an epsilon of this size changes by less than 0.5 % when the grid is halved."""
     return min(5e-3, max(1e-4, about / 2000))
-
-
-# The mixture, composed -----------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=64)
 def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
     """One step: (1-q) N(a) + q N(a + u) against N(0), standard deviation 1, a = `held`, u = `fresh`.
 
-    With x the point where the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2/2, the profiles are sums
-    of Gaussian ones: sum w_i delta_G(t_i; m_i) and, reversed, sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
+    With x the point where the likelihood ratio is e^epsilon and t_i = m_i x - m_i^2/2, the profiles are sums of
+    Gaussian ones: sum w_i delta_G(t_i; m_i) and, reversed, sum w_i e^{epsilon+t_i} delta_G(-t_i; m_i).
     """
     if grid > COARSEST:
         return Pld.unbounded(grid)
@@ -157,7 +129,7 @@ def mixture_step(*, rate: float, held: float, fresh: float, grid: float) -> Pld:
 
 
 def _threshold(losses: Floats, weights: tuple[float, ...], means: tuple[float, ...]) -> Floats:
-    """x with log sum_i w_i e^{m_i x - m_i^2/2} = loss: convex, increasing; Newton from the right."""
+    """x with log sum_i w_i e^{m_i x - m_i^2/2} = loss. The function is convex and increasing: Newton from the right."""
     w, m = np.array(weights)[:, None], np.array(means)[:, None]
     w, m = w[w[:, 0] > 0], m[w[:, 0] > 0]
     x = ((losses - np.log(w) + m * m / 2) / m).min(axis=0)
@@ -172,53 +144,33 @@ def _threshold(losses: Floats, weights: tuple[float, ...], means: tuple[float, .
     return np.asarray(x, dtype=np.float64)
 
 
-def _composed(run: FeedbackSetting, grid: float) -> tuple[ComposedLoss, ComposedLoss] | None:
-    """Both directions of the run, or None where one step alone leaves the grid (its epsilon is useless)."""
-    step = mixture_step(rate=run.rate, held=run.held, fresh=run.fresh, grid=grid)
+def _composed(run: ClippedFeedback, grid: float) -> tuple[ComposedLoss, ...]:
+    """Both directions of the run; none if the losses of one step leave the grid, where epsilon is useless."""
+    step = mixture_step(rate=run.rate, held=held(run), fresh=fresh(run), grid=grid)
     if max(step.with_without.infinite, step.without_with.infinite) > 10 * _FAR:
-        return None
+        return ()
     return ComposedLoss([(step.with_without, run.steps)]), ComposedLoss([(step.without_with, run.steps)])
 
 
-def mixture_epsilon(run: FeedbackSetting, *, delta: float, grid: float) -> float:
-    """Epsilon of the composed mixture; infinite where the losses do not fit on a grid."""
-    both = _composed(run, grid)
-    return math.inf if both is None else max(direction.epsilon(delta) for direction in both)
-
-
-def mixture_delta(run: FeedbackSetting, *, epsilon: float, grid: float) -> float:
-    """Delta of the composed mixture; 1 where the losses do not fit on a grid."""
-    both = _composed(run, grid)
-    return 1.0 if both is None else max(direction.delta(epsilon) for direction in both)
-
-
-# Bounds on the whole run ------------------------------------------------------------------------------------
-
-
-def one_shot_delta(run: FeedbackSetting, *, epsilon: float) -> float:
-    """With probability (1-q)^T nothing differs; else every step moves by at most 2 C2 + C1/batch.
+def one_shot_delta(run: ClippedFeedback, *, epsilon: float) -> float:
+    """With probability (1-q)^T nothing differs; otherwise every step moves by at most 2 C2 + C1/batch.
 
     rho delta_G(log(1 + (e^epsilon - 1)/rho); mu), rho = 1 - (1-q)^T, mu = sqrt(T) (2 C2 + C1/batch) / sigma.
     """
-    mu = math.sqrt(run.steps) * (run.held + run.fresh)
+    mu = math.sqrt(run.steps) * (held(run) + fresh(run))
     both = profile(np.array([epsilon]), rate=_ever(run), mu=mu)
     return min(1.0, float(max(side[0] for side in both)) * (1 + _SLACK))
 
 
-def one_shot_epsilon(run: FeedbackSetting, *, delta: float) -> float:
-    """Epsilon of the one-shot bound."""
-    return invert(lambda epsilon: one_shot_delta(run, epsilon=epsilon), delta)
-
-
-def _ever(run: FeedbackSetting) -> float:
+def _ever(run: ClippedFeedback) -> float:
     """The probability that a record is ever sampled."""
     return 1.0 if run.rate == 1 else -math.expm1(run.steps * math.log1p(-run.rate))
 
 
-def energy_delta(run: FeedbackSetting, *, epsilon: float) -> float:
-    """sum_n Bin(n; T, q) delta_G(epsilon; mu_n), with gradients bounded by G = preclip.
+def energy_delta(run: ClippedFeedback, *, epsilon: float) -> float:
+    """sum_n Bin(n; T, q) delta_G(epsilon; mu_n), if `preclip` G bounds the gradients; otherwise 1.
 
-    mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)); G <= C1 leaves no error at all.
+    mu_n sigma = sqrt(n) C1/batch + min(n (G - C1)^+/batch, 2 C2 sqrt(T)). If G <= C1 there is no error at all.
     """
     if run.preclip is None:
         return 1.0
@@ -227,57 +179,40 @@ def energy_delta(run: FeedbackSetting, *, epsilon: float) -> float:
     return min(1.0, total * (1 + _SLACK))
 
 
-def _energy_mu(run: FeedbackSetting, counts: Floats, steps: int) -> Floats:
-    """How far `counts` inclusions move a run that feels the error in at most `steps` steps."""
+def _energy_mu(run: ClippedFeedback, counts: Floats, steps: int) -> Floats:
+    """How far `counts` inclusions move a run in which at most `steps` steps depend on the error."""
     if run.preclip is None:
         return np.full(len(counts), math.inf)
-    once = min(run.clip, run.preclip) / (run.batch * run.noise_std)
-    kept = max(0.0, run.preclip - run.clip) / (run.batch * run.noise_std)
-    return np.sqrt(counts) * once + np.minimum(counts * kept, math.sqrt(steps) * run.held)
+    once = min(run.clip, run.preclip) / (run.batch * run.noise_std_on_mean)
+    kept = max(0.0, run.preclip - run.clip) / (run.batch * run.noise_std_on_mean)
+    return np.sqrt(counts) * once + np.minimum(counts * kept, math.sqrt(steps) * held(run))
 
 
 @functools.lru_cache(maxsize=64)
 def _inclusions(steps: int, rate: float) -> tuple[Floats, Floats, float]:
-    """n >= 1, Bin(n; steps, rate), and the mass of the tails that are left out (charged in full)."""
+    """n >= 1, Bin(n; steps, rate), and the mass of the omitted tails, which is charged in full."""
     if rate == 1:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     first, last = _central(steps, rate, 1e-40, 1e-40)
-    counts = np.arange(max(1, first), last + 1)
-    outside = float(stats.binom.sf(last, steps, rate))
+    counts = np.arange(max(0, first - 1), last + 1)
+    masses = special.binomial_between(counts, steps, rate)
+    outside = special.binomial_above(last, steps, rate)
     if first > 1:  # n = 0 costs nothing: it belongs to no tail
-        outside += float(stats.binom.cdf(first - 1, steps, rate))
-    return counts.astype(np.float64), np.asarray(stats.binom.pmf(counts, steps, rate)), outside
+        outside += float(masses[0])
+    return counts[1:].astype(np.float64), masses[1:], outside
 
 
 def _central(steps: int, rate: float, below: float, above: float) -> tuple[int, int]:
-    """Counts with at most `below` of Bin(steps, rate) under the first and at most `above` over the second.
-
-    By bisection on cdf and survival function: scipy's own quantiles lose tails below 1e-16.
-    """
-    low, high = 0, steps
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if stats.binom.sf(middle, steps, rate) <= above else (middle + 1, high)
-    last = high
-    low, high = 0, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if stats.binom.cdf(middle - 1, steps, rate) <= below else (low, middle - 1)
-    return low, last
+    """Counts with at most `below` of Bin(steps, rate) under the first and at most `above` over the second."""
+    last = least_whole(lambda count: special.binomial_above(count, steps, rate) <= above, 0, steps)
+    return least_whole(lambda count: special.binomial_below(count, steps, rate) > below, 0, last), last
 
 
-def energy_epsilon(run: FeedbackSetting, *, delta: float) -> float:
-    """Epsilon of the energy bound; infinite without a pre-clip."""
-    if run.preclip is None:
-        return math.inf
-    return invert(lambda epsilon: energy_delta(run, epsilon=epsilon), delta)
+def patterns_delta(run: ClippedFeedback, *, epsilon: float) -> float:
+    """The one-shot bound, with its Gaussian averaged over the sampling.
 
-
-def patterns_delta(run: FeedbackSetting, *, epsilon: float) -> float:
-    """The one-shot bound, with its Gaussian averaged over what the sampling did.
-
-    R steps left after the first inclusion and k inclusions in them: nothing moves before, C1/batch then,
-    so mu^2 = fresh^2 + R held^2 + k ((held + fresh)^2 - held^2), or the energy bound of 1 + k inclusions.
+    With R steps left after the first inclusion and k inclusions in them, nothing moves before the first, and then mu^2
+    = fresh^2 + R held^2 + k ((held + fresh)^2 - held^2), or the energy bound of 1 + k inclusions.
     """
     mu, weights, rest = _patterns(run)
     rho = _ever(run)
@@ -291,16 +226,11 @@ def patterns_delta(run: FeedbackSetting, *, epsilon: float) -> float:
     return min(1.0, max(ahead, behind) * (1 + _SLACK))
 
 
-def patterns_epsilon(run: FeedbackSetting, *, delta: float) -> float:
-    """Epsilon of the bound over patterns."""
-    return invert(lambda epsilon: patterns_delta(run, epsilon=epsilon), delta)
-
-
 @functools.lru_cache(maxsize=16)
-def _patterns(run: FeedbackSetting) -> tuple[Floats, Floats, float]:
-    """mu and weight of each pattern, given at least one inclusion; the weight left out (charged in full).
+def _patterns(run: ClippedFeedback) -> tuple[Floats, Floats, float]:
+    """mu and weight of each pattern, given at least one inclusion, and the omitted weight, which is charged in full.
 
-    First inclusions are grouped in at most 200 groups, each counted as its earliest step: that raises mu.
+    First inclusions form at most 200 groups. Each group counts as its earliest step, which raises mu.
     """
     marks = np.concatenate([np.geomspace(1, run.steps, 100), np.linspace(0, run.steps, 101)])
     edges = np.unique(np.minimum(np.round(marks), run.steps).astype(int))
@@ -313,7 +243,7 @@ def _patterns(run: FeedbackSetting) -> tuple[Floats, Floats, float]:
     for first, weight in zip(start.tolist(), weights.tolist(), strict=True):
         left = run.steps - first - 1
         later, chance, lost = _later(left, run.rate)
-        square = run.fresh**2 + left * run.held**2 + later * run.fresh * (run.fresh + 2 * run.held)
+        square = fresh(run) ** 2 + left * held(run) ** 2 + later * fresh(run) * (fresh(run) + 2 * held(run))
         mus.append(np.minimum(np.sqrt(square), _energy_mu(run, 1 + later, left)))
         shares.append(weight * chance)
         rest += weight * lost
@@ -322,27 +252,14 @@ def _patterns(run: FeedbackSetting) -> tuple[Floats, Floats, float]:
 
 @functools.lru_cache(maxsize=4096)  # the same for every noise: calibration asks often
 def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
-    """Counts of later inclusions in at most 60 groups, each counted as its largest; weights; the rest."""
+    """Later inclusions in at most 60 groups, each counted as its largest; their weights; the omitted weight."""
     if rate == 1 or steps == 0:
         return np.array([float(steps)]), np.array([1.0]), 0.0
     low, last = _central(steps, rate, 1e-12, 1e-25)
     tops = np.unique(np.ceil(np.linspace(low, last, 60)).astype(int))
-    below = np.concatenate([[0.0], stats.binom.cdf(tops, steps, rate)])
-    above = np.concatenate([[1.0], stats.binom.sf(tops, steps, rate)])
-    weights = np.where(above[:-1] < 0.5, above[:-1] - above[1:], below[1:] - below[:-1])
-    return tops.astype(np.float64), np.maximum(weights, 0.0), float(above[-1])
+    weights = special.binomial_between(tops, steps, rate)
+    return tops.astype(np.float64), weights, special.binomial_above(last, steps, rate)
 
 
-def invert(delta_at: Callable[[float], float], delta: float) -> float:
-    """The least epsilon >= 0 with delta_at(epsilon) <= delta, rounded up; infinite beyond 1e9."""
-    if delta_at(0.0) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while delta_at(high) > delta:
-        low, high = high, 2 * high
-        if high > 1e9:
-            return math.inf
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
-    return high
+BOUNDS = {"patterns": patterns_delta, "one-shot": one_shot_delta, "energy": energy_delta}
+"""Bounds on the delta of a whole run, by name."""

@@ -1,23 +1,24 @@
 """Exact privacy of one Gaussian release with distance mu = shift / standard deviation (mu-GDP).
 
-Gaussian releases, adaptive or not, compose to ONE: mu^2 = sum mu_i^2 [Dong et al. 2022, Corollary 3.3].
+Gaussian releases, adaptive or not, compose to one: mu^2 = sum mu_i^2 [Dong et al. 2022, Corollary 3.3].
 """
 
 from __future__ import annotations
 
 import math
 
+from discreet.accounting import special
+from discreet.accounting.bisection import least
+
 
 def delta(mu: float, epsilon: float) -> float:
     """delta(epsilon) = Phi(-u) - e^epsilon Phi(-u - mu), u = epsilon/mu - mu/2.
 
-    Both terms share the factor phi(u): phi(u) (R(u) - R(u + mu)) with Mills' ratio R, free of cancellation.
+    Computed as phi(u) (R(u) - R(u + mu)) with Mills' ratio R, which does not cancel.
 
     >>> round(delta(1.0, 4.377178), 9)
     1e-05
     """
-    from scipy import special
-
     if mu == 0:
         return 0.0
     if math.isinf(mu):
@@ -38,17 +39,4 @@ def epsilon(mu: float, delta_target: float) -> float:
     """
     if math.isinf(mu):
         return math.inf
-    if delta(mu, 0.0) <= delta_target:
-        return 0.0
-    high = mu * (mu / 2 + 1)
-    while delta(mu, high) > delta_target:
-        high *= 2
-        if math.isinf(high):
-            return math.inf
-    low = 0.0
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if delta(mu, middle) > delta_target else (low, middle)
-    return high
+    return least(lambda epsilon: delta(mu, epsilon) <= delta_target, start=mu * (mu / 2 + 1))

@@ -1,63 +1,54 @@
-"""Whole runs on a bounded domain of which only the last iterate leaves: the shift is forgotten step by step.
+"""Whole runs on a bounded domain that publish only the last iterate.
 
     x_{t+1} = project(x_t - learning_rate * (mean of clipped gradients + N(0, sigma^2 I)))
 
-Whatever happened before the last m steps, two runs are at most the diameter apart there. Their distance is
-absorbed by a share 1 - beta of the noise of those m steps, and the share beta hides the record as usual:
+Before the last m steps two runs are at most the diameter apart. A share 1 - beta of the noise of those m steps absorbs
+this distance, and the share beta hides the record as usual:
 
     epsilon(a) <= m * step_a(sqrt(beta) z) + a/2 * shift^2 E(m, c) / (1 - beta)
     shift = diameter / (learning_rate * sigma),     E(m, c) = c^(2m) / sum_{j<m} c^(2j)
 
-and the same as a loss distribution: m steps at sqrt(beta) z, composed with one Gaussian of
-mu^2 = shift^2 E / (1 - beta). c is a Lipschitz constant of the noiseless update for every batch that can
-occur. Any m <= T and beta in (0, 1) is valid; composition of all T steps is a candidate too. Both directions.
-Proof: docs/proofs/LastIterateRun.md.
+The same holds for loss distributions: m steps at sqrt(beta) z, composed with one Gaussian of mu^2 = shift^2 E / (1 -
+beta). c is a Lipschitz constant of the noiseless update for every possible batch. Every m <= T and beta in (0, 1) is
+valid, and so is composition of all T steps. Both directions. Proof: docs/proofs/LastIterateRun.md.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from scipy import optimize, special
 
 from discreet.accounting import pld, rdp
 from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.feedback import Bound
 from discreet.accounting.pld import Floats, Pld
-from discreet.accounting.projected import gaussian_profile
 from discreet.accounting.rdp import ORDERS
-from discreet.core import check
 
 Parts = list[tuple[pld.Pmf, int]]
 
 _LOG_TAIL = -50.0
-_BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _POINTS = 2**18  # that one step, or epsilon, spans on a grid at most
-_EDGE = 1e-3  # beta stays this far from 0 and 1
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepBound:
-    """One step as a function of its noise multiplier z, taken against what one record moves in the relation.
+    """One step as a function of its noise multiplier z, which is relative to the change that one record causes.
 
     pld       z, grid -> dominating loss distribution
     rdp       z -> Rényi divergences at ORDERS
-    highest   z -> its highest finite loss, which a grid has to reach
+    highest   z -> its highest finite loss
     """
 
     noise: float
     pld: Callable[[float, float], Pld]
     rdp: Callable[[float], Floats]
     highest: Callable[[float], float]
-
-    def __post_init__(self) -> None:
-        check.positive("noise is the standard deviation divided by what one record moves", noise=self.noise)
 
 
 @final
@@ -70,100 +61,9 @@ class BoundedRun:
     shift: float
     factor: float
 
-    def __post_init__(self) -> None:
-        check.count("count the steps of the run", steps=self.steps)
-        check.positive("shift is diameter / (learning rate * noise on the mean)", shift=self.shift)
-        check.not_negative("the factor is a Lipschitz constant", factor=self.factor)
-
-
-# The divergence of a step of fixed size ------------------------------------------------------------------
-
-
-def fixed_size_rdp(*, rate: float, noise: float, orders: tuple[float, ...] = ORDERS) -> Floats:
-    """Renyi divergence of any pair with delta(log(1 + q (e^t - 1))) <= q delta_G(t) in both directions.
-
-    1 + a (a-1) int_0^inf (e^{(a-1) y} + e^{-a y}) h(y) dy, y = log(1 + q (e^t - 1)), h = q delta_G(t; 1/z).
-
-    >>> round(float(fixed_size_rdp(rate=0.25, noise=2.0, orders=(1.1,))[0]), 6)
-    0.011547
-    """
-    return np.array([_fixed_size(rate, noise, order) for order in orders])
-
-
-@functools.lru_cache(maxsize=65536)
-def _fixed_size(rate: float, noise: float, order: float) -> float:
-    mu = 1 / noise
-    if rate == 1:
-        return order * mu * mu / 2
-    panels = math.ceil(4 * (order * mu + 14))
-    if panels > 20_000:
-        return math.inf
-    nodes, weights = np.polynomial.legendre.leggauss(12)
-    width = mu / 4
-    t = ((np.arange(panels)[:, None] + (nodes + 1) / 2) * width).ravel()
-    moved = np.logaddexp(math.log1p(-rate), math.log(rate) + t)
-    logs = np.logaddexp((order - 1) * moved, -order * moved) + _log_gaussian_profile(t, mu)
-    logs += 2 * math.log(rate) + t - moved  # h = q delta_G, dy = q e^t / e^y dt
-    total = float(special.logsumexp(logs + np.log(np.tile(weights, panels) * width / 2)))
-    return float(np.logaddexp(0.0, math.log(order * (order - 1)) + total + 1e-9)) / (order - 1)
-
-
-def _log_gaussian_profile(t: Floats, mu: float) -> Floats:
-    """log delta_G(t; mu), also where delta_G itself would vanish."""
-    u = np.maximum(t / mu - mu / 2, 0.0)
-    tail = special.erfcx(u / math.sqrt(2)) - special.erfcx((u + mu) / math.sqrt(2))
-    near = np.log(np.maximum(gaussian_profile(t, mu), 1e-300))
-    return np.where(u > 0, -u * u / 2 + np.log(0.5 * tail), near)
-
-
-# Lipschitz constants of the update, with per-sample clipping ---------------------------------------------
-
-
-def _size(learning_rate: float, smoothness: float, ratio: float) -> float:
-    check.positive("rates and smoothness are positive", learning_rate=learning_rate, smoothness=smoothness)
-    check.positive("ratio is the largest batch divided by the public divisor", ratio=ratio)
-    return learning_rate * smoothness * ratio
-
-
-def lipschitz_smooth(*, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0) -> float:
-    """|1 - eta decay| + eta L ratio, for any L-smooth losses; `decay` is an L2 term outside of the clip.
-
-    >>> lipschitz_smooth(learning_rate=0.2, smoothness=1.0)
-    1.2
-    """
-    size = _size(learning_rate, smoothness, ratio)
-    check.not_negative("an L2 term pulls towards zero", decay=decay)
-    return abs(1 - learning_rate * decay) + size
-
-
-def lipschitz_convex(*, learning_rate: float, smoothness: float, ratio: float = 1.0) -> float:
-    """2 / sqrt(4 - eta L ratio), for convex L-smooth losses and eta L ratio <= 2: tight from dimension 2 on.
-
-    Not 1: clipping turns a symmetric Jacobian into a product with a projection.
-    """
-    size = _size(learning_rate, smoothness, ratio)
-    remedy = "take a smaller learning rate, or lipschitz_smooth"
-    check.require(size <= 2, "learning_rate * smoothness * ratio <= 2", f"{size}", remedy)
-    return 2 / math.sqrt(4 - size)
-
-
-def lipschitz_glm(*, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0) -> float:
-    """max(|1 - eta decay|, |1 - eta decay - eta L ratio|), for convex losses phi(<a, x>) of ONE score.
-
-    Binary logistic and linear regression. Not multinomial: a clipped gradient must stay a multiple of a.
-    Without decay this is 1 as long as eta L ratio <= 2.
-    """
-    size = _size(learning_rate, smoothness, ratio)
-    check.not_negative("an L2 term pulls towards zero", decay=decay)
-    kept = 1 - learning_rate * decay
-    return max(abs(kept), abs(kept - size))
-
-
-# The certificate -----------------------------------------------------------------------------------------
-
 
 def left_over(steps: float | Floats, factor: float) -> Floats:
-    """E(m, c) = c^(2m) / sum_{j<m} c^(2j): what m steps leave of a squared shift of 1.
+    """E(m, c) = c^(2m) / sum_{j<m} c^(2j): the part of a squared shift of 1 that remains after m steps.
 
     >>> left_over(np.array([1.0, 4.0]), 1.0).tolist(), left_over(np.array([1.0, 2.0]), 2.0).tolist()
     ([1.0, 0.25], [4.0, 3.2])
@@ -182,54 +82,21 @@ def left_over(steps: float | Floats, factor: float) -> Floats:
     return left
 
 
-def _candidates(steps: int) -> Floats:
+def candidates(steps: int) -> Floats:
+    """The numbers m of absorbed steps to try: every small one, and others on a logarithmic scale."""
     few = np.arange(1, min(steps, 64) + 1)
     many = np.geomspace(1, steps, 400)
     return np.unique(np.concatenate([few, np.round(many)])).astype(np.float64)
 
 
-def rdp_at(
-    order: float, *, step: Callable[[float], float], noise: float, steps: int, shift: float, factor: float
-) -> tuple[float, int, float]:
-    """The least RDP bound at one order, and its (m, beta); m = steps and beta = 1 mean composition.
-
-    `step` gives the divergence of one step at this order for a noise multiplier. Any m and beta are valid: a
-    poor search loses tightness only.
-    """
-    best = (steps * step(noise), steps, 1.0)
-    m = _candidates(steps)
-    shifted = order / 2 * shift * shift * left_over(m, factor)
-
-    def at(beta: float, counts: Floats, rest: Floats) -> tuple[float, int]:
-        values = counts * step(math.sqrt(beta) * noise) + rest / (1 - beta)
-        index = int(np.argmin(values))
-        return float(values[index]), int(counts[index])
-
-    def objective(beta: float) -> float:
-        return at(beta, m, shifted)[0]
-
-    start = min(_BETAS, key=objective)
-    low, high = max(_EDGE, start - 0.1), min(1 - _EDGE, start + 0.1)
-    found = optimize.minimize_scalar(objective, bounds=(low, high), method="bounded", options={"xatol": 1e-4})
-    beta = min((start, float(found.x)), key=objective)
-    near = at(beta, m, shifted)[1]
-    around = np.arange(
-        max(1, math.floor(near * 0.97) - 2), min(steps, math.ceil(near * 1.03) + 2) + 1, dtype=np.float64
-    )
-    if len(around) > 4000:
-        around = np.unique(np.round(np.linspace(around[0], around[-1], 4000)))
-    value, count = at(beta, around, order / 2 * shift * shift * left_over(around, factor))
-    return min(best, (value, count, beta))
-
-
 def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tuple[float, int]:
-    """Full batch: the run is mu-GDP, mu = min over m of sqrt(m)/z + shift sqrt(E(m, c)); also m.
+    """With full batches the run is mu-GDP, mu = min over m of sqrt(m)/z + shift sqrt(E(m, c)); returns also m.
 
-    m = steps may mean composition, sqrt(steps)/z.
-    The best beta is in closed form here. With c = 1 and m = shift * z this is the plateau 2 sqrt(shift / z).
+    m = steps may mean composition, sqrt(steps)/z. The best beta has a closed form here. With c = 1 and m = shift * z
+    this is the plateau 2 sqrt(shift / z).
     """
     best = (math.sqrt(steps) / noise, steps)
-    m = _candidates(steps)
+    m = candidates(steps)
     guess = min(steps, max(1, round(shift * noise)))
     m = np.unique(np.concatenate([m, [max(1, guess - 1), guess, min(steps, guess + 1)]]))
     values = np.sqrt(m) / noise + shift * np.sqrt(left_over(m, factor))
@@ -238,8 +105,7 @@ def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tup
 
 
 def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Bound:
-    """The smallest certified epsilon of the run at `delta`, and the name of its argument."""
-    check.inside_unit("delta is a probability", delta=delta)
+    """The smallest certified epsilon of the run at `delta`, and the name of its bound."""
     bounds, guesses = _by_rdp(run, delta)
     grid = grid or _grid(run, run.step.noise, min(bound.value for bound in bounds))
     composed = max(ComposedLoss(parts).epsilon(delta) for parts in _whole(run, grid))
@@ -253,7 +119,6 @@ def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Boun
 
 def delta(run: BoundedRun, *, epsilon: float, grid: float | None = None) -> Bound:
     """The smallest certified delta of the run at `epsilon`, by loss distributions."""
-    check.not_negative("epsilon is at least 0", epsilon=epsilon)
     grid = grid or _grid(run, run.step.noise, epsilon)
     composed = max(ComposedLoss(parts).delta(epsilon) for parts in _whole(run, grid))
     bounds = [Bound(value=composed, name="composition, PLD")]
@@ -278,13 +143,13 @@ def _whole(run: BoundedRun, grid: float) -> list[Parts]:
 
 
 def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int, float]]]:
-    """The RDP bounds, and the pairs (m, beta) that are worth trying as loss distributions."""
+    """The RDP bounds, and the pairs (m, beta) for which loss distributions may be better."""
     orders = np.array(ORDERS)
-    m = _candidates(run.steps)
+    m = candidates(run.steps)
     plain = rdp.epsilon(run.steps * run.step.rdp(run.step.noise), delta)
     bounds, guesses = [Bound(value=plain, name="composition, RDP")], []
     rest = run.shift**2 / 2 * left_over(m, run.factor)
-    for beta in _BETAS:
+    for beta in BETAS:
         hidden = run.step.rdp(math.sqrt(beta) * run.step.noise)
         values = m[:, None] * hidden + rest[:, None] * orders / (1 - beta)
         converted = values + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
@@ -299,15 +164,13 @@ def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int,
 
 
 def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, grid: float) -> float:
-    """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian that pays for the shift."""
-    check.require(1 <= absorbed <= run.steps, f"1 <= absorbed <= {run.steps}", f"{absorbed}", "absorb some steps")
-    check.inside_unit("beta splits the noise", beta=beta)
+    """Epsilon of m = `absorbed` steps at sqrt(beta) z composed with the Gaussian for the shift."""
     sides = _absorbing(run, absorbed, beta, grid)
     return math.inf if sides is None else max(ComposedLoss(parts).epsilon(delta) for parts in sides)
 
 
 def _absorbing(run: BoundedRun, absorbed: int, beta: float, grid: float) -> list[Parts] | None:
-    """The last m steps at sqrt(beta) z and the Gaussian for the shift, both directions; None if hopeless."""
+    """The last m steps at sqrt(beta) z and the Gaussian for the shift, both directions; None if epsilon is useless."""
     mu = run.shift * math.sqrt(float(left_over(absorbed, run.factor)) / (1 - beta))
     if mu * mu / 2 > 500:
         return None

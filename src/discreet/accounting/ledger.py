@@ -1,16 +1,15 @@
 """The append-only, write-ahead record of every charge of a run.
 
-One JSON object a line: a header, then one line for each charge, each with a SHA-256 digest over the digest
-of the line before and its own body. A charge is on the disk before `append` returns, and the release comes
-after that: whatever happens to the process, nothing was released that the ledger does not hold.
+One JSON object a line: a header, then one line per charge, each with a SHA-256 digest over the digest of the line
+before and its own body. A charge is on disk before `append` returns, and the release comes after that. So nothing is
+ever released that the ledger does not contain.
 
-The chain shows edits, lost lines in the middle, and lines that moved. It cannot show that the last lines were
-cut off, so keep (`digest`, `length`) elsewhere and hand them to `verify`. It has no key: it guards against
-accidents and clumsy edits, not against somebody who writes a new ledger.
+The digests reveal edits and lines that were removed or moved. They cannot reveal that the last lines were cut off,
+which is why a checkpoint stores `digest` and `length`. There is no key: the chain protects against accidents, not
+against somebody who writes a new ledger.
 
-A torn last line comes from a crash inside `append`, before its release could begin, so charging it is more
-than the truth. It is charged all the same, for a damaged disk tears lines too: `read` and `open` refuse it;
-`resume` ends it, never erases it, and appends one charge of the event that the plan has for that step.
+A torn last line comes from a crash inside `append`, before its release. It is charged all the same, because a damaged
+disk also tears lines: `read` and `open` refuse it; `resume` keeps it and appends one charge of the planned event.
 """
 
 from __future__ import annotations
@@ -26,52 +25,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, final
 
-from discreet.accounting.chain import (
-    FORMAT,
-    GENESIS,
-    RESTORE,
-    LedgerEntry,
-    LedgerRecord,
-    canonical,
-    charge_of,
-    header_fields,
-    open_entry,
-    randomness_of,
-    scan,
-    seal,
-    torn_note,
-)
+from discreet.accounting import chain
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event
 from discreet.core import check
 from discreet.core.files import sync_directory
 
-__all__ = ["Ledger", "LedgerEntry", "LedgerRecord", "merge", "read", "verify"]
 
-
-def read(path: str | os.PathLike[str]) -> LedgerRecord:
-    """The whole ledger, every line checked; a line that does not fit is refused by its number."""
-    record, torn = scan(Path(path))
+def read(path: str | os.PathLike[str]) -> chain.LedgerRecord:
+    """Read a ledger and check every line. A line that does not fit is refused by its number."""
+    record, torn = chain.scan(Path(path))
     if torn:
         _torn(Path(path), record, torn)
     return record
 
 
-def verify(path: str | os.PathLike[str], *, digest: str, length: int) -> LedgerRecord:
-    """Read a ledger that must still hold the first `length` charges, the last of which had `digest`.
-
-    More charges may have followed; none may be missing.
-    """
-    record = read(path)
-    remedy = f"lines were cut off or replaced: {RESTORE}"
-    check.require(record.length >= length, f"at least {length} charges", f"{record.length}", remedy)
-    found = record.entries[length - 1].digest if length else record.identity
-    check.require(found == digest, f"digest {digest} after {length} charges", found, remedy)
-    return record
-
-
 def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
-    """The charge of several ledgers on the same data: they compose."""
+    """The charge of several ledgers on the same data."""
     seen: dict[str, str | os.PathLike[str]] = {}
     total, relation = Charge(), None
     for path in paths:
@@ -89,17 +59,16 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
 
 @final
 class Ledger:
-    """The writer of one ledger: it holds an exclusive lock on the file until `close`.
+    """The writer of one ledger. It holds an exclusive lock on the file until `close`.
 
-    Guarantee: when `append` returns, its line is on the disk. A write that fails breaks the ledger: every
-    later append is refused.
+    Guarantee: when `append` returns, its line is on disk. After a failed write every later append is refused.
     """
 
-    def __init__(self, path: Path, descriptor: int | None, record: LedgerRecord) -> None:
+    def __init__(self, path: Path, descriptor: int | None, record: chain.LedgerRecord) -> None:
         self._path, self._descriptor, self._header = path, descriptor, record.header
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
-        self._said = {text for entry in record.entries for text in randomness_of(entry.note)}
+        self._said = {text for entry in record.entries for text in chain.randomness_of(entry.note)}
         self._digest = record.digest
         self._process = os.getpid()
         self._file = path.absolute()  # the program may change its directory
@@ -108,12 +77,12 @@ class Ledger:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], header: Mapping[str, Any]) -> Ledger:
-        """Begin a ledger in a new file.
+        """Create a ledger in a new file.
 
-        The header names `relation`, `delta` and `plan` (a digest of the plan), and whatever else is public;
-        `assumptions`, a list of sentences, goes into every charge, and so does `seeded`, whether the run has a seed.
+        The header names `relation`, `delta` and `plan` (a digest of the plan), and other public values. `assumptions`,
+        a list of sentences, is part of every charge, and so is `seeded`, whether the run has a seed.
         """
-        path, fields = Path(path), header_fields(header)
+        path, fields = Path(path), chain.header_fields(header)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except FileExistsError:
@@ -123,8 +92,8 @@ class Ledger:
                 "go on from the run's checkpoint (resume=), or take another path: the charges in both files count",
             )
         _lock_or_close(path, descriptor)
-        body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
-        digest, line = seal(GENESIS, body)
+        body = {"format": chain.FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
+        digest, line = chain.seal(chain.GENESIS, body)
         try:
             _write(descriptor, line)
             sync_directory(path.parent)
@@ -132,26 +101,26 @@ class Ledger:
             os.close(descriptor)
             path.unlink()
             raise
-        return cls(path, descriptor, LedgerRecord(header=fields, identity=digest, entries=()))
+        return cls(path, descriptor, chain.LedgerRecord(header=fields, identity=digest, entries=()))
 
     @classmethod
     def in_memory(cls, header: Mapping[str, Any]) -> Ledger:
-        """A ledger that no file keeps: it counts, and is gone with the process."""
-        fields = header_fields(header)
-        body = {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
-        record = LedgerRecord(header=fields, identity=seal(GENESIS, body)[0], entries=())
+        """A ledger without a file, which ends with the process."""
+        fields = chain.header_fields(header)
+        body = {"format": chain.FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
+        record = chain.LedgerRecord(header=fields, identity=chain.seal(chain.GENESIS, body)[0], entries=())
         return cls(Path("memory"), None, record)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Ledger:
-        """Go on with a ledger whose every line is sound."""
+        """Continue a ledger without torn lines."""
         return cls._continue(Path(path), planned=None)
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str], *, planned: Event | Callable[[LedgerRecord], Event]) -> Ledger:
-        """Go on with a ledger after a crash; a torn last line is charged as one `planned` event.
+    def resume(cls, path: str | os.PathLike[str], *, planned: Event | Callable[[chain.LedgerRecord], Event]) -> Ledger:
+        """Continue a ledger after a crash. A torn last line is charged as one `planned` event.
 
-        A function as `planned` is asked under the lock, about what the ledger says; it may refuse the ledger.
+        A function as `planned` is called with the contents of the ledger, under the lock; it may refuse the ledger.
         """
         check.require(
             isinstance(planned, Event) or callable(planned),
@@ -162,12 +131,12 @@ class Ledger:
         return cls._continue(Path(path), planned=planned)
 
     @classmethod
-    def _continue(cls, path: Path, *, planned: Event | Callable[[LedgerRecord], Event] | None) -> Ledger:
+    def _continue(cls, path: Path, *, planned: Event | Callable[[chain.LedgerRecord], Event] | None) -> Ledger:
         check.require(path.is_file(), "an existing ledger", f"{path}", "begin one with Ledger.create")
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         _lock_or_close(path, descriptor)
         try:
-            record, torn = scan(path)
+            record, torn = chain.scan(path)
             if torn and planned is None:
                 _torn(path, record, torn)
             due = planned(record) if callable(planned) else planned
@@ -180,23 +149,23 @@ class Ledger:
         return ledger
 
     def _settle(self, torn: bytes, planned: Event) -> None:
-        """Charge a torn last line: as it stands if only its end is missing, else as the planned event."""
+        """Charge a torn last line: as it is if only its line end is missing, else as the planned event."""
         try:
-            entry = open_entry(self._path, len(self._entries) + 2, torn, self._digest)
+            entry = chain.open_entry(self._path, len(self._entries) + 2, torn, self._digest)
         except check.Refused:
             step = self._entries[-1].step + 1 if self._entries else 0
-            self._add(planned, step, torn_note(torn), torn=torn)
+            self._add(planned, step, chain.torn_note(torn), torn=torn)
         else:
             assert self._descriptor is not None  # only a file can be torn
             self._write(b"\n")
             self._keep(entry)
 
     def append(self, event: Event, *, step: int, note: Mapping[str, Any] | None = None) -> None:
-        """Charge `event` BEFORE its release: the line is on the disk when this returns.
+        """Charge `event` BEFORE its release: the line is on disk when this returns.
 
-        `note` holds public values only; `"seeded": True` in it marks every charge that counts this one.
+        `note` contains public values only. `"seeded": True` in it marks every charge that includes this one.
         """
-        self._add(event, step, json.loads(canonical(note)) if note else {}, torn=b"")
+        self._add(event, step, json.loads(chain.canonical(note)) if note else {}, torn=b"")
 
     def _add(self, event: Event, step: int, note: dict[str, Any], *, torn: bytes) -> None:
         self._usable()
@@ -208,12 +177,12 @@ class Ledger:
         body: dict[str, Any] = {"step": int(step), "event": event.to_json(), "note": note}
         if torn:
             body["torn"] = hashlib.sha256(torn).hexdigest()
-        digest, line = seal(self._digest, body)
+        digest, line = chain.seal(self._digest, body)
         self._check_file()
         self._open = False  # until the line stands: a failed write must not be followed by another
         self._write(b"\n" + line if torn else line)
         self._open = True
-        self._keep(LedgerEntry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
+        self._keep(chain.LedgerEntry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
 
     def _write(self, line: bytes) -> None:
         if self._descriptor is not None:
@@ -229,16 +198,16 @@ class Ledger:
         try:
             found = os.stat(self._file)
         except OSError:
-            check.damaged(expected, "no file: it was removed or moved while the run was writing to it", RESTORE)
+            check.damaged(expected, "no file: it was removed or moved while the run was writing to it", chain.RESTORE)
         if (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino):
-            check.damaged(expected, "another file in its place", RESTORE)
+            check.damaged(expected, "another file in its place", chain.RESTORE)
         if own.st_size != self._size:
-            check.damaged(expected, f"{own.st_size} bytes instead of {self._size}", RESTORE)
+            check.damaged(expected, f"{own.st_size} bytes instead of {self._size}", chain.RESTORE)
 
-    def _keep(self, entry: LedgerEntry) -> None:
+    def _keep(self, entry: chain.LedgerEntry) -> None:
         self._digest = entry.digest
         self._counts[entry.event] += 1
-        self._said.update(randomness_of(entry.note))
+        self._said.update(chain.randomness_of(entry.note))
         self._entries.append(entry)
 
     def _usable(self) -> None:
@@ -249,17 +218,15 @@ class Ledger:
 
     @property
     def header(self) -> Mapping[str, Any]:
-        """The first line."""
         return self._header
 
     @property
-    def entries(self) -> tuple[LedgerEntry, ...]:
-        """Every charge so far."""
+    def entries(self) -> tuple[chain.LedgerEntry, ...]:
         return tuple(self._entries)
 
     @property
     def digest(self) -> str:
-        """The digest of the last line; keep it elsewhere, with `length`, to see a ledger that was cut."""
+        """The digest of the last line."""
         return self._digest
 
     @property
@@ -268,11 +235,11 @@ class Ledger:
         return len(self._entries)
 
     def charge(self) -> Charge:
-        """Everything charged so far, from running totals."""
-        return charge_of(self.header, self._counts.items(), self._said)
+        """The sum of all charges so far."""
+        return chain.charge_of(self.header, self._counts.items(), self._said)
 
     def close(self) -> None:
-        """Give up the lock. The file is complete at every context, so nothing else happens."""
+        """Release the lock. The file is always complete."""
         descriptor, self._descriptor, self._open = self._descriptor, None, False
         if descriptor is not None:
             os.close(descriptor)
@@ -286,7 +253,7 @@ class Ledger:
         self.close()
 
 
-def _torn(path: Path, record: LedgerRecord, torn: bytes) -> NoReturn:
+def _torn(path: Path, record: chain.LedgerRecord, torn: bytes) -> NoReturn:
     remedy = "if the run still writes, read again; after a crash, go on with Ledger.resume, which charges the line"
     number = record.length + 2 + sum(entry.torn is not None for entry in record.entries)
     check.refuse(f"line {number} of {path} to end", f"a torn line {torn[:60]!r}", remedy)
@@ -301,7 +268,7 @@ def _lock_or_close(path: Path, descriptor: int) -> None:
 
 
 def lock(path: Path, descriptor: int) -> None:
-    """Take the lock of an open ledger, or refuse: its writer holds it for as long as it lives."""
+    """Lock an open ledger, or refuse if another writer holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -309,7 +276,7 @@ def lock(path: Path, descriptor: int) -> None:
 
 
 def _write(descriptor: int, line: bytes) -> None:
-    """Put bytes on the disk, in one call, or raise."""
+    """Write bytes to disk in one call, or raise."""
     written = os.write(descriptor, line)
     if written != len(line):
         raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were written: is the disk full?")

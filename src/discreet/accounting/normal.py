@@ -1,4 +1,4 @@
-"""A charge in normal form: all Gaussian releases as one, everything else counted; and its safe rounding."""
+"""A charge in normal form: all Gaussian releases as one, other events counted; and its rounding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEAST_NOISE = 1e-20  # less hides nothing: epsilon, of the order of 1/noise^2, 
 @final
 @dataclass(frozen=True)
 class NormalForm:
-    """One Gaussian release at distance `mu`, and the events that are none; `lost`: nothing is hidden.
+    """One Gaussian release at distance `mu`, and the other events. `lost`: a part of the run has no bound.
 
     total_variation   an upper bound of delta(0) of the run: the sum over its events; infinite if unknown
     """
@@ -43,18 +43,17 @@ class NormalForm:
 
     @property
     def lost(self) -> bool:
-        """Whether a part of the run has no bound."""
         return math.isinf(self.mu)
 
     @property
     def count(self) -> int:
-        """How many losses add up."""
+        """The number of losses in the sum."""
         return sum(count for _, count in self.others) + (1 if self.mu > 0 else 0)
 
 
 @functools.lru_cache(maxsize=256)
 def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
-    """The normal form; refuses events that are unknown or not proven under the relation."""
+    """The normal form. Refuses events that are unknown or not proven under the relation."""
     square, others, assumptions, distance = 0.0, [], set(), 0.0
     for event, count in certified:
         if isinstance(event, NonPrivate):
@@ -80,10 +79,10 @@ def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
 
 
 def within_range(event: Event) -> Event:
-    """A step that costs next to nothing as one that costs a little more, whose losses floats can hold.
+    """Replace a step that costs almost nothing by one that costs slightly more and whose losses floats can represent.
 
-    Less noise and a higher rate both cost more: more noise is post-processing, and sampling at q is sampling
-    at q' > q with a chance q/q' to take part, else none.
+    Less noise and a higher rate both cost more: more noise is post-processing, and sampling at q is sampling at q' > q
+    followed by a draw with probability q/q'.
 
     >>> from discreet.accounting.events import Gaussian, PoissonSampled
     >>> within_range(PoissonSampled(1e-300, Gaussian(1e20)))
@@ -98,7 +97,7 @@ def within_range(event: Event) -> Event:
 
 
 def bucketed(run: NormalForm, most: int) -> NormalForm:
-    """The run with at most `most` different noises per sampler, each rounded DOWN: less noise, more epsilon.
+    """The run with at most `most` noise multipliers per sampler, each rounded DOWN, which costs more.
 
     Valid because adding noise is post-processing.
     """
@@ -117,10 +116,10 @@ def bucketed(run: NormalForm, most: int) -> NormalForm:
 
 
 def _rounded_down(members: list[tuple[float, Event, int]], most: int) -> list[tuple[Event, int]]:
-    """Groups of neighbouring noises, each counted at its least.
+    """Groups of neighbouring noise multipliers, each counted at its smallest.
 
-    The borders are spaced evenly in the sum of sqrt(count * step of r), r the Rényi divergence of order 2.
-    That makes the total that rounding adds to r about least: of the order of 1/most of it, relatively.
+    The borders are evenly spaced in the sum of sqrt(count * step of r), where r is the Rényi divergence of order 2.
+    That almost minimises what rounding adds to r: about 1/most of it.
     """
     if len(members) <= most:
         return [(event, count) for _, event, count in members]

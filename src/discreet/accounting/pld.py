@@ -1,9 +1,9 @@
-"""Privacy-loss distributions on a grid, rounded so that they never promise too much.
+"""Privacy loss distributions on a grid, rounded so that they are never too small.
 
-A pair of distributions (P, Q) enters only through its loss log(P/Q) under P. `discretise` moves every bit of
-mass to the two grid points around it so that the mass under P and under Q is kept ("connect the dots"
-[Doroshenko et al. 2022, Algorithm 1]): the hockey-stick divergence of the result is never below the true one
-and equals it on the grid. The tails keep their relative precision.
+A pair of distributions (P, Q) enters only through its loss log(P/Q) under P. `discretise` moves all mass to the two
+nearest grid points so that the mass under P and under Q is kept ("connect the dots" [Doroshenko et al. 2022, Algorithm
+1]). The hockey-stick divergence of the result is never below the true one and equals it on the grid. The tails keep
+their relative precision.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.accounting import special
+
 Floats = NDArray[np.float64]
 
 # exp() of more overflows; below it every comparison of ours is still exact.
@@ -27,7 +29,7 @@ _DENSE = 1024
 @final
 @dataclass(frozen=True, eq=False)
 class Pmf:
-    """Mass `mass[j]` at the loss (first + j) * grid, and the mass `infinite` at an infinite loss."""
+    """Mass `mass[j]` at the loss (first + j) * grid, and mass `infinite` at infinite loss."""
 
     grid: float
     first: int
@@ -48,7 +50,7 @@ class Pmf:
 @final
 @dataclass(frozen=True, eq=False)
 class Pld:
-    """One dominating loss distribution for each direction of the relation; the same object if they agree."""
+    """A dominating loss distribution for each direction of the relation; the same object if they agree."""
 
     with_without: Pmf
     without_with: Pmf
@@ -70,19 +72,19 @@ Parts = list[tuple[Pld, int]]
 @final
 @dataclass(frozen=True)
 class Resolution:
-    """How finely losses are resolved: the grid, and the logarithm of the mass a step may lose to infinity."""
+    """The grid of the losses, and the logarithm of the mass that a step may lose to infinity."""
 
     grid: float
     log_tail: float = -50.0
 
     @property
     def gaussian_log_tail(self) -> float:
-        """Gaussian tails are cheap: never cut more than e^-50."""
+        """Gaussian tails are cheap: at most e^-50 is cut."""
         return max(-700.0, min(-50.0, self.log_tail))
 
 
 def mix(parts: Sequence[tuple[float, Pmf]]) -> Pmf:
-    """The loss distribution when a public draw decides which part happens: sum of weight * part.
+    """The loss distribution if a public draw decides which part happens: sum of weight * part.
 
     Weights that sum to less than 1 leave the rest at infinite loss.
     """
@@ -96,20 +98,17 @@ def mix(parts: Sequence[tuple[float, Pmf]]) -> Pmf:
     return Pmf(parts[0][1].grid, first, mass, infinite)
 
 
-# Gaussian mixtures on a line ------------------------------------------------------------------------------
-
-
 @final
 @dataclass(frozen=True)
 class LossLine:
-    """A mixture of normal distributions of one standard deviation on the real line."""
+    """A mixture of normal distributions with one standard deviation."""
 
     weights: tuple[float, ...]
     means: tuple[float, ...]
     std: float
 
     def above(self, x: Floats) -> Floats:
-        """The mass above x, by survival functions: precise in the upper tail."""
+        """The mass above x, precise in the upper tail."""
         return self._sum(lambda scaled: _ndtr(-scaled), x)
 
     def below(self, x: Floats) -> Floats:
@@ -117,7 +116,7 @@ class LossLine:
         return self._sum(_ndtr, x)
 
     def between(self, x: Floats) -> Floats:
-        """The masses between successive x (non-decreasing), from whichever tail is smaller."""
+        """The masses between successive x (non-decreasing), from the smaller tail."""
         return self._sum(_normal_between, x)
 
     def _sum(self, function: Callable[[Floats], Floats], x: Floats) -> Floats:
@@ -128,8 +127,6 @@ class LossLine:
 
 
 def _ndtr(x: Floats) -> Floats:
-    from scipy import special
-
     values: Floats = special.ndtr(x)
     return values
 
@@ -142,9 +139,7 @@ def _normal_between(x: Floats) -> Floats:
 
 
 def reach(log_tail: float) -> float:
-    """How many standard deviations leave at most exp(log_tail) of a normal distribution above."""
-    from scipy import special
-
+    """The number of standard deviations above which a normal distribution has mass exp(log_tail)."""
     return float(-special.ndtri_exp(log_tail))
 
 
@@ -153,9 +148,9 @@ def discretise(
 ) -> Pmf:
     """The loss distribution of (upper, lower) on multiples of `grid` from `low` <= 0 to `high`.
 
-    threshold(loss) is the point on the line above which log(upper/lower) exceeds the loss; non-decreasing.
-    Guarantee: dominates the exact one. Below `low` the loss is raised to it; above `high` the mass that the
-    lower distribution can pay for sits at `high`, the rest at infinity.
+    threshold(loss) is the point above which log(upper/lower) exceeds the loss; non-decreasing. Guarantee: dominates the
+    exact one. A loss below `low` is raised to it. Of the mass above `high`, the part that the lower distribution covers
+    stays at `high` and the rest gets infinite loss.
     """
     first = min(math.floor(low / grid), 0)
     places = _places(first, max(math.ceil(high / grid), 1))
@@ -179,9 +174,9 @@ def discretise(
 
 
 def _places(first: int, last: int) -> NDArray[np.int64]:
-    """The grid points in use: all near 0, and further out only so many that gaps stay below loss/1024.
+    """The grid points in use: all near 0, and further out so few that gaps stay below loss/1024.
 
-    High losses are rare: rounding them a little more costs nothing and saves most of the work.
+    High losses are rare, so coarse rounding of them costs little and saves most of the work.
     """
     below, above = _ladder(-first) if first < 0 else _ladder(0), _ladder(last)
     return np.concatenate([-below[:0:-1], above])
@@ -199,9 +194,6 @@ def _rungs(octaves: int) -> NDArray[np.int64]:
     runs = [np.arange(_DENSE, dtype=np.int64)]
     runs += [np.arange(_DENSE << k, _DENSE << (k + 1), 1 << k, dtype=np.int64) for k in range(octaves)]
     return np.concatenate(runs)
-
-
-# Pairs that events need ------------------------------------------------------------------------------------
 
 
 def gaussian(noise: float, grid: float, log_tail: float) -> Pld:
@@ -235,12 +227,12 @@ def _loss(x: float, rate: float, noise: float) -> float:
 
 
 def highest_loss(rate: float, noise: float, log_tail: float) -> float:
-    """The highest finite loss of a sampled Gaussian: what a grid has to reach."""
+    """The highest finite loss of a sampled Gaussian."""
     return _loss(1 + noise * reach(log_tail), rate, noise)
 
 
 def _log_unmixed(losses: Floats, rate: float) -> Floats:
-    """log((e^loss - (1 - q)) / q): the loss without sampling; -inf where sampling never gets so low."""
+    """log((e^loss - (1 - q)) / q): the loss without sampling; -inf below the lowest loss with sampling."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         near = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + rate, 0.0))
         far = losses + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 1.0)))
@@ -251,8 +243,8 @@ def _log_unmixed(losses: Floats, rate: float) -> Floats:
 def without_replacement(rate: float, noise: float, grid: float, log_tail: float) -> Pld:
     """The curve delta(log(1 + q (e^eps - 1))) = q delta_Gauss(eps) for eps >= 0, mirrored below 0.
 
-    Its loss distribution has the positive losses of "(1-q) Q + q P against Q", the negative losses of
-    "P against (1-q) P + q Q", and everything else at loss 0 (docs/proofs/WithoutReplacement.md).
+    Its loss distribution has the positive losses of "(1-q) Q + q P against Q", the negative losses of "P against (1-q)
+    P + q Q", and the rest at loss 0 (docs/proofs/WithoutReplacement.md).
     """
     if rate == 1:
         return gaussian(noise, grid, log_tail)

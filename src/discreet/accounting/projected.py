@@ -1,16 +1,14 @@
 """The projected Gaussian: a sampled Gaussian whose sensitivity s is random and public.
 
-With a dense Gaussian matrix A, drawn afresh and published, y = A^T S / sqrt(p) + N(0, (noise * clip)^2 I)
-moves by s * clip when a record of norm clip comes or goes, s^2 ~ chi2_p / p. So the profile of one step is
+With a dense Gaussian matrix A, drawn for each step and published, y = A^T S / sqrt(p) + N(0, (noise * clip)^2 I) moves
+by s * clip when a record of norm clip is added or removed, s^2 ~ chi2_p / p. So the profile of one step is
 
     delta(epsilon) = E_s delta_s(epsilon),     delta_s that of the sampled Gaussian of shift mu = s / noise,
 
-and with several layers of widths p_l the same bound holds with s^2 = max_l chi2_{p_l} / p_l.
-No width, or only infinite ones, means no projection: the plain sampled Gaussian.
+and with several layers of widths p_l the same bound holds with s^2 = max_l chi2_{p_l} / p_l. No width, or only infinite
+ones, means no projection: the plain sampled Gaussian. Proof: docs/proofs/ProjectedGaussian.md.
 
-The file also holds the two formulas that the other whole-run bounds share: the closed profile of a sampled
-Gaussian (`profile`) and the pessimistic discretisation of a pair of profiles (`pld_from_profiles`).
-Proof: docs/proofs/ProjectedGaussian.md.
+`feedback` shares the profile of a sampled Gaussian (`profile`) and its discretisation (`pld_from_profiles`).
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import special
 
+from discreet.accounting import special
+from discreet.accounting.bisection import least, least_whole
 from discreet.accounting.pld import Floats, Pld, Pmf
-from discreet.core import check
 
 _FINE = 64  # sub-buckets of a bucket: they only round the mean up
 _POINTS = 1_000_000  # the longest grid; what lies beyond is charged as infinite loss
@@ -36,7 +34,7 @@ _LOWEST = 35.0  # a loss below -x has probability <= e^-x under the first distri
 def gaussian_profile(t: Floats, mu: float | Floats) -> Floats:
     """delta(t) of N(mu, 1) against N(0, 1): Phi(mu/2 - t/mu) - e^t Phi(-mu/2 - t/mu), without cancellation.
 
-    With u = t/mu - mu/2 both terms share a factor: e^{-u^2/2} (m(u) - m(u + mu)), m(u) = Phi(-u) e^{u^2/2}.
+    With u = t/mu - mu/2 it is e^{-u^2/2} (m(u) - m(u + mu)), m(u) = Phi(-u) e^{u^2/2}.
 
     >>> round(float(gaussian_profile(np.array([4.37718]), 1.0)[0]), 9)
     1e-05
@@ -65,7 +63,7 @@ def _mills(u: Floats) -> Floats:
 def _amplified(epsilons: Floats, rate: float) -> tuple[Floats, Floats]:
     """T(epsilon) = log(1 + (e^epsilon - 1)/rate) at +epsilon and at -epsilon, for epsilon >= 0.
 
-    At -epsilon the argument may be <= 0, when no outcome has so small a loss: -inf.
+    -inf where the argument is <= 0, because no outcome has so small a loss.
     """
     small = np.minimum(epsilons, 1.0)
     ahead = np.where(
@@ -106,8 +104,8 @@ def _left(epsilons: Floats, rate: float) -> Floats:
 def pld_from_profiles(*, removed: Floats, added: Floats, grid: float) -> Pld:
     """The pessimistic (connect-the-dots) PLD of a pair, from both its profiles at 0, grid, 2 grid, ...
 
-    `removed` is the profile of (P, Q), `added` that of (Q, P). At negative losses the profile is used less
-    its trivial part 1 - e^epsilon, which the second difference cannot see: nothing cancels.
+    `removed` is the profile of (P, Q), `added` that of (Q, P). At negative losses the profile is used without its
+    trivial part 1 - e^epsilon, which does not affect second differences, so nothing cancels.
     """
     forward = _pmf(removed, added, grid)
     if removed is added:
@@ -135,15 +133,11 @@ def _pmf(above: Floats, dual: Floats, grid: float) -> Pmf:
 
 
 def reach_on_grid(delta_at: Callable[[float], float], grid: float, enough: float) -> int:
-    """The first grid index where the profile is at most `enough`, at most the longest grid."""
+    """The first grid index where the profile is at most `enough`; at most the longest grid."""
     high = 2
     while high < _POINTS and delta_at(high * grid) > enough:
         high *= 2
-    low, high = high // 2, min(high, _POINTS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if delta_at(middle * grid) <= enough else (middle, high)
-    return max(high, 2)
+    return max(2, least_whole(lambda index: delta_at(index * grid) <= enough, high // 2 + 1, min(high, _POINTS)))
 
 
 # The random sensitivity ------------------------------------------------------------------------------------
@@ -163,31 +157,20 @@ def _buckets(dims: tuple[float, ...], nodes: int, tail: float) -> tuple[Floats, 
                 total += times * np.where(upper < 0.5, np.log1p(-upper), np.log(special.chdtr(p, p * s * s)))
         return np.where(s >= floor, total, -np.inf)
 
-    least = max(floor, _solve(lambda s: float(log_below(np.array([s]))[0]) > math.log(tail)))
-    most = _solve(lambda s: s > floor and -math.expm1(float(log_below(np.array([s]))[0])) <= tail)
-    edges = np.linspace(least, most, nodes * _FINE + 1)
+    lowest = max(floor, least(lambda s: float(log_below(np.array([s]))[0]) > math.log(tail)))
+    highest = least(lambda s: s > floor and -math.expm1(float(log_below(np.array([s]))[0])) <= tail)
+    edges = np.linspace(lowest, highest, nodes * _FINE + 1)
     below = log_below(edges)
     cdf, rest = np.exp(below), -np.expm1(below)
     inner = np.where(rest[:-1] < 0.5, rest[:-1] - rest[1:], cdf[1:] - cdf[:-1])
     return edges, np.concatenate([[cdf[0]], np.maximum(inner, 0.0)]), float(rest[-1])
 
 
-def _solve(reached: Callable[[float], bool]) -> float:
-    """The least s (to 1e-12, rounded up) at which a monotone condition holds."""
-    low, high = 0.0, 1.0
-    while not reached(high):
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
-
-
 def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tuple[Floats, Floats, float]:
     """Few values of s and their weights, with E_s delta_s <= sum_j weight_j delta_{s_j} at every epsilon.
 
-    delta_s is convex in w(s) = Phi(s / (2 noise)), so that the mass between two nodes may be moved to
-    them if E w does not shrink; the inner edges, on which E w is counted, are rounded up.
+    delta_s is convex in w(s) = Phi(s / (2 noise)), so mass between two nodes may move to them if E w does not decrease.
+    The inner edges, on which E w is counted, are rounded up.
     """
     if all(math.isinf(p) for p in dims):
         return np.array([1.0]), np.array([1.0]), 0.0
@@ -226,7 +209,7 @@ def _mixed(epsilons: Floats, rate: float, noise: float, mixture: tuple[Floats, F
 
 
 def _ascending(t: Floats, mu: float) -> Floats:
-    """`gaussian_profile` for 0 <= t in increasing order: slices in place of masks, for the inner loop."""
+    """`gaussian_profile` for increasing t >= 0, with slices instead of masks: faster in the inner loop."""
     u = t / mu - mu / 2
     split = int(np.searchsorted(t, mu * mu / 2, side="right"))
     density = np.exp(-u * u / 2)
@@ -239,18 +222,16 @@ def _ascending(t: Floats, mu: float) -> Floats:
 def pld_step(
     *, rate: float, noise: float, dims: tuple[float, ...], grid: float, tail: float = 1e-13, nodes: int = 200
 ) -> Pld:
-    """The privacy-loss distribution of one step, both directions, pessimistic on `grid`.
+    """The privacy loss distribution of one step, both directions, pessimistic on `grid`.
 
-    Guarantee: its profile is at least that of the step at every epsilon. s beyond its upper `tail` quantile
-    counts as infinite loss. `dims` are the widths of the layers.
+    Guarantee: its profile is at least that of the step at every epsilon. s above its upper `tail` quantile counts as
+    infinite loss. `dims` are the widths of the layers.
 
     >>> step = pld_step(rate=1.0, noise=1.1, dims=(2,), grid=1e-2).with_without
     >>> mass = step.infinite + step.mass @ np.maximum(0.0, 1 - np.exp(9.108 - step.losses))  # delta(9.108)
     >>> bool(1.0e-5 < mass < 1.01e-5)
     True
     """
-    _check(rate, noise, dims)
-    check.positive("the grid is the distance of two losses", grid=grid)
     if grid > COARSEST:
         return Pld.unbounded(grid)
     mixture = _nodes(dims, noise, nodes, tail)
@@ -262,13 +243,13 @@ def pld_step(
 
 
 def _removed(epsilon: float, rate: float, noise: float, mixture: tuple[Floats, Floats, float]) -> float:
-    """The profile of with || without at one epsilon, less the mass beyond the last node."""
+    """The profile of with || without at one epsilon, without the mass beyond the last node."""
     ahead = _amplified(np.array([epsilon]), rate)[0]
     return rate * float(mixture[1] @ gaussian_profile(ahead, mixture[0] / noise))
 
 
 def highest_loss(*, rate: float, noise: float, dims: tuple[float, ...], tail: float) -> float:
-    """About the highest finite loss that `pld_step` keeps, whatever its grid."""
+    """About the highest finite loss that `pld_step` keeps, on any grid."""
     mixture = _nodes(dims, noise, 200, tail)
     unit = 2.0**-10
     while unit < 1e12 and _removed(unit, rate, noise, mixture) > tail / 10:
@@ -276,29 +257,18 @@ def highest_loss(*, rate: float, noise: float, dims: tuple[float, ...], tail: fl
     return unit
 
 
-def _check(rate: float, noise: float, dims: Sequence[float]) -> None:
-    check.fraction("the rate is the probability that a record is sampled", rate=rate)
-    check.positive("noise is the standard deviation on the sum divided by the clip", noise=noise)
-    for width in dims:
-        whole = width == math.inf or (width >= 1 and width == int(width))
-        check.require(whole, "widths of at least 1", f"dims={tuple(dims)}", "give each layer's width, or inf")
-
-
 # Renyi divergence -----------------------------------------------------------------------------------------
 
 
 def rdp(*, rate: float, noise: float, dims: tuple[float, ...], orders: Sequence[float]) -> Floats:
-    """Renyi divergence of one step at each order; the smallest width is the worst case.
+    """Rényi divergence of one step at each order; the smallest width is the worst case.
 
-    Whole orders a: 1 + sum_{k=2}^a binom(a,k) (1-q)^(a-k) q^k (M_k - 1), M_k = (1 - k(k-1)/(p z^2))^(-p/2);
-    real orders by quadrature over s and the noise. Infinite from a(a-1) >= p z^2 on.
+    Integer orders a: 1 + sum_{k=2}^a binom(a,k) (1-q)^(a-k) q^k (M_k - 1), M_k = (1 - k(k-1)/(p z^2))^(-p/2); other
+    orders by quadrature over s and the noise. Infinite from a(a-1) >= p z^2 on.
 
     >>> rdp(rate=0.25, noise=4.0, dims=(), orders=(1.1, 1.5, 2)).round(8).tolist()
     [0.00218871, 0.00299894, 0.0040228]
     """
-    _check(rate, noise, dims)
-    for order in orders:
-        check.require(1 < order < math.inf, "orders above 1", f"order={order}", "take finite orders above 1")
     p = min(dims, default=math.inf)
     return np.array([_divergence(rate, noise, p, float(order)) for order in orders])
 
@@ -334,7 +304,7 @@ def _log_moment(k: float, noise: float, p: float) -> float:
 
 
 def _whole(rate: float, noise: float, p: float, order: int) -> float:
-    """log of the moment less one, at a whole order: every term is positive."""
+    """log(moment - 1) at an integer order; every term is positive."""
     k = np.arange(2, order + 1)
     logs = np.array([_log_moment(i, noise, p) for i in k.tolist()])
     choose = special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
@@ -343,7 +313,7 @@ def _whole(rate: float, noise: float, p: float, order: int) -> float:
 
 
 def _real(rate: float, noise: float, p: float, order: float) -> float:
-    """log of the moment less one at a real order; inf where the quadrature would be too long."""
+    """log(moment - 1) at a real order; infinite if the quadrature would be too long."""
     if math.isinf(p):
         return _inner(rate, 1 / noise, order)
 
@@ -368,8 +338,8 @@ def _real(rate: float, noise: float, p: float, order: float) -> float:
 def _inner(rate: float, mu: float, order: float) -> float:
     """log E_x [r^a - 1 - a (r - 1)], r = (1-q) + q e^{mu x - mu^2/2}, x ~ N(0, 1), by the trapezoidal rule.
 
-    The subtracted part has mean zero and leaves a positive integrand: small moments keep their digits.
-    The integrand is analytic up to a distance pi/mu from the real line, which fixes the step.
+    The subtracted part has mean zero and leaves a positive integrand, so small moments keep their precision. The
+    integrand is analytic up to a distance pi/mu from the real line, which determines the step.
     """
     step = min(0.2, 0.4 / mu)
     x = np.arange(-11.0, order * mu + 11.0 + step, step)

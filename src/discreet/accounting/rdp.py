@@ -1,7 +1,6 @@
-"""Rényi divergences: exact at integer orders, by quadrature at fractional ones.
+"""Rényi divergences: exact at integer orders, by quadrature at other orders. The larger direction counts.
 
-The alternating signs of the binomial series at fractional orders cancel; quadrature of a positive integrand does
-not. The larger direction counts.
+At other orders the binomial series alternates and cancels; quadrature of a positive integrand does not.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 
 import numpy as np
 
+from discreet.accounting import special
 from discreet.accounting.pld import Floats
 
 Orders = tuple[float, ...]
@@ -67,14 +67,12 @@ def _log_moment(rate: float, noise: float, order: int) -> float:
 @functools.lru_cache(maxsize=2048)
 def _binomials(order: int) -> tuple[Floats, Floats]:
     """k and log binom(a, k) for k = 0..a."""
-    from scipy import special
-
     k = np.arange(order + 1, dtype=np.float64)
     return k, special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
 
 
 def forward(rate: float, noise: float, orders: Floats) -> Floats:
-    """D_a(P||Q) = log E_Q[(P/Q)^a] / (a - 1) by quadrature; the integrand lives between 0 and a."""
+    """D_a(P||Q) = log E_Q[(P/Q)^a] / (a - 1) by quadrature. The integrand has its mass between 0 and a."""
     if len(orders) == 0:
         return orders
     step = min(noise / 8, noise * noise / 2)
@@ -96,12 +94,10 @@ def backward(rate: float, noise: float, orders: Floats) -> Floats:
 
 
 def _log_expectation(rate: float, noise: float, powers: Floats, span: tuple[float, float], step: float) -> Floats:
-    """log E_Q[(P/Q)^power] by the trapezoidal rule, which converges exponentially for such integrands.
+    """log E_Q[(P/Q)^power] by the trapezoidal rule, which converges exponentially here.
 
-    The nearest singularity of P/Q lies at a height of pi z^2 above the real line, the Gaussian's scale is z.
+    The nearest singularity of P/Q is at a distance pi z^2 from the real line; the scale of the Gaussian is z.
     """
-    from scipy import special
-
     low, high = span
     nodes = math.ceil((high - low) / step)
     if nodes > _NODES:
@@ -114,13 +110,10 @@ def _log_expectation(rate: float, noise: float, powers: Floats, span: tuple[floa
     return values
 
 
-# A fixed size without replacement -------------------------------------------------------------------------
-
-
 def without_replacement(rate: float, noise: float, orders: Orders = ORDERS) -> Floats:
     """A bound for one batch of a fixed size, replace-one [Wang, Balle, Kasiviswanathan 2019, Theorem 27].
 
-    `noise` is taken against what replacing one record moves. Infinite at orders that are not whole or above 64.
+    `noise` is relative to the change that replacing one record causes. Infinite at orders above 64 or not integer.
 
     >>> round(float(without_replacement(0.01, 1.0, (8.0,))[0]), 6)
     0.002684
@@ -150,13 +143,11 @@ def _fixed_size(rate: float, noise: float, order: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _log_central_moments(noise: float) -> Floats:
-    """log E_Q (P/Q - 1)^(2k), P = N(1, z^2), Q = N(0, z^2), at k = 0.._LARGEST_FIXED/2; inf where that is too long.
+    """log E_Q (P/Q - 1)^(2k), P = N(1, z^2), Q = N(0, z^2), k = 0.._LARGEST_FIXED/2; infinite if that takes too long.
 
-    The trapezoidal rule on a positive, entire integrand: nothing cancels, unlike in the alternating sum over
-    binomials, and the error, below 1e-12 relative, is covered by the 1e-9 that is added.
+    The trapezoidal rule on a positive, entire integrand does not cancel, unlike the alternating sum over binomials. Its
+    error, below 1e-12 relative, is covered by the added 1e-9.
     """
-    from scipy import special
-
     powers, mu, step = np.arange(0, _LARGEST_FIXED + 1, 2), 1 / noise, 0.1
     span = _LARGEST_FIXED * mu + 24
     if span / step > _NODES:

@@ -1,7 +1,7 @@
-"""Which bound is proven for which event: one row per event, no ladder.
+"""The bounds that are proven for each event, one row per event.
 
-A rule turns an event into bounds for ONE occurrence; composition happens in `accountants`, once. To teach the
-accountants a new event: its class in `events`, its bounds, its proof in docs/proofs, and one row here.
+A rule bounds ONE occurrence; `accountants` composes. A new event needs its class in `events`, its bounds, its proof in
+docs/proofs, and one row here.
 """
 
 from __future__ import annotations
@@ -10,51 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting.events import (
-    BallsInBinsEpoch,
-    ClippedFeedback,
-    CountQuery,
-    Event,
-    Gaussian,
-    LastIterateRun,
-    PoissonSampled,
-    ProjectedGaussian,
-    Queries,
-    SelectionQuery,
-    TruncatedPoissonSampled,
-    Unamplified,
-    WithoutReplacement,
-)
+from discreet.accounting import events, sampled, whole_runs
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
-from discreet.accounting.sampled import (
-    balls_mu,
-    full_projected_pld,
-    full_projected_rdp,
-    loader_mu,
-    poisson_mu,
-    poisson_pld,
-    poisson_rdp,
-    projected_mu,
-    truncated_mu,
-    truncated_pld,
-    truncated_rdp,
-    whitened_mu,
-    without_mu,
-    without_pld,
-    without_rdp,
-)
-from discreet.accounting.whole_runs import (
-    feedback_delta,
-    feedback_epsilon,
-    feedback_mu,
-    feedback_pld,
-    last_iterate_delta,
-    last_iterate_epsilon,
-    last_iterate_mu,
-    last_iterate_pld,
-    last_iterate_rdp,
-)
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 
@@ -62,9 +20,9 @@ from discreet.core.relation import Neighbouring
 @final
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """Bounds for a run that is one event: (epsilon, its name) at a delta, and delta at an epsilon.
+    """Bounds for a run that is one event: (epsilon, name of the bound) at a delta, and delta at an epsilon.
 
-    composed  whether composition of its steps is among them: then it is not done again
+    composed  whether they include composition of its steps, which is then not computed again
     """
 
     epsilon: Callable[[Any, Neighbouring, float], tuple[float, str]]
@@ -77,11 +35,11 @@ class Whole:
 class Rule:
     """The proven bounds of one kind of event.
 
-    relations  where the proof holds; anything else is refused
-    mu         the event IS a Gaussian release at this distance (None: it is not)
+    relations  where the proof holds; other relations are refused
+    mu         the distance of the Gaussian release that the event is; None: it is not Gaussian
     pld, rdp   dominating loss distributions (with counts) and Rényi divergence of one occurrence
-    whole      what is proven for a run that is this event alone
-    assumes    what must be true outside of the mathematics, in words
+    whole      bounds for a run that consists of this event only
+    assumes    what must hold outside of the mathematics, in words
     """
 
     relations: frozenset[Neighbouring]
@@ -104,54 +62,64 @@ _LOADER = (
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
 )
 
-_GAUSSIAN = Rule(relations=_BOTH, mu=whitened_mu)
+_GAUSSIAN = Rule(relations=_BOTH, mu=sampled.whitened_mu)
 
-RULES: dict[type[Event], Rule] = {
-    Gaussian: _GAUSSIAN,
-    CountQuery: _GAUSSIAN,
-    SelectionQuery: _GAUSSIAN,
-    Queries: _GAUSSIAN,
-    ProjectedGaussian: Rule(
-        relations=_BOTH, mu=projected_mu, pld=full_projected_pld, rdp=full_projected_rdp, assumes=(_FRESH_MATRIX,)
+RULES: dict[type[events.Event], Rule] = {
+    events.Gaussian: _GAUSSIAN,
+    events.CountQuery: _GAUSSIAN,
+    events.SelectionQuery: _GAUSSIAN,
+    events.Queries: _GAUSSIAN,
+    events.ProjectedGaussian: Rule(
+        relations=_BOTH,
+        mu=sampled.projected_mu,
+        pld=sampled.full_projected_pld,
+        rdp=sampled.full_projected_rdp,
+        assumes=(_FRESH_MATRIX,),
     ),
-    PoissonSampled: Rule(relations=_ADD_REMOVE, mu=poisson_mu, pld=poisson_pld, rdp=poisson_rdp, assumes=(_POISSON,)),
-    TruncatedPoissonSampled: Rule(
+    events.PoissonSampled: Rule(
         relations=_ADD_REMOVE,
-        mu=truncated_mu,
-        pld=truncated_pld,
-        rdp=truncated_rdp,
+        mu=sampled.poisson_mu,
+        pld=sampled.poisson_pld,
+        rdp=sampled.poisson_rdp,
+        assumes=(_POISSON,),
+    ),
+    events.TruncatedPoissonSampled: Rule(
+        relations=_ADD_REMOVE,
+        mu=sampled.truncated_mu,
+        pld=sampled.truncated_pld,
+        rdp=sampled.truncated_rdp,
         assumes=(_POISSON, "the data never holds more records than the stated public bound"),
     ),
-    WithoutReplacement: Rule(
+    events.WithoutReplacement: Rule(
         relations=_REPLACE_ONE,
-        mu=without_mu,
-        pld=without_pld,
-        rdp=without_rdp,
+        mu=sampled.without_mu,
+        pld=sampled.without_pld,
+        rdp=sampled.without_rdp,
         assumes=("every batch is a uniform subset of the stated size, and stays hidden",),
     ),
-    BallsInBinsEpoch: Rule(
+    events.BallsInBinsEpoch: Rule(
         relations=_BOTH,
-        mu=balls_mu,
+        mu=sampled.balls_mu,
         assumes=("in every epoch each record joins one step, chosen independently of the other records",),
     ),
-    Unamplified: Rule(relations=_BOTH, mu=loader_mu, assumes=_LOADER),
-    ClippedFeedback: Rule(
+    events.Unamplified: Rule(relations=_BOTH, mu=sampled.loader_mu, assumes=_LOADER),
+    events.ClippedFeedback: Rule(
         relations=_ADD_REMOVE,
-        mu=feedback_mu,
-        pld=feedback_pld,
-        whole=Whole(epsilon=feedback_epsilon, delta=feedback_delta, composed=True),
+        mu=whole_runs.feedback_mu,
+        pld=whole_runs.feedback_pld,
+        whole=Whole(epsilon=whole_runs.feedback_epsilon, delta=whole_runs.feedback_delta, composed=True),
         assumes=(
             _POISSON,
             "the accumulated error starts at zero and is never released",
             "where there is a pre-clip, it bounds every gradient, and both clips are projections on balls",
         ),
     ),
-    LastIterateRun: Rule(
+    events.LastIterateRun: Rule(
         relations=_BOTH,
-        mu=last_iterate_mu,
-        pld=last_iterate_pld,
-        rdp=last_iterate_rdp,
-        whole=Whole(epsilon=last_iterate_epsilon, delta=last_iterate_delta),
+        mu=whole_runs.last_iterate_mu,
+        pld=whole_runs.last_iterate_pld,
+        rdp=whole_runs.last_iterate_rdp,
+        whole=Whole(epsilon=whole_runs.last_iterate_epsilon, delta=whole_runs.last_iterate_delta),
         assumes=(
             "only the last iterate is seen",
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",
@@ -160,9 +128,9 @@ RULES: dict[type[Event], Rule] = {
 }
 
 
-def rule_for(event: Event, relation: Neighbouring) -> Rule:
-    """The rule of this event; refused where nothing is proven."""
-    if isinstance(event, LastIterateRun):
+def rule_for(event: events.Event, relation: Neighbouring) -> Rule:
+    """The rule of this event. Refuses events and relations without a proof."""
+    if isinstance(event, events.LastIterateRun):
         rule_for(event.step, relation)
     rule = RULES.get(type(event))
     if rule is None:

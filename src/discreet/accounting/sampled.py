@@ -1,7 +1,6 @@
-"""Bounds of one step: a Gaussian or projected release, on the whole data or on a sample of it.
+"""Bounds of one step: a Gaussian or projected release, on all records or on a sample.
 
-This is the only place where a multiplier meets a relation: `units(relation)` clips are moved, so that the
-multiplier against them is noise / units(relation).
+Only this file divides a multiplier by `units(relation)`, the number of clips by which neighbours differ.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting import gdp, pld, rdp
+from discreet.accounting import gdp, pld, projected, rdp, special
 from discreet.accounting.events import (
     BallsInBinsEpoch,
     Event,
@@ -34,27 +33,27 @@ _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement)
 
 
 def noise_of(event: Event) -> float | None:
-    """The multiplier of a sampled Gaussian step; None for everything else."""
+    """The multiplier of a sampled Gaussian step; None for other events."""
     if not isinstance(event, _SAMPLED) or isinstance(event.event, ProjectedGaussian):
         return None
     return event.event.whitened.noise
 
 
 def multiplier_of(event: Event) -> float | None:
-    """The multiplier of a step, projected or not, whose noise a schedule may change; None for everything else."""
+    """The multiplier of a step, projected or not, that a schedule may change; None for other events."""
     release = event.event if isinstance(event, PoissonSampled) else event
     return release.noise if isinstance(release, ProjectedGaussian) else noise_of(event)
 
 
 def furthest_move(event: Event, relation: Neighbouring) -> float:
-    """How many clips a sampled step moves at most: a record that enters a full batch displaces another."""
+    """By how many clips a sampled step changes at most: a record that enters a full batch displaces another."""
     return 2 * units(relation) if isinstance(event, TruncatedPoissonSampled) else units(relation)
 
 
 def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float:
-    """The highest finite loss of one step: what the grid of its loss distribution has to reach.
+    """The highest finite loss of one step.
 
-    A run of clipped feedback has none: `feedback` limits its own grid.
+    0 for a run of clipped feedback: `feedback` limits its own grid.
     """
     if isinstance(event, LastIterateRun):
         return highest_loss(event.step, relation, log_tail)
@@ -62,16 +61,19 @@ def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float
     if noise is not None:
         return pld.highest_loss(sampling_rate(event), noise / furthest_move(event, relation), log_tail)
     release = event.event if isinstance(event, PoissonSampled) else event
-    return _projected_highest(sampling_rate(event), release, relation, log_tail) if is_projected(event) else 0.0
+    if not isinstance(release, ProjectedGaussian):
+        return 0.0
+    noise, tail = release.noise / units(relation), _projected_tail(log_tail)
+    return projected.highest_loss(rate=sampling_rate(event), noise=noise, dims=release.dims, tail=tail)
 
 
 def is_projected(event: Event) -> bool:
-    """Whether the loss distribution of a step is a mixture over projections: many times as much work a point."""
+    """Whether the loss distribution of a step is a mixture over projections, which takes much more work."""
     return multiplier_of(event) is not None and noise_of(event) is None
 
 
 def unsampled_mu(event: Event, relation: Neighbouring) -> float:
-    """The Gaussian that remains of sampled Gaussian steps without their sampling; infinite for everything else."""
+    """The Gaussian that bounds a sampled step without its sampling; infinite for other events."""
     if isinstance(event, LastIterateRun):
         return math.sqrt(event.steps) * unsampled_mu(event.step, relation)
     noise = noise_of(event)
@@ -79,7 +81,7 @@ def unsampled_mu(event: Event, relation: Neighbouring) -> float:
 
 
 def total_variation(event: Event, relation: Neighbouring) -> float:
-    """delta(0) of a sampled Gaussian step, q (2 Phi(mu / 2) - 1); infinite where no closed form is known."""
+    """delta(0) of a sampled Gaussian step, q (2 Phi(mu / 2) - 1); infinite if no closed form is known."""
     if isinstance(event, LastIterateRun):
         return event.steps * total_variation(event.step, relation)
     noise = noise_of(event)
@@ -91,7 +93,6 @@ def total_variation(event: Event, relation: Neighbouring) -> float:
 
 
 def with_noise(event: Event, noise: float) -> Event:
-    """The same step with another multiplier."""
     if isinstance(event, ProjectedGaussian):
         return replace(event, noise=noise)
     assert isinstance(event, _SAMPLED)
@@ -101,14 +102,11 @@ def with_noise(event: Event, noise: float) -> Event:
 
 
 def sampling_rate(event: Event) -> float:
-    """The share of the records in the batch of a step."""
+    """The fraction of the records in the batch of a step."""
     if isinstance(event, ProjectedGaussian):
         return 1.0
     assert isinstance(event, _SAMPLED)
     return event.batch / event.records if isinstance(event, WithoutReplacement) else event.rate
-
-
-# Gaussian releases -----------------------------------------------------------------------------------------
 
 
 def whitened_mu(event: Any, relation: Neighbouring) -> float:
@@ -118,32 +116,29 @@ def whitened_mu(event: Any, relation: Neighbouring) -> float:
 
 
 def nested_mu(event: Any, relation: Neighbouring) -> float:
-    """The same for an event that earns no credit for its sampling."""
+    """The same for an event without amplification by its sampling."""
     return whitened_mu(event.event, relation)
 
 
 def loader_mu(event: Unamplified, relation: Neighbouring) -> float:
-    """2 / z under either relation: a loader that walks over the records changes every batch by one exchange."""
+    """2 / z under either relation: an extra record shifts the later ones, so every batch changes by one exchange."""
     noise = event.event.whitened.noise
     return math.inf if noise == 0 else 2.0 / noise
 
 
 def balls_mu(event: BallsInBinsEpoch, relation: Neighbouring) -> float:
-    """One step an epoch holds the record: E Gaussians."""
+    """One step of each epoch contains the record: E Gaussians."""
     return math.sqrt(event.epochs) * nested_mu(event, relation)
 
 
-# Sampled releases -------------------------------------------------------------------------------------------
-
-
 def _against(event: Any, relation: Neighbouring) -> float:
-    """The multiplier against what one change of a record moves: the conversion, done once."""
+    """The multiplier relative to the change that one record causes."""
     noise: float = event.whitened.noise / units(relation)
     return noise
 
 
 def poisson_mu(event: PoissonSampled, relation: Neighbouring) -> float | None:
-    """A Gaussian only if everything is sampled, or nothing is hidden."""
+    """A Gaussian only if everything is sampled, or if there is no noise."""
     if isinstance(event.event, ProjectedGaussian):
         return math.inf if event.event.noise == 0 else None
     mu = nested_mu(event, relation)
@@ -154,7 +149,9 @@ def poisson_mu(event: PoissonSampled, relation: Neighbouring) -> float | None:
 def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
     """(1-q) N(0) + q N(1) against N(0), and back."""
     if isinstance(event.event, ProjectedGaussian):
-        return _projected_pld(event.rate, event.event, relation, resolution)
+        noise, tail = event.event.noise / units(relation), _projected_tail(resolution.log_tail)
+        step = projected.pld_step(rate=event.rate, noise=noise, dims=event.event.dims, grid=resolution.grid, tail=tail)
+        return [(step, 1)]
     noise = _against(event.event, relation)
     return [(pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail), 1)]
 
@@ -162,20 +159,19 @@ def poisson_pld(event: PoissonSampled, relation: Neighbouring, resolution: Resol
 def poisson_rdp(event: PoissonSampled, relation: Neighbouring, orders: Orders) -> Floats:
     """The larger direction of the same pair."""
     if isinstance(event.event, ProjectedGaussian):
-        return _projected_rdp(event.rate, event.event, relation, orders)
+        noise = event.event.noise / units(relation)
+        return projected.rdp(rate=event.rate, noise=noise, dims=event.event.dims, orders=orders)
     return rdp.sampled_gaussian(event.rate, _against(event.event, relation), orders)
 
 
 def overflow(event: TruncatedPoissonSampled) -> float:
-    """P(Bin(records - 1, rate) >= cap): how often the batch is full without the record, at most."""
-    from scipy import stats
-
-    return float(stats.binom.sf(event.cap - 1, event.records - 1, event.rate))
+    """P(Bin(records - 1, rate) >= cap): an upper bound on how often the batch is full without the record."""
+    return special.binomial_above(event.cap - 1, event.records - 1, event.rate)
 
 
 @functools.lru_cache(maxsize=64)
 def truncated_pld(event: TruncatedPoissonSampled, relation: Neighbouring, resolution: Resolution) -> Parts:
-    """A public draw of probability `overflow`: the pair at distance 2, else the pair at distance 1."""
+    """A public draw with probability `overflow`: the pair at distance 2, else the pair at distance 1."""
     noise = _against(event.event, relation)
     free = pld.sampled_gaussian(event.rate, noise, resolution.grid, resolution.gaussian_log_tail)
     full_share = overflow(event)
@@ -191,7 +187,7 @@ def truncated_pld(event: TruncatedPoissonSampled, relation: Neighbouring, resolu
 
 
 def truncated_rdp(event: TruncatedPoissonSampled, relation: Neighbouring, orders: Orders) -> Floats:
-    """The moments of the same two pairs, mixed."""
+    """The mixture of the moments of the same two pairs."""
     noise, full_share, a = _against(event.event, relation), overflow(event), np.array(orders) - 1
     free = rdp.sampled_gaussian(event.rate, noise, orders)
     full = rdp.sampled_gaussian(event.rate, noise / 2, orders)
@@ -202,12 +198,12 @@ def truncated_rdp(event: TruncatedPoissonSampled, relation: Neighbouring, orders
 
 
 def truncated_mu(event: TruncatedPoissonSampled, relation: Neighbouring) -> float | None:
-    """A Gaussian only if nothing is hidden."""
+    """A Gaussian only if there is no noise."""
     return math.inf if event.event.whitened.noise == 0 else None
 
 
 def without_mu(event: WithoutReplacement, relation: Neighbouring) -> float | None:
-    """A Gaussian only if every record is in the batch, or nothing is hidden."""
+    """A Gaussian only if every record is in the batch, or if there is no noise."""
     mu = nested_mu(event, relation)
     return mu if event.batch == event.records or math.isinf(mu) else None
 
@@ -224,40 +220,16 @@ def without_rdp(event: WithoutReplacement, relation: Neighbouring, orders: Order
     return rdp.without_replacement(sampling_rate(event), _against(event.event, relation), orders)
 
 
-# Projected releases, whose mathematics has a file of its own ------------------------------------------------
-
-
-def _projected_pld(rate: float, event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution) -> Parts:
-    from discreet.accounting import projected
-
-    noise, tail = event.noise / units(relation), _projected_tail(resolution.log_tail)
-    return [(projected.pld_step(rate=rate, noise=noise, dims=event.dims, grid=resolution.grid, tail=tail), 1)]
-
-
 def _projected_tail(log_tail: float) -> float:
     return min(1e-13, math.exp(max(-700.0, log_tail)))
 
 
-def _projected_highest(rate: float, event: Event, relation: Neighbouring, log_tail: float) -> float:
-    from discreet.accounting import projected
-
-    assert isinstance(event, ProjectedGaussian)
-    noise, tail = event.noise / units(relation), _projected_tail(log_tail)
-    return projected.highest_loss(rate=rate, noise=noise, dims=event.dims, tail=tail)
-
-
-def _projected_rdp(rate: float, event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:
-    from discreet.accounting import projected
-
-    return projected.rdp(rate=rate, noise=event.noise / units(relation), dims=event.dims, orders=orders)
-
-
 def full_projected_pld(event: ProjectedGaussian, relation: Neighbouring, resolution: Resolution) -> Parts:
-    return _projected_pld(1.0, event, relation, resolution)
+    return poisson_pld(PoissonSampled(1.0, event), relation, resolution)
 
 
 def full_projected_rdp(event: ProjectedGaussian, relation: Neighbouring, orders: Orders) -> Floats:
-    return _projected_rdp(1.0, event, relation, orders)
+    return poisson_rdp(PoissonSampled(1.0, event), relation, orders)
 
 
 def projected_mu(event: ProjectedGaussian, relation: Neighbouring) -> float | None:

@@ -15,23 +15,14 @@ from typing import Any, final
 import numpy as np
 from scipy import optimize, special, stats
 
-from discreet.accounting import (
-    AccountedClaim,
-    Accounting,
-    Charge,
-    Claim,
-    ClippedFeedback,
-    Event,
-    Gaussian,
-    Neighbouring,
-    NonPrivate,
-    PoissonSampled,
-    ProjectedGaussian,
-    certify,
-    gdp,
-)
+from discreet.accounting import gdp
+from discreet.accounting.accountants import certify
+from discreet.accounting.charges import Charge
+from discreet.accounting.claims import AccountedClaim, Accounting, Claim
+from discreet.accounting.events import ClippedFeedback, Event, Gaussian, NonPrivate, PoissonSampled, ProjectedGaussian
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import Game, PoissonStep, PreparedGame
+from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.claim import DiceClaim
 from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.geodp.claim import GeoDpOneStepClaim

@@ -1,4 +1,4 @@
-"""`discreet account`, `discreet calibrate` and `discreet methods`: what a plan costs before it runs."""
+"""`discreet account` and `discreet calibrate`: what a plan costs before it runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.accounting import Certificate, Charge, calibrate_batch, calibrate_steps, certify, merge, read
-from discreet.cli import recipes
+from discreet.accounting.accountants import Certificate, certify
+from discreet.accounting.calibration import calibrate_batch, calibrate_steps
+from discreet.accounting.charges import Charge
+from discreet.accounting.ledger import merge, read
 from discreet.cli.flags import JsonFlag, ToClaimFlag, required_delta, required_epsilon, required_noise
 from discreet.cli.output import emit
 from discreet.cli.plans import PlanFlags, horizon_of, not_both, recipe_of
@@ -82,30 +84,6 @@ def calibrate(
         plan = _largest_batch(recipe, flags)
         solved = {"batch": int(plan.horizon.size.batch)}
     _show_plan(method.name, plan, {"noise": plan.noise, **solved}, as_json)
-
-
-def methods(as_json: JsonFlag = False) -> None:
-    """List the methods, each with its guarantee and its parameters."""
-    rows = [
-        {
-            "name": method.name,
-            "certified": method.certified,
-            "guarantee": method.guarantee,
-            "summary": method.summary,
-            "optimizer": "adam" if method.adam else "sgd",
-            "parameters": [
-                {"name": parameter.name, "flag": parameter.flag, "about": parameter.about}
-                for parameter in recipes.parameters(method)
-            ],
-        }
-        for method in recipes.METHODS.values()
-    ]
-    if as_json:
-        emit({"methods": rows})
-    else:
-        from discreet.report import terminal
-
-        terminal.show(terminal.methods_table(rows))
 
 
 # -- inside -------------------------------------------------------------------------------------------------

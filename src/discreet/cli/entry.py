@@ -8,25 +8,102 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, final
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 import discreet
-from discreet.cli.account import account, calibrate, methods
-from discreet.cli.audit import audit
-from discreet.cli.compare import compare
 from discreet.cli.output import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
-from discreet.cli.plan import plan
 from discreet.cli.signature import Command, expanded
-from discreet.cli.train import resume, train
 from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
-COMMANDS: tuple[Command, ...] = (account, calibrate, plan, train, resume, compare, audit, methods)
+
+@final
+@dataclass(frozen=True)
+class ListedCommand:
+    """A command of `discreet`. Its module is imported only if the command is called.
+
+    summary  the first line of the help, which is the docstring of the function `name` in `discreet.cli.<module>`
+    """
+
+    name: str
+    module: str
+    summary: str
+
+    def load(self) -> Command:
+        """The function of the command."""
+        command: Command = getattr(import_module(f"discreet.cli.{self.module}"), self.name)
+        return command
+
+    def listed(self) -> Command:
+        """A function without flags in its place, for the list of all commands."""
+
+        def command() -> None: ...
+
+        command.__name__, command.__doc__ = self.name, self.summary
+        return command
+
+
+COMMANDS = (
+    ListedCommand(
+        "account",
+        "account",
+        "The epsilon that is proven for a plan or for ledgers, beside the one that the paper claims.",
+    ),
+    ListedCommand(
+        "calibrate",
+        "account",
+        "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
+    ),
+    ListedCommand(
+        "plan",
+        "plan",
+        "The noise that a budget asks for, by method, sampler and batch, with time and memory; trains nothing.",
+    ),
+    ListedCommand(
+        "train", "train", "Train privately and leave a run directory: model, ledger, metrics and a privacy statement."
+    ),
+    ListedCommand(
+        "resume", "train", "Go on with a run after a crash or Ctrl-C; steps that were charged are not run again."
+    ),
+    ListedCommand(
+        "compare",
+        "compare",
+        "Train every certified method at equal budgets, rank them, and write one page; the same command goes on.",
+    ),
+    ListedCommand(
+        "audit",
+        "audit",
+        "Attack a method: the epsilon that is exceeded at 99.9 % confidence, beside the certificate and the claim.",
+    ),
+    ListedCommand("methods", "methods", "Every method: its guarantee in words and its own parameters."),
+)
+
+
+def _without_validation(option: TyperOption | None) -> TyperOption | None:
+    """Make --help false by default: Typer validates None with pydantic, whose import takes as long as numpy's."""
+    if option is not None:
+        option.default = False
+    return option
+
+
+@final
+class _Group(TyperGroup):
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        return _without_validation(super().get_help_option(ctx))
+
+
+@final
+class _Command(TyperCommand):
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        return _without_validation(super().get_help_option(ctx))
 
 
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
@@ -36,24 +113,30 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-def build(commands: Sequence[Command] = COMMANDS) -> typer.Typer:
-    """The application, with the flags of every recipe."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+def build(commands: Sequence[Command]) -> typer.Typer:
+    """The application of these commands, with the flags of every recipe."""
+    app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(invoke_without_command=True)(_root)
     for command in commands:
-        app.command(command.__name__)(expanded(command))
+        app.command(command.__name__, cls=_Command)(expanded(command))
     return app
 
 
 def main(
-    args: Sequence[str] | None = None, *, commands: Sequence[Command] = COMMANDS, program: str = "discreet"
+    args: Sequence[str] | None = None, *, commands: Sequence[Command] | None = None, program: str = "discreet"
 ) -> int:
-    """Run one command and return its exit code; errors are one line on standard error."""
+    """Run one command and return its exit code; errors are one line on standard error.
+
+    commands  the functions of another program's commands; None for those of `discreet`, of which only the one that
+              is called is imported
+    """
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        if commands is None:
+            commands = [listed.load() if listed.name in words else listed.listed() for listed in COMMANDS]
         code = get_command(build(commands)).main(args=words, prog_name=program, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
@@ -103,7 +186,7 @@ def _told(error: BaseException | None) -> tuple[int, str]:
 
 
 def _sentence(message: str, words: list[str], program: str) -> str:
-    names = [command.__name__ for command in COMMANDS]
+    names = [listed.name for listed in COMMANDS]
     command = next((f"{program} {word}" for word in words if word in names), program)
     expected = f"Expected flags and values that `{command}` takes"
     return f"{expected}, got: {message.rstrip('.')}. Remedy: see `{command} --help`."

@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
-from discreet.cli import recipes
-
 RECIPE_FLAGS = "recipe_flags"
 """The field that takes the flags which the recipes give."""
 
@@ -18,9 +16,8 @@ Command = Callable[..., int | None]
 def expanded(command: Command) -> Command:
     """The command with one keyword for each flag, for Typer to read."""
     groups = _groups(command)
-    generated = recipes.flags()
+    generated = _recipe_flags() if any(_takes_recipes(p.annotation) for p in _parameters(command)) else []
     parameters = [parameter for group in groups.values() for parameter in group.values()]
-    takes_recipes = any(_takes_recipes(p.annotation) for p in _parameters(command))
 
     def call(**values: Any) -> int | None:
         arguments: dict[str, Any] = {}
@@ -35,10 +32,16 @@ def expanded(command: Command) -> Command:
             arguments[parameter.name] = kind(**own)
         return command(**arguments)
 
-    signature = inspect.Signature(parameters + (generated if takes_recipes else []))
+    signature = inspect.Signature(parameters + generated)
     call.__name__, call.__doc__ = command.__name__, command.__doc__
     vars(call)["__signature__"] = signature
     return call
+
+
+def _recipe_flags() -> list[inspect.Parameter]:
+    from discreet.cli import recipes  # which imports every method
+
+    return recipes.flags()
 
 
 def _parameters(command: Command) -> Iterable[inspect.Parameter]:

@@ -1,1 +1,1 @@
-"""Ground that every other layer stands on; imports nothing of ours."""
+"""Modules that every other room uses; imports none of the other rooms."""

@@ -1,4 +1,4 @@
-"""Validators with one message style: what was expected, what came, what to do instead.
+"""Validators with one style of message: what was expected, what came, what to do.
 
 >>> positive("the clip bounds each record's norm", clip=-1)
 Traceback (most recent call last):
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 
@@ -18,16 +19,16 @@ class Refused(ValueError):
 
 
 class Damaged(Refused):
-    """A file of a run that is not as it was written."""
+    """A file of a run that was changed after it was written."""
 
 
 def refuse(expected: str, got: object, remedy: str) -> NoReturn:
-    """Raise `Refused` with the library's one message style."""
+    """Raise `Refused`."""
     raise Refused(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
 
 
 def damaged(expected: str, got: object, remedy: str) -> NoReturn:
-    """Raise `Damaged` in the same style."""
+    """Raise `Damaged`."""
     raise Damaged(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
 
 
@@ -37,40 +38,31 @@ def require(condition: bool, expected: str, got: object, remedy: str) -> None:
         refuse(expected, got, remedy)
 
 
-def _number(name: str, value: Any, remedy: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        refuse(f"{name} to be a number", f"{name}={value!r}", remedy)
-    if math.isnan(value):
-        refuse(f"{name} to be a number", f"{name}=nan", remedy)
-    return value
+def _each(remedy: str, named: Mapping[str, Any], range_: str, holds: Callable[[float], bool]) -> None:
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            refuse(f"{name} to be a number", f"{name}={value!r}", remedy)
+        require(holds(value), f"{name} {range_}", f"{name}={value!r}", remedy)
 
 
 def positive(remedy: str, /, **named: Any) -> None:
     """Refuse anything but finite numbers above zero."""
-    for name, value in named.items():
-        number = _number(name, value, remedy)
-        require(0 < number < math.inf, f"{name} > 0", f"{name}={value!r}", remedy)
+    _each(remedy, named, "> 0", lambda value: 0 < value < math.inf)
 
 
 def not_negative(remedy: str, /, **named: Any) -> None:
     """Refuse anything but finite numbers of at least zero."""
-    for name, value in named.items():
-        number = _number(name, value, remedy)
-        require(0 <= number < math.inf, f"{name} >= 0", f"{name}={value!r}", remedy)
+    _each(remedy, named, ">= 0", lambda value: 0 <= value < math.inf)
 
 
 def fraction(remedy: str, /, **named: Any) -> None:
     """Refuse anything outside (0, 1]."""
-    for name, value in named.items():
-        number = _number(name, value, remedy)
-        require(0 < number <= 1, f"{name} in (0, 1]", f"{name}={value!r}", remedy)
+    _each(remedy, named, "in (0, 1]", lambda value: 0 < value <= 1)
 
 
 def inside_unit(remedy: str, /, **named: Any) -> None:
     """Refuse anything outside the open interval (0, 1)."""
-    for name, value in named.items():
-        number = _number(name, value, remedy)
-        require(0 < number < 1, f"{name} in (0, 1)", f"{name}={value!r}", remedy)
+    _each(remedy, named, "in (0, 1)", lambda value: 0 < value < 1)
 
 
 def count(remedy: str, /, *, least: int = 1, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""What ends a run that was under way; bad input is `check.Refused`."""
+"""Errors that end a running training; bad input is `check.Refused`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import final
 
 
 class ProcessLost(RuntimeError):
-    """Another process of the run ended or does not answer; what the run has spent is in its ledger."""
+    """Another process of the run ended or does not answer. The ledger contains what the run has spent."""
 
 
 @final
 class RunStopped(RuntimeError):
-    """Training that ended early after it had spent; `__cause__` says why.
+    """Training that ended early after spending privacy; `__cause__` is the reason.
 
-    charges  how many charges are in the ledgers at `place`
+    charges  the number of charges in the ledgers at `place`
     resume   the command that resumes the run
     """
 
@@ -28,7 +28,7 @@ class RunStopped(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ended: Python's error, torch's for accelerators, or the one of torch's CPU allocator."""
+    """Whether memory was exhausted: Python's error, torch's for accelerators, or that of torch's CPU allocator."""
     told = str(error)
     return (
         isinstance(error, MemoryError)

@@ -1,4 +1,4 @@
-"""Package names that are imported when they are first used, so that a package starts without torch."""
+"""Names of a package that are imported at their first use, so that the package starts without torch."""
 
 from __future__ import annotations
 

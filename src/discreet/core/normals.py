@@ -1,11 +1,11 @@
 """Standard normals from a counter-based cipher.
 
-Pair j of a key is the pair that Box-Muller makes of cipher block j, so the values depend on the key and
-the position alone: not on the number of threads, and not on how a draw is cut into blocks. Every value takes
-the same work: a method that rejects (ziggurat, polar) would be faster and show the noise in its timing.
+Pair j of a key is the Box-Muller pair of cipher block j. So the values depend only on the key and the position, not on
+the number of threads or on how a draw is split. Every value takes the same work: a method with rejection (ziggurat,
+polar) would be faster and reveal the noise through its timing.
 
-One thread does it all. Threads of ours waited for Python's lock as long as they worked, and torch's own wait for
-each other after every call, which on busy cores took fifty times the work and after a fork never ends.
+One thread does all the work. Python threads spent as long waiting for the interpreter lock as working; torch's threads
+synchronise after every call, which took fifty times as long on busy cores and deadlocks after a fork.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Put = Callable[[slice, Floats], object]  # takes the normals of a stretch; it ma
 
 
 def cipher(key: bytes, lane: int, block: int = 0) -> CipherContext:
-    """The key stream of AES-256-CTR from `block` of `lane` on."""
+    """The key stream of AES-256-CTR, starting at `block` of `lane`."""
     start = lane.to_bytes(8, "big") + block.to_bytes(8, "big")
     return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
 
@@ -48,9 +48,9 @@ def key_stream(source: CipherContext, target: memoryview, size: int) -> None:
 
 @final
 class Buffers:
-    """Room for an even number of normals, with every view of it that the work needs: making views is dear.
+    """Memory for an even number of normals, with all views of it, because creating views is expensive.
 
-    words  the uniform 64-bit words; the normals take their place
+    words  uniform 64-bit words, which the normals overwrite
     """
 
     def __init__(self, memory: npt.NDArray[np.int64], work: torch.Tensor) -> None:
@@ -65,7 +65,7 @@ class Buffers:
 
     @classmethod
     def of(cls, size: int) -> Buffers:
-        """Buffers of their own."""
+        """Buffers with their own memory."""
         memory = np.empty(size + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
         with torch.inference_mode(False):  # they outlive a caller's inference mode
             return cls(memory, torch.empty(3, size // 2, dtype=torch.float64, device="cpu"))
@@ -107,7 +107,7 @@ class Buffers:
         return self._normals
 
     def _check_last_pair(self, radius: float, turn: float) -> None:
-        """Under a mode that only traces calls, torch computes nothing and says so to nobody."""
+        """Under a mode that only traces calls, torch computes nothing and raises no error."""
         found, expected = self._normals[-2:], (radius * math.cos(turn), radius * math.sin(turn))
         check.require(
             math.isclose(found[0], expected[0], rel_tol=1e-9, abs_tol=1e-9)
@@ -120,14 +120,14 @@ class Buffers:
 
 @final
 class _Workspace:
-    """Buffers that wait for a draw; they carry nothing from one to the next."""
+    """Unused buffers. They carry no values from one draw to the next."""
 
     def __init__(self) -> None:
         self._free: list[Buffers] = []
 
     @contextmanager
     def block(self) -> Iterator[Buffers]:
-        """Buffers for one draw alone: one beside it or inside it, from a signal or a mode, gets others."""
+        """Buffers for one draw. A concurrent or nested draw, from a signal or a mode, gets others."""
         try:
             block = self._free.pop()
         except IndexError:
@@ -142,7 +142,7 @@ _WORKSPACE: Final = _Workspace()
 
 
 def draw(key: bytes, first: int, count: int, put: Put) -> None:
-    """`put(stretch, normals)` for the stretches of 0 .. count-1, from the cipher's block `first` on; count is even."""
+    """`put(stretch, normals)` for the stretches of 0 .. count-1, starting at cipher block `first`; count is even."""
     source = cipher(key, NORMALS, first)
     with _WORKSPACE.block() as block:
         for start in range(0, count, BLOCK):
@@ -171,5 +171,5 @@ def adding_to(flat: torch.Tensor, std: float) -> Put:
 
 
 def behind(start: int, put: Put) -> Put:
-    """The same, of a target that begins at `start`."""
+    """The same for a target that begins at `start`."""
     return lambda where, noise: put(slice(start + where.start, start + where.stop), noise)

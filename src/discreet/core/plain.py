@@ -1,4 +1,4 @@
-"""Settings as plain JSON values, for plans, run directories and digests."""
+"""Settings as JSON values, for plans, run directories and digests."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, held: Any) -> Any:
-    """The value of type `kind` that `plain` wrote.
-
-    Dataclasses, tuples, read-only mappings, enumerations, numbers and strings, and what may be None.
+    """The value of type `kind` that `plain` wrote: a dataclass, tuple, mapping, enumeration, number or string.
 
     >>> from_plain(tuple[tuple[str, float], ...], [["a", 1], ["b", "inf"]])
     (('a', 1.0), ('b', inf))

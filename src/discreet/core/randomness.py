@@ -1,4 +1,4 @@
-"""The two ways in which a run is keyed, in the words of every ledger, result and statement."""
+"""The two sources of randomness, as ledgers, results and statements name them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Named random streams: AES-256 in counter mode, keyed by the operating system.
+"""Named random streams: AES-256 in counter mode, with a key from the operating system.
 
-A stream hands out each cipher block at most once. Privacy rests on that, so a stream cannot be copied,
-pickled, or used in a forked process, and it never touches the generators of torch or numpy.
+A stream uses each cipher block at most once. Privacy depends on that, so a stream cannot be copied, pickled or used in
+a forked process, and it never uses the generators of torch or numpy.
 
 >>> streams = Streams.seeded(5)
 >>> streams.statement
@@ -25,19 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core import check
-from discreet.core.normals import (
-    BLOCK_BYTES,
-    WORD_BYTES,
-    WORDS,
-    Put,
-    adding_to,
-    behind,
-    cipher,
-    copying_to,
-    draw,
-    key_stream,
-)
+from discreet.core import check, normals
 from discreet.core.randomness import KEYED, SEEDED
 
 __all__ = ["Stream", "Streams"]
@@ -60,18 +48,14 @@ def _derive(key: bytes, label: str, *, size: int = _KEY_BYTES) -> bytes:
 class Stream:
     """A forward-only sequence of random values under one 256-bit key.
 
-    Guarantee: no cipher block serves two values, in one thread or several. Words and normals come from
-    separate counter ranges, and each of the two sequences depends on the key alone, not on how the draws
-    are cut: normal(3) then normal(5) are the values of normal(8).
+    Guarantee: no cipher block is used for two values, in one thread or several. Words and normals use separate counter
+    ranges, and both sequences depend only on the key, not on the sizes of the draws: normal(3) then normal(5) are the
+    values of normal(8).
     """
 
     def __init__(self, key: bytes, *, name: str, replayable: bool) -> None:
-        check.require(
-            len(key) == _KEY_BYTES,
-            f"a key of {_KEY_BYTES} bytes",
-            f"{len(key)} bytes",
-            "take streams from discreet.Streams.from_os() or discreet.Streams.seeded(seed)",
-        )
+        remedy = "take streams from discreet.Streams.from_os() or discreet.Streams.seeded(seed)"
+        check.require(len(key) == _KEY_BYTES, f"a key of {_KEY_BYTES} bytes", f"{len(key)} bytes", remedy)
         self.name = name
         self._key = key
         self._replayable = replayable
@@ -79,15 +63,15 @@ class Stream:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._cipher_key = _derive(key, "cipher")
-        self._words, self._word_bytes = cipher(self._cipher_key, WORDS), 0
+        self._words, self._word_bytes = normals.cipher(self._cipher_key, normals.WORDS), 0
         self._normal_blocks = 0
         self._pool = np.empty(0)  # normals drawn and not yet handed out
         self._next = 0
 
     @property
     def spent(self) -> int:
-        """Cipher blocks drawn so far (a block is two words, or two normals)."""
-        return -(-self._word_bytes // BLOCK_BYTES) + self._normal_blocks
+        """The number of cipher blocks drawn so far (a block is two words, or two normals)."""
+        return -(-self._word_bytes // normals.BLOCK_BYTES) + self._normal_blocks
 
     @property
     def fingerprint(self) -> str:
@@ -96,35 +80,28 @@ class Stream:
 
     @property
     def public_key(self) -> bytes:
-        """The key of a replayable stream, with which anyone draws the same; it says nothing of other keys."""
-        check.require(
-            self._replayable,
-            "a stream whose values are public (mask, projection, init)",
-            self.name,
-            f"keep the key of {self.name} secret: privacy rests on it",
-        )
+        """The key of a replayable stream, with which anyone draws the same values. It reveals no other key."""
+        remedy = f"keep the key of {self.name} secret: privacy depends on it"
+        check.require(self._replayable, "a stream whose values are public (mask, projection, init)", self.name, remedy)
         return self._key
 
     def __repr__(self) -> str:
         return f"Stream(name={self.name!r}, fingerprint={self.fingerprint!r}, spent={self.spent})"
 
     def at(self, index: int) -> Stream:
-        """The sub-stream of step, epoch or rank `index`; its key is a keyed hash of this key and the index.
+        """The sub-stream of step, epoch or rank `index`. Its key is a keyed hash of this key and the index.
 
-        Replayable streams (mask, projection, init) give the same sub-stream again; noise and sampling
-        give each index once.
+        Replayable streams (mask, projection, init) give the same sub-stream again; noise and sampling give each index
+        once.
         """
         self._guard()
         check.count("number sub-streams from 0", least=0, index=index)
         index = int(index)
         if not self._replayable:
             with self._lock:
-                check.require(
-                    index not in self._used,
-                    f"a new index for {self.name}.at",
-                    f"index={index} again",
-                    f"{self.name} is never replayed; take the next index, or draw from {self.name} itself",
-                )
+                remedy = f"{self.name} is never replayed; take the next index, or draw from {self.name} itself"
+                unused = index not in self._used
+                check.require(unused, f"a new index for {self.name}.at", f"index={index} again", remedy)
                 self._used.add(index)
         key = _derive(self._key, f"at {index}")
         return Stream(key, name=f"{self.name}.at({index})", replayable=self._replayable)
@@ -138,24 +115,21 @@ class Stream:
         _check_dtype(dtype)
         out = torch.empty(int(count), dtype=dtype, device="cpu")
         with self._lock:
-            self._apply(len(out), copying_to(out.numpy()))
+            self._apply(len(out), normals.copying_to(out.numpy()))
         return out.to(device)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
-        """value += std * N(0, 1) in place: summed in float64 and rounded after adding, chunk by chunk."""
+        """value += std * N(0, 1) in place, summed in float64 and rounded after adding."""
         self._guard()
         check.not_negative("std is the standard deviation of the noise", std=std)
         _check_dtype(value.dtype)
-        check.require(
-            _has_own_cells(value),
-            "a tensor with a place in memory for each element",
-            f"shape {list(value.shape)} with strides {list(value.stride())}",
-            "clone() it: elements that share a place would share their noise",
-        )
+        layout = f"shape {list(value.shape)} with strides {list(value.stride())}"
+        remedy = "clone() it: elements that share memory would share their noise"
+        check.require(_has_own_cells(value), "a tensor with memory for each element", layout, remedy)
         bare = value.detach()
         flat = bare.reshape(-1)  # a view if it can be one, else a copy that goes back below
         with self._lock:
-            self._apply(len(flat), adding_to(flat, float(std)))
+            self._apply(len(flat), normals.adding_to(flat, float(std)))
         if not bare.is_contiguous():
             bare.copy_(flat.view(bare.shape))
         return value
@@ -164,18 +138,18 @@ class Stream:
         """`count` uniform 64-bit words."""
         self._guard()
         check.count("say how many words to draw", least=0, count=count)
-        size = int(count) * WORD_BYTES
-        out = np.empty(size + BLOCK_BYTES, dtype=np.uint8)
+        size = int(count) * normals.WORD_BYTES
+        out = np.empty(size + normals.BLOCK_BYTES, dtype=np.uint8)
         with self._lock:
             self._word_bytes += size
-            key_stream(self._words, out.data, size)
+            normals.key_stream(self._words, out.data, size)
         return out[:size].view(np.uint64)
 
     def bernoulli(self, count: int, rate: float) -> npt.NDArray[np.bool_]:
         """`count` independent coins, each true with probability exactly `rate`.
 
-        A word w is compared with the integer part of rate * 2^64, rate being the exact fraction of the
-        float. Where rate has bits below 2^-64 and w ties with that integer, further words decide.
+        A word w is compared with the integer part of rate * 2^64, where rate is the exact fraction of the float. If
+        rate has bits below 2^-64 and w equals that integer, further words decide.
         """
         check.fraction("rate is the probability that a record is included", rate=rate)
         words = self.uniform64(count)
@@ -255,24 +229,24 @@ class Stream:
                 return word < threshold
         return False
 
-    def _apply(self, count: int, put: Put) -> None:
-        """put(stretch, normals) for the whole of 0 .. count-1: the pool's rest, whole pairs, a new pool."""
+    def _apply(self, count: int, put: normals.Put) -> None:
+        """put(stretch, normals) for all of 0 .. count-1: the rest of the pool, whole pairs, a new pool."""
         done = self._from_pool(0, count, put)
         if count - done >= _BULK:
             bulk = (count - done) // 2 * 2
-            self._draw(bulk, behind(done, put))
+            self._draw(bulk, normals.behind(done, put))
             done += bulk
         if count > done:
             # As much again as was drawn before: short streams stay cheap, long ones pay few calls.
             size = max(count - done, min(_POOL, 2 * self._normal_blocks))
             self._next = len(self._pool)
             fresh = np.empty(size + size % 2)
-            self._draw(len(fresh), copying_to(fresh))
+            self._draw(len(fresh), normals.copying_to(fresh))
             self._pool, self._next = fresh, 0
             self._from_pool(done, count, put)
 
-    def _from_pool(self, start: int, count: int, put: Put) -> int:
-        """Serve from `start` on what the pool holds; where that ends."""
+    def _from_pool(self, start: int, count: int, put: normals.Put) -> int:
+        """Use the values of the pool from `start` on. Returns where they end."""
         stop = min(count, start + len(self._pool) - self._next)
         piece = self._pool[self._next : self._next + stop - start]
         self._next += len(piece)  # before the values are used: an exception may lose some, never repeat one
@@ -280,38 +254,33 @@ class Stream:
             put(slice(start, stop), piece)
         return stop
 
-    def _draw(self, count: int, put: Put) -> None:
+    def _draw(self, count: int, put: normals.Put) -> None:
         first = self._normal_blocks
         self._normal_blocks += count // 2
-        draw(self._cipher_key, first, count, put)
+        normals.draw(self._cipher_key, first, count, put)
 
     def _guard(self) -> None:
-        check.require(
-            os.getpid() == self._process,
-            f"{self.name} to be used in the process that made it",
-            "a forked process",
-            "a fork would repeat the parent's noise; make discreet.Streams.from_os() in the new process",
+        ours, remedy = os.getpid() == self._process, "call discreet.Streams.from_os() in the new process"
+        repeats = "a forked process, which would repeat the parent's noise"
+        check.require(ours, f"{self.name} to be used in the process that made it", repeats, remedy)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # what copy, deepcopy and pickle call
+        check.refuse(
+            "one owner for a random stream",
+            "a copy or a pickle",
+            "a copied position would repeat noise; make new streams with discreet.Streams.from_os()",
         )
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        _refuse_copy()
-
-    def __copy__(self) -> NoReturn:
-        _refuse_copy()
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        _refuse_copy()
 
 
 def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:
-    """Which words lie below the largest multiple of `bound` that 2^64 holds, so that w % bound is uniform."""
+    """Which words are below the largest multiple of `bound` up to 2^64, so that w % bound is uniform."""
     top = np.uint64(2**64 - 1)
     beyond = (top % bound + np.uint64(1)) % bound  # 2^64 mod bound
     return words <= top - beyond
 
 
 def _has_own_cells(value: torch.Tensor) -> bool:
-    """Told by the strides: each dimension steps over all that the finer ones fill."""
+    """Whether no two elements share memory, by the strides: each dimension steps over all finer ones."""
     steps = sorted((step, size) for step, size in zip(value.stride(), value.shape, strict=True) if size > 1)
     filled = 1
     for step, size in steps:
@@ -322,25 +291,13 @@ def _has_own_cells(value: torch.Tensor) -> bool:
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
-    check.require(
-        dtype in (torch.float32, torch.float64),
-        "noise in float32 or float64",
-        dtype,
-        "sum and add noise in float32, then cast the result",
-    )
-
-
-def _refuse_copy() -> NoReturn:
-    check.refuse(
-        "one owner for a random stream",
-        "a copy or a pickle",
-        "a copied position would repeat noise; make new streams with discreet.Streams.from_os()",
-    )
+    remedy = "sum and add noise in float32, then cast the result"
+    check.require(dtype in (torch.float32, torch.float64), "noise in float32 or float64", dtype, remedy)
 
 
 @final
 class Streams:
-    """The named streams of one run; each key is a keyed hash of the root key and the name.
+    """The named streams of one run. Each key is a keyed hash of the root key and the name.
 
     from_os()     root key: 256 bits of the operating system; no two instances share a key
     seeded(seed)  root key: a hash of the seed, for tests and repeatable experiments; not private
@@ -358,12 +315,12 @@ class Streams:
 
     @classmethod
     def from_os(cls) -> Streams:
-        """Streams under a fresh key of the operating system."""
+        """Streams with a new key from the operating system."""
         return cls(os.urandom(_KEY_BYTES), is_seeded=False)
 
     @classmethod
     def seeded(cls, seed: int) -> Streams:
-        """Streams that anyone who knows the seed can repeat; every digit of it counts."""
+        """Streams that anyone who knows the seed can repeat."""
         check.count("a seed is a whole number; use discreet.Streams.from_os() for privacy", least=0, seed=seed)
         return cls(_derive(b"seed", str(int(seed))), is_seeded=True)
 
@@ -374,7 +331,7 @@ class Streams:
 
     @property
     def statement(self) -> str:
-        """Where the key came from, in the words of the privacy statement."""
+        """The source of the key, as the privacy statement says it."""
         return SEEDED if self.is_seeded else KEYED
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Jobs side by side, each in a process of its own: small models leave cores idle otherwise.
+"""Jobs in parallel, each in its own process, because small models leave cores idle.
 
-A worker is `python -m discreet.core.workers CALL THREADS ARGV...`. It takes one order a line on standard input and
-answers with lines {"news": ...} and, at the end of a job, {"result": ...} or {"failure": ..., "refused": ...}. Standard
-input that closes is the signal to stop, so nothing runs on without a parent.
+A worker is `python -m discreet.core.workers CALL THREADS ARGV...`. It reads one order a line from standard input and
+answers with lines {"news": ...} and, at the end of a job, {"result": ...} or {"failure": ..., "refused": ...}. It
+stops when standard input closes, so no worker outlives its parent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_REASON = 300
 
 
 class JobListener(Protocol):
-    """Receives what happens to each job; `job` is its place among the orders."""
+    """Receives the progress of each job; `job` is its index among the orders."""
 
     def started(self, job: int) -> None: ...
 
@@ -44,14 +44,14 @@ class JobFailed(RuntimeError):
 
 
 def cores() -> int:
-    """The processors that this process may use."""
+    """The number of processors that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def worker_count(jobs: int, workers: int | None = None) -> int:
-    """Processes for so many jobs; `workers` None: one for each core, four at most.
+    """The number of processes for `jobs` jobs; `workers` None: one per core, at most four.
 
     >>> worker_count(1, 3), worker_count(9, 3)
     (1, 3)
@@ -62,7 +62,7 @@ def worker_count(jobs: int, workers: int | None = None) -> int:
 
 
 def failure_of(error: Exception) -> str:
-    """Why a job failed, in one line; messages of validators stay as they are."""
+    """The reason of a failed job, in one line. Messages of validators are not changed."""
     if isinstance(error, RunStopped) and isinstance(error.__cause__, Exception):
         return f"{failure_of(error.__cause__)} ({error.outcome})"
     first = (str(error).splitlines() or [""])[0][:_LONGEST_REASON]
@@ -78,12 +78,11 @@ def run_jobs(
     threads: int | None = None,
     saves: bool = False,
 ) -> None:
-    """Do all orders; with one worker, in this process.
+    """Run all orders; with one worker, in this process.
 
-    call     "module:function", called with an order and a function that passes news on; orders, news and results are
-             JSON values
-    threads  of torch in each worker; None: the cores, shared equally
-    saves    whether a job that is stopped saves its work; otherwise its process is terminated
+    call     "module:function", called with an order and a function that forwards news; all of them JSON values
+    threads  of torch in each worker; None: an equal share of the cores
+    saves    whether a stopped job saves its work; otherwise its process is terminated
     """
     waiting = deque(enumerate(orders))
     at_once = worker_count(len(orders), workers)
@@ -128,7 +127,7 @@ def _with_processes(
 
 
 def _idle(crew: list[_Worker], call: str, at_once: int, threads: int) -> _Worker | None:
-    """A worker without a job, a new one if there is room, or None."""
+    """A worker without a job, a new one if the limit allows, or None."""
     idle = next((worker for worker in crew if worker.job is None), None)
     if idle is None and len(crew) < at_once:
         crew.append(idle := _Worker(call, threads))
@@ -156,7 +155,6 @@ class _Worker:
         self._rest = b""
 
     def begin(self, job: int, order: Any, listener: JobListener) -> None:
-        """Send an order."""
         self.job = job
         listener.started(job)
         # If the process has died, its answers end, which is noticed where they are read.
@@ -164,7 +162,7 @@ class _Worker:
             self._orders.write(json.dumps(order).encode() + b"\n")
 
     def listen(self, listener: JobListener) -> bool:
-        """Pass on what it said; False once it has ended."""
+        """Forward its output; False once it has ended."""
         said = os.read(self.answers, 1 << 16)
         if not said:
             if self.job is not None:

@@ -24,11 +24,11 @@ from discreet.core.errors import ProcessLost
 @final
 @dataclass(frozen=True)
 class World:
-    """`size` processes that work on one logical batch; this one is number `rank`.
+    """`size` processes that work on one logical batch; this one has number `rank`.
 
-    Guarantee: an operation of a world of several processes happens in all of them, or raises; it is never
-    skipped because torch.distributed was not started. How long a process waits for the others is the
-    `timeout` of torch.distributed.init_process_group.
+    Guarantee: an operation of several processes happens in all of them, or raises. It is never skipped because
+    torch.distributed was not started. The `timeout` of torch.distributed.init_process_group limits how long a process
+    waits.
     """
 
     rank: int = 0
@@ -94,7 +94,7 @@ class World:
         )
 
     def _talk(self, name: str, act: Callable[[], object]) -> None:
-        """One operation of all processes; torch's error becomes one line that says what to do."""
+        """One operation of all processes. torch's error becomes one line with a remedy."""
         try:
             act()
         except torch.OutOfMemoryError:

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from discreet.accounting import Certificate
 from discreet.core.randomness import SEEDED
-from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
+    from discreet.accounting.accountants import Certificate
     from discreet.runs import RunProgress, RunResult
     from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress
@@ -63,16 +60,6 @@ def solution(value: float) -> str:
     ('1.000001', '2360')
     """
     return f"{value:g}" if value == int(value) else f"{math.ceil(value * 1e6) / 1e6:.6f}"
-
-
-def methods_table(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """One method a row, with its guarantee and its flags."""
-    table = _table("methods", ("", "guarantee, what it does, its flags"))
-    for row in rows:
-        flags = [f"{parameter['flag']} ({parameter['about']})" for parameter in row["parameters"]]
-        lines = "\n".join([row["guarantee"], row["summary"], *flags])
-        table.add_row(_bold(row["name"]), Text(lines), end_section=True)
-    return table
 
 
 def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int = 10) -> Text:
@@ -118,6 +105,8 @@ def run_table(result: RunResult) -> RenderableType:
 
 def comparison_table(found: Comparison) -> RenderableType:
     """The methods of a comparison, best first, and notes on the numbers."""
+    from discreet.report import wording
+
     title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
     columns = ("", "method", "test accuracy", "certified", "claimed", "seconds")
     rows = [
@@ -216,6 +205,9 @@ def comparison_bar(*, quiet: bool) -> Iterator[Callable[[ComparisonProgress], No
 
 @contextlib.contextmanager
 def _bar(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
     columns = (
         TextColumn("{task.description} {task.completed:.0f}/{task.total:.0f}", markup=False),
         BarColumn(),
@@ -272,8 +264,12 @@ def _accuracy(estimate: Estimate | None) -> str:
     """A mean, with half the width of its interval where there are several runs."""
     if estimate is None:
         return "-"
+    from discreet.report import wording
+
     return " ".join(filter(None, (wording.points(estimate.mean), wording.half(estimate), "%")))
 
 
 def _epsilon(value: float | str | None) -> str:
+    from discreet.report import wording
+
     return "infinite" if isinstance(value, str) else wording.epsilon(value, missing="-")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from discreet.accounting import Certificate
+from discreet.accounting.accountants import Certificate
 from discreet.core.plain import from_plain, plain
 from discreet.training.spending import Spent
 

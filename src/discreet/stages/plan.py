@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
-from discreet.accounting import Certificate, Charge, certify
+from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event, Free, NonPrivate, SelectionQuery
 from discreet.core import check
 from discreet.stages.delta import check_delta, delta_warning
@@ -16,6 +16,9 @@ from discreet.stages.sampling import Horizon
 
 Bill = tuple[tuple[Event, int], ...]  # events with counts
 OneRelease = Callable[[float], Event]
+
+if TYPE_CHECKING:
+    from discreet.accounting.accountants import Certificate
 
 
 @final
@@ -74,6 +77,8 @@ class Plan(Pipeline):
 
     def certificate(self, steps: int | None = None) -> Certificate:
         """The certified epsilon of the first `steps` steps (default: the whole run)."""
+        from discreet.accounting.accountants import certify
+
         return certify(self.charge(steps), delta=self.delta, relation=self.relation)
 
     @property

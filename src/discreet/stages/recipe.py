@@ -7,7 +7,6 @@ import functools
 from dataclasses import dataclass
 from typing import final
 
-from discreet.accounting import calibrate_claim, calibrate_noise
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -53,6 +52,8 @@ class Recipe(Pipeline):
 
     def for_horizon(self, *, epsilon: float, delta: float, horizon: Horizon, accept_large_delta: bool = False) -> Plan:
         """Like `for_budget`, for an existing `Horizon`."""
+        from discreet.accounting.calibration import calibrate_noise
+
         bind = functools.partial(self.bind, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
         relation = self.relation
         noise = calibrate_noise(lambda z: bind(noise=z).charge(), epsilon=epsilon, delta=delta, relation=relation)
@@ -63,5 +64,7 @@ class Recipe(Pipeline):
 
         The plan's `certificate` states the epsilon that is proven for it, which may be larger.
         """
+        from discreet.accounting.calibration import calibrate_claim
+
         bind = functools.partial(self.bind, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
         return bind(noise=calibrate_claim(lambda z: bind(noise=z).charge().claimed, epsilon=epsilon, delta=delta))

@@ -120,12 +120,15 @@ def check_apart(function: Callable[[list[Any]], Any], pool: list[Any], what: str
         is_random = _difference(first, reseeded) is not None
         for seed in range(_SEEDS if is_random else 1):
             before = _seeded(function, own, seed)
-            after = _seeded(function, [own[0], *others[1:]], seed)
-            _require_same(_part(before, alone, few, 0), _part(after, alone, few, 0), function, what)
+            for company in (others[1:], own[:1] * (few - 1)):
+                after = _seeded(function, [own[0], *company], seed)
+                _require_same(_part(before, alone, few, 0), _part(after, alone, few, 0), function, what)
         if not is_random:  # what one record draws may shift the draws of the next
             after = _seeded(function, [others[0], *own[1:]], 0)
             for index in range(1, few):
                 _require_same(_part(first, alone, few, index), _part(after, alone, few, index), function, what)
+                copies = _seeded(function, own[index : index + 1] * few, 0)
+                _require_same(_part(first, alone, few, index), _part(copies, alone, few, index), function, what)
     except _FailedError:
         return
 
@@ -145,7 +148,7 @@ def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int)
         random.seed(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return function(copy.deepcopy(records))
+            return function([copy.deepcopy(record) for record in records])
     except Exception as error:
         raise _FailedError from error
     finally:

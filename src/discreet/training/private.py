@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from discreet.accounting import Ledger
 from discreet.accounting.events import Event, Free
+from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams

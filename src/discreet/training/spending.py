@@ -7,11 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from discreet.accounting import Certificate, Charge, certify
 from discreet.core.randomness import SEEDED
 from discreet.stages.plan import Plan
 
 if TYPE_CHECKING:
+    from discreet.accounting.accountants import Certificate
+    from discreet.accounting.charges import Charge
     from discreet.core.streams import Streams
 
 
@@ -33,6 +34,8 @@ class Spent:
     @staticmethod
     def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
         """Compute it from the ledger's charge. A claim is for the whole run, so it is None before the end."""
+        from discreet.accounting.accountants import certify
+
         if streams.is_seeded:  # also before the first charge
             charge = dataclasses.replace(charge, assumptions=(*charge.assumptions, SEEDED))
         certified = certify(charge, delta=plan.delta, relation=plan.relation)

@@ -10,7 +10,7 @@ import pytest
 import loop
 import replay
 from discreet import methods
-from discreet.accounting import certify
+from discreet.accounting.accountants import certify
 from discreet.accounting.events import ClippedFeedback as FeedbackEvent
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring

@@ -17,7 +17,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special
 
-from discreet.accounting import Charge, delta_at
+from discreet.accounting.accountants import delta_at
+from discreet.accounting.charges import Charge
 from discreet.accounting.events import LastIterateRun
 from discreet.core.relation import Neighbouring
 from discreet.methods.dpsgd_dc.analysis import LastIterate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from discreet.accounting import AccountedClaim, Accounting
+from discreet.accounting.claims import AccountedClaim, Accounting
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot

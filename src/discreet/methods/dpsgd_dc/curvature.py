@@ -8,10 +8,10 @@ for every possible batch. L is certified if the model and its loss are known; ot
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, final
 
-from discreet.accounting.last_iterate import lipschitz_convex, lipschitz_glm, lipschitz_smooth
 from discreet.core import check
 
 
@@ -123,3 +123,46 @@ def _convex(learning_rate: float, smoothness: float, ratio: float, decay: float)
         return smooth
     convex = lipschitz_convex(learning_rate=learning_rate, smoothness=smoothness, ratio=ratio)
     return min(smooth, convex)
+
+
+# Lipschitz constants of an update with per-record clipping -------------------------------------------------
+
+
+def _size(learning_rate: float, smoothness: float, ratio: float) -> float:
+    check.positive("rates and smoothness are positive", learning_rate=learning_rate, smoothness=smoothness)
+    check.positive("ratio is the largest batch divided by the public divisor", ratio=ratio)
+    return learning_rate * smoothness * ratio
+
+
+def lipschitz_smooth(*, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0) -> float:
+    """|1 - eta decay| + eta L ratio, for any L-smooth losses; `decay` is an L2 term outside of the clip.
+
+    >>> lipschitz_smooth(learning_rate=0.2, smoothness=1.0)
+    1.2
+    """
+    size = _size(learning_rate, smoothness, ratio)
+    check.not_negative("an L2 term pulls towards zero", decay=decay)
+    return abs(1 - learning_rate * decay) + size
+
+
+def lipschitz_convex(*, learning_rate: float, smoothness: float, ratio: float = 1.0) -> float:
+    """2 / sqrt(4 - eta L ratio), for convex L-smooth losses and eta L ratio <= 2: tight from dimension 2 on.
+
+    Not 1: clipping turns a symmetric Jacobian into a product with a projection.
+    """
+    size = _size(learning_rate, smoothness, ratio)
+    remedy = "take a smaller learning rate, or lipschitz_smooth"
+    check.require(size <= 2, "learning_rate * smoothness * ratio <= 2", f"{size}", remedy)
+    return 2 / math.sqrt(4 - size)
+
+
+def lipschitz_glm(*, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0) -> float:
+    """max(|1 - eta decay|, |1 - eta decay - eta L ratio|), for convex losses phi(<a, x>) of ONE score.
+
+    Binary logistic and linear regression. Not multinomial: a clipped gradient must stay a multiple of a.
+    Without decay this is 1 as long as eta L ratio <= 2.
+    """
+    size = _size(learning_rate, smoothness, ratio)
+    check.not_negative("an L2 term pulls towards zero", decay=decay)
+    kept = 1 - learning_rate * decay
+    return max(abs(kept), abs(kept - size))

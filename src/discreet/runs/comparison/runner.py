@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, final
 
 from discreet import runs
-from discreet.accounting import certify, merge, read
+from discreet.accounting.accountants import certify
+from discreet.accounting.ledger import merge, read
 from discreet.core import check
 from discreet.core.command import package_versions
 from discreet.core.plain import digest
