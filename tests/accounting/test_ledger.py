@@ -17,7 +17,8 @@ from discreet.accounting import ledger as module
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event, Free, Gaussian, NonPrivate, PoissonSampled, Queries
 from discreet.accounting.ledger import Ledger, merge, read
-from discreet.core.check import Refused
+from discreet.core.check import Damaged, Refused
+from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from timing import times_as_long
 
@@ -453,3 +454,92 @@ def test_merge_refuses_two_relations_and_the_same_ledger_twice(tmp_path: Path) -
         merge([one, copied])
     with pytest.raises(Refused, match="at least one ledger"):
         merge([])
+
+
+# The file under a running run ------------------------------------------------------------------------------
+
+
+def _removed(path: Path) -> None:
+    path.unlink()
+
+
+def _moved(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def _replaced(path: Path) -> None:
+    content = path.read_bytes()
+    path.rename(path.with_name("elsewhere"))
+    path.write_bytes(content)
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _extended(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\n")
+
+
+@pytest.mark.parametrize("act", [_removed, _moved, _replaced, _emptied, _cut, _extended])
+def test_a_file_that_changed_under_its_writer_takes_no_charge(tmp_path: Path, act: Any) -> None:
+    ledger = Ledger.create(tmp_path / "a", HEADER)
+    ledger.append(STEP, step=0)
+    act(tmp_path / "a")
+    for _ in range(2):
+        with pytest.raises(Damaged, match="as it was last written, got"):
+            ledger.append(STEP, step=1)
+    assert ledger.length == 1
+    ledger.close()
+
+
+def test_a_relative_path_survives_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    with Ledger.create("a", HEADER) as ledger:
+        monkeypatch.chdir(tmp_path / "other")
+        ledger.append(STEP, step=0)
+    with Ledger.open(tmp_path / "a") as again:
+        again.append(STEP, step=1)
+    assert read(tmp_path / "a").length == 2
+
+
+# How the run is keyed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.97])
+def test_a_damaged_first_charge_keeps_the_seed_of_the_header(tmp_path: Path, left: float) -> None:
+    path = tmp_path / "a"
+    write(path, [], {**HEADER, "seeded": True})
+    whole = path.stat().st_size
+    with Ledger.open(path) as ledger:
+        ledger.append(STEP, step=0, note={"noise": "aa", "sampling": "bb", "seeded": True})
+    os.truncate(path, whole + int(left * (path.stat().st_size - whole)))
+    with Ledger.resume(path, planned=STEP) as ledger:
+        assert ledger.charge().seeded
+        ledger.append(STEP, step=1, note={"noise": "cc", "sampling": "dd", "seeded": False})
+    assert read(path).charge().seeded
+    assert merge([path, write(tmp_path / "b", [STEP])]).assumptions.count(SEEDED) == 1
+
+
+def test_a_torn_charge_that_names_a_seed_keeps_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", [STEP], {**HEADER, "seeded": False})
+    with Ledger.open(path) as ledger:
+        assert not ledger.charge().seeded
+        ledger.append(STEP, step=1, note={"noise": "aa", "sampling": "bb", "seeded": True})
+    os.truncate(path, path.stat().st_size - 20)
+    with Ledger.resume(path, planned=STEP) as ledger:
+        assert ledger.charge().seeded
+    assert merge([path]).seeded
+
+
+def test_how_a_run_is_keyed_is_true_or_false(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="seeded to be true or false"):
+        Ledger.create(tmp_path / "a", {**HEADER, "seeded": "no"})
+    assert not write(tmp_path / "b", [STEP]).read_bytes().count(b"seeded")  # as older versions wrote it
+    assert not read(tmp_path / "b").charge().seeded

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import loop
 import two_processes
@@ -20,7 +23,9 @@ from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.errors import ProcessLost
 from discreet.core.streams import Streams
+from discreet.core.world import World
 from discreet.training.private import Private
+from discreet.training.shards import check_shards
 
 STEPS, LAST = 6, 3  # the process that ends does so after step LAST
 
@@ -126,6 +131,73 @@ def test_seeds_micro_batches_and_records_may_differ(found: list[dict[str, Any]])
     assert all(rank["alike"] for rank in found)
 
 
+def _shard(rank: int, size: int) -> Any:
+    return Subset(loop.data(), range(rank, loop.RECORDS, size))
+
+
+class _Jittered(Dataset[Any]):
+    """A dataset that augments at random."""
+
+    def __len__(self) -> int:
+        return loop.RECORDS
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = loop.data()[index]
+        return x + torch.randn(4) * random.random() * np.random.rand(), y
+
+
+def _few_values(rank: int) -> Any:
+    """Shards with a few equal rows; at most of the places that are compared they agree."""
+    x = torch.zeros(40, 4)
+    x[20 + rank :] = 1.0
+    x[-1] = rank
+    return TensorDataset(x, torch.zeros(40, dtype=torch.long))
+
+
+def shards(rank: int, size: int, place: str) -> None:
+    """Processes that hold the same records, or different ones."""
+    torch.set_num_threads(1)
+    two_processes.meet(rank, place, size)
+    same = {
+        "whole": loop.data(),
+        "wrapped": Subset(loop.data(), range(loop.RECORDS)),
+        "jittered": _Jittered(),
+        "two": loop.data(2),
+        "dictionary": [{"x": x, "y": y} for x, y in loop.data()],
+    }
+    different = {
+        "shards": _shard(rank, size),
+        "empty": loop.data() if rank == 0 else Subset(loop.data(), []),
+        "both empty": Subset(loop.data(), []),
+        "equal rows": _few_values(rank),
+        "constant": TensorDataset(torch.ones(30, 4), torch.zeros(30, dtype=torch.long)),
+    }
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    found: dict[str, str] = {}
+    for name, dataset in (same | different).items():
+        try:
+            check_shards(World.current(), dataset)
+            found[name] = "accepted"
+        except Refused as refusal:
+            found[name] = str(refusal)
+    assert torch.equal(state[0], torch.get_rng_state())
+    assert state[1:] == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+    with pytest.raises(Refused, match="the same records on ranks 0 and 1"):
+        loop.private()
+    loop.private(dataset=_shard(rank, size)).close()
+    Path(place, f"{rank}.json").write_text(json.dumps([found, list(same)]))
+    two_processes.part()
+
+
+def test_processes_with_the_same_records_are_refused(tmp_path: Path) -> None:
+    mp.start_processes(shards, args=(2, str(tmp_path)), nprocs=2, start_method="spawn")
+    for rank in range(2):
+        found, same = json.loads((tmp_path / f"{rank}.json").read_text())
+        for name, told in found.items():
+            expected = "the same records on ranks 0 and 1. Remedy: give each process its own part"
+            assert expected in told if name in same else told == "accepted", name
+
+
 def survive(rank: int, size: int, place: str) -> None:
     """One of several processes, of which the last first differs, and then ends in the middle of a run."""
     torch.set_num_threads(1)
@@ -134,7 +206,7 @@ def survive(rank: int, size: int, place: str) -> None:
     with pytest.raises(Refused, match=r"clip: 1\.0 on ranks 0 and 1, 100\.0 on rank 2"):
         loop.private(None, loop.plan(methods.dp_sgd(clip=clip)))
     ledger = f"{place}/ledger.jsonl"
-    run = loop.private(None, loop.plan(steps=STEPS), ledger=ledger, seed=rank)
+    run = loop.private(None, loop.plan(steps=STEPS), ledger=ledger, seed=rank, dataset=_shard(rank, size))
     run.save(f"{place}/state.pt")
     told = "nothing"
     try:

@@ -15,8 +15,9 @@ from torch import nn
 import loop
 from discreet import methods
 from discreet.accounting.charges import Charge
-from discreet.accounting.ledger import read
-from discreet.core.check import Refused
+from discreet.accounting.ledger import merge, read
+from discreet.core.check import Damaged, Refused
+from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.stages.clipping import FlatClip
@@ -441,3 +442,28 @@ def test_what_a_checkpoint_holds(place: Place) -> None:
 def test_streams_of_two_runs_have_different_fingerprints() -> None:
     runs = [checkpoint.keys_of(streams) for streams in (Streams.from_os(), Streams.from_os(), Streams.seeded(1))]
     assert len({key for run in runs for key in run.values()}) == 6
+
+
+def test_a_seeded_run_stays_seeded_if_its_only_charge_is_damaged(place: Place) -> None:
+    run = loop.private(ledger=place.ledger)
+    run.save(place.state)
+    header = place.ledger.stat().st_size
+    loop.train(run, most=1)
+    run.close()
+    os.truncate(place.ledger, header + 5)
+    again = loop.private(ledger=place.ledger, resume=place.state, streams=Streams.from_os())
+    assert again.spent().seeded
+    loop.train(again, most=2)
+    again.close()
+    assert again.spent().statement == SEEDED
+    assert merge([place.ledger]).seeded
+
+
+def test_a_ledger_removed_under_a_run_stops_the_release(place: Place) -> None:
+    run = loop.private(ledger=place.ledger)
+    loop.train(run, most=1)
+    before = loop.weights(run.model)
+    place.ledger.unlink()
+    with pytest.raises(Damaged, match="removed or moved while the run"):
+        loop.train(run)
+    assert torch.equal(loop.weights(run.model), before)

@@ -62,7 +62,8 @@ class LedgerRecord:
 
 
 def charge_of(header: Mapping[str, Any], counts: Iterable[tuple[Event, int]], said: Iterable[str]) -> Charge:
-    """A charge with the assumptions of the header and what the entries say about randomness."""
+    """A charge with the assumptions of the header and what header and entries say about randomness."""
+    said = dict.fromkeys((*((SEEDED,) if header.get("seeded") else ()), *said))
     return Charge(tuple(counts), assumptions=(*header.get("assumptions", ()), *said))
 
 
@@ -71,6 +72,11 @@ def randomness_of(note: Mapping[str, Any]) -> tuple[str, ...]:
     if note.get("seeded"):
         return (SEEDED,)
     return (UNSTATED,) if "noise" in note and "seeded" not in note else ()
+
+
+def torn_note(torn: bytes) -> dict[str, Any]:
+    """What is left of the note of a torn line: a seed that it states still counts."""
+    return {"seeded": True} if b'"seeded":true' in torn else {}
 
 
 def canonical(value: Any) -> str:
@@ -99,6 +105,8 @@ def header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
     assumptions = fields.get("assumptions", [])
     sentences = isinstance(assumptions, (list, tuple)) and all(isinstance(text, str) for text in assumptions)
     check.require(sentences, "assumptions to be a list of sentences", f"{assumptions!r}", remedy)
+    seeded = fields.get("seeded", False)  # ledgers of older versions say it in their entries only
+    check.require(isinstance(seeded, bool), "seeded to be true or false", f"seeded={seeded!r}", remedy)
     plain: dict[str, Any] = json.loads(canonical(fields))
     return plain
 

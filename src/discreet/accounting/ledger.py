@@ -71,6 +71,8 @@ class Ledger:
         self._said = {text for entry in record.entries for text in chain.randomness_of(entry.note)}
         self._digest = record.digest
         self._process = os.getpid()
+        self._file = path.absolute()  # the program may change its directory
+        self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
         self._open = True
 
     @classmethod
@@ -78,7 +80,7 @@ class Ledger:
         """Create a ledger in a new file.
 
         The header names `relation`, `delta` and `plan` (a digest of the plan), and other public values. `assumptions`,
-        a list of sentences, is part of every charge.
+        a list of sentences, is part of every charge, and so is `seeded`, whether the run has a seed.
         """
         path, fields = Path(path), chain.header_fields(header)
         try:
@@ -152,10 +154,10 @@ class Ledger:
             entry = chain.open_entry(self._path, len(self._entries) + 2, torn, self._digest)
         except check.Refused:
             step = self._entries[-1].step + 1 if self._entries else 0
-            self._add(planned, step, {}, torn=torn)
+            self._add(planned, step, chain.torn_note(torn), torn=torn)
         else:
             assert self._descriptor is not None  # only a file can be torn
-            _write(self._descriptor, b"\n")
+            self._write(b"\n")
             self._keep(entry)
 
     def append(self, event: Event, *, step: int, note: Mapping[str, Any] | None = None) -> None:
@@ -176,11 +178,31 @@ class Ledger:
         if torn:
             body["torn"] = hashlib.sha256(torn).hexdigest()
         digest, line = chain.seal(self._digest, body)
+        self._check_file()
         self._open = False  # until the line stands: a failed write must not be followed by another
-        if self._descriptor is not None:
-            _write(self._descriptor, b"\n" + line if torn else line)
+        self._write(b"\n" + line if torn else line)
         self._open = True
         self._keep(chain.LedgerEntry(step=int(step), event=event, note=note, digest=digest, torn=body.get("torn")))
+
+    def _write(self, line: bytes) -> None:
+        if self._descriptor is not None:
+            _write(self._descriptor, line)
+            self._size += len(line)
+
+    def _check_file(self) -> None:
+        """Refuse to charge into a file that nobody will find: removed, replaced, or without its earlier charges."""
+        if self._descriptor is None:
+            return
+        expected = f"the ledger of this run at {self._file}, as it was last written"
+        own = os.fstat(self._descriptor)
+        try:
+            found = os.stat(self._file)
+        except OSError:
+            check.damaged(expected, "no file: it was removed or moved while the run was writing to it", chain.RESTORE)
+        if (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino):
+            check.damaged(expected, "another file in its place", chain.RESTORE)
+        if own.st_size != self._size:
+            check.damaged(expected, f"{own.st_size} bytes instead of {self._size}", chain.RESTORE)
 
     def _keep(self, entry: chain.LedgerEntry) -> None:
         self._digest = entry.digest

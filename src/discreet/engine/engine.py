@@ -23,12 +23,13 @@ from discreet.engine.factors.parts import Factors, GradientBuffer
 from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
+from discreet.engine.model_state import Snapshot
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.support import Snapshot, parameters_in, refuse_unsupported, trainable
+from discreet.engine.support import parameters_in, refuse_unsupported, trainable
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.unscripted import Unscripted
@@ -299,6 +300,8 @@ class Engine:
             return
         assert self._records is not None
         learned = self._scripts.learned
+        if self._before is not None:
+            self._before.compare(self.model)
         with self.watch.paused():
             script = self.script(args, kwargs, self._records, self._views)
         if self._scripts.learned > learned:  # random inputs may have filled a cache

@@ -42,7 +42,6 @@ from discreet.engine.proof.lineage import (
     Lineage,
     Origin,
     live_tensors,
-    tensors_held_by,
     version_of,
     versions_of,
 )
@@ -64,10 +63,10 @@ from discreet.engine.proof.watched_functions import (
     is_slice,
     saved_tensors_hooks,
 )
+from discreet.engine.records_held import tensors_held_by
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
-
 
 _BETWEEN = ("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py")
 
@@ -141,7 +140,8 @@ class RecordWatch(TorchFunctionMode):
     def take_stock(self, private: Any) -> None:
         """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
         if not self.table.has_begun:
-            self.table.begin(live_tensors(), tensors_held_by(private))
+            live = live_tensors()
+            self.table.begin(live, tensors_held_by(private, live))
 
     @contextmanager
     def reading_records(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 
 import torch
@@ -91,26 +90,3 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
         for tensor in held.values()
         if tensor is not None
     ]
-
-
-class Snapshot:
-    """Which tensors a model holds, and their versions: a forward pass must leave them alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._held = tensors_of(model)  # no new tensor can take an old one's identity
-        self._versions = [tensor._version for tensor in self._held]
-
-    def compare(self, model: nn.Module) -> None:
-        """Refuse a model whose buffers or parameters were written to, or replaced, since."""
-        now = tensors_of(model)
-        same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
-        if same and [tensor._version for tensor in now] == self._versions:
-            return
-        before = {id(tensor): version for tensor, version in zip(self._held, self._versions, strict=True)}
-        named = (*model.named_parameters(), *model.named_buffers())
-        changed = [name for name, tensor in named if before.get(id(tensor)) != tensor._version]
-        refuse(
-            "buffers and parameters that stay as they are in the forward pass",
-            f"{', '.join(changed[:3]) or 'which tensors the model holds'} changed",
-            "turn off running statistics and the like: they store private records in the model",
-        )

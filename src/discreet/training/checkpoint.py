@@ -155,20 +155,21 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
     return type(optimizer).__qualname__
 
 
-def new_ledger(path: str | os.PathLike[str] | None, plan: Plan) -> Ledger:
+def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams) -> Ledger:
     """Create the ledger of a new run, as a file or (without a path) in memory."""
     header = {
         "plan": plan.digest,
         "relation": str(plan.relation),
         "delta": plan.delta,
         "assumptions": list(plan.analysis.assumptions(plan)),
+        "seeded": streams.is_seeded,  # also in the charges, but a crash may damage the only one
     }
     return Ledger.in_memory(header) if path is None else Ledger.create(path, header)
 
 
 def reopen(path: Path, plan: Plan, saved: Checkpoint, streams: Streams, world: World) -> Ledger:
     """Open the ledger of a resumed run. The first process continues the file; the others keep a copy in memory."""
-    ledger = _open_checked(path, plan, saved, streams) if world.is_first else new_ledger(None, plan)
+    ledger = _open_checked(path, plan, saved, streams) if world.is_first else new_ledger(None, plan, streams)
     try:
         if world.is_first and plan.has_tests and ledger.length % 2:
             # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
@@ -177,7 +178,9 @@ def reopen(path: Path, plan: Plan, saved: Checkpoint, streams: Streams, world: W
             ledger.append(plan.test_at(step), step=step)
         world.sum_(torch.zeros(1))  # the others read the file after the first has repaired it …
         if not world.is_first:
-            for entry in scan(path)[0].entries:
+            record = scan(path)[0]
+            ledger = Ledger.in_memory(record.header)  # which says whether the run began with a seed
+            for entry in record.entries:
                 ledger.append(entry.event, step=entry.step, note=entry.note)
         world.sum_(torch.zeros(1))  # … and before it writes again
     except BaseException:

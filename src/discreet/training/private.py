@@ -19,7 +19,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.engine.support import Snapshot
+from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.trace.capture import replace
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
@@ -39,6 +39,7 @@ from discreet.training.binding import (
 )
 from discreet.training.loader import Loader, pieces_of, to_device
 from discreet.training.loop_guard import LoopGuard
+from discreet.training.shards import check_shards
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -97,11 +98,12 @@ class Private:
         self._device = device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
         self._step: PrivateStep | None = None
-        self._records, self._keys_noted = 0, False
+        self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
         check_processes(plan, self.world)
         check_optimizer(optimizer, model)
+        check_shards(self.world, data)
         self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
             self._engine = opened.enter_context(closing(Engine(model)))
@@ -140,7 +142,7 @@ class Private:
             if self._step is None:
                 self._step = self._new_step()
             if micro.records == 0:
-                self._end_sample()
+                self._end_empty_sample()
                 continue
             try:
                 yield self._offer(micro.batch, micro.records, micro.is_last)
@@ -167,7 +169,7 @@ class Private:
             records = records_in(batch)
             self._step = self._new_step()
             if records == 0:
-                self._end_sample()
+                self._end_empty_sample()
                 continue
             whole = to_device(batch, self._device)
             pieces = pieces_of(whole, records) if self._engine.watch.wants_another_size else [(whole, records)]
@@ -189,9 +191,12 @@ class Private:
             else:
                 self._guard.losses(losses)
                 self._step.add(losses)
-        return self._loop.sample_ended and self._end_sample()
+        moved = self._loop.sample_ended and self._end_sample()
+        self._between.remember()
+        return moved
 
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
+        self._between.check()
         if self._views > 1:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:
@@ -218,6 +223,11 @@ class Private:
             if moved is not None:
                 self._step = None
             return bool(moved)
+
+    def _end_empty_sample(self) -> None:
+        self._between.check()
+        self._end_sample()
+        self._between.remember()
 
     @property
     def updates(self) -> int:
@@ -254,10 +264,10 @@ class Private:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Use the averaged weights of the model inside the `with` block."""
+        """Use the averaged weights of the model inside the `with` block, which may not write to the model."""
         if self._parameters.average is None:
             check.refuse("an average", "none", "pass average=0.99 to Private")
-        with self._parameters.average.applied_to(self.model):
+        with self._between.swapped(self._parameters.average.applied_to(self.model)):
             yield
 
     @property
@@ -324,7 +334,7 @@ class Private:
     def _begin(self, ledger: str | Path | None) -> Ledger:
         """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
         self._share_parameters()
-        return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan)
+        return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan, self.streams)
 
     def _share_parameters(self) -> None:
         """Give all processes the parameters of the first, and store the initial ones if the domain needs them."""

@@ -12,6 +12,7 @@ import torch
 import torch.multiprocessing as mp
 from scipy import stats
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 import loop
 import two_processes
@@ -381,7 +382,7 @@ def _work(rank: int, place: str) -> None:
     torch.set_num_threads(1)
     two_processes.meet(rank, place)
     plan = loop.plan(dataclasses.replace(HALF, sampling=FullBatch()), batch=60, noise=0.0, steps=3)
-    run = loop.private(which=plan, streams=Streams.from_os(), dataset=loop.data(30))
+    run = loop.private(which=plan, streams=Streams.from_os(), dataset=Subset(loop.data(), range(rank, 60, 2)))
     before, moved = loop.weights(run.model), []
     for x, y in run:
         run.step(loop.losses(run.model, x, y))

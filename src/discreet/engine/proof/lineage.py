@@ -11,10 +11,8 @@ import enum
 import gc
 import weakref
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import GeneratorType, ModuleType
 from types import CodeType
 from typing import Any, Final, final
 
@@ -212,31 +210,6 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
         elif hasattr(tree, "__dict__") and not isinstance(tree, type):
             ahead += vars(tree).values()
     return found
-
-
-def tensors_held_by(data: Any) -> list[Tensor]:
-    """The tensors in which a dataset, or whatever gives batches, holds its records, as far as they are not many."""
-    found: list[Tensor] = []
-    ahead, seen = deque([data]), set[int]()
-    while ahead and len(seen) < _MOST_HELD:
-        one = ahead.popleft()
-        if id(one) in seen or isinstance(one, (str, bytes, int, float, type, nn.Module, ModuleType)):
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, Mapping):
-            ahead += list(one.values())
-        elif isinstance(one, (tuple, list)):
-            ahead += one
-        elif isinstance(one, GeneratorType):
-            ahead += list(one.gi_frame.f_locals.values()) if one.gi_frame is not None else []
-        else:
-            ahead += list(getattr(one, "__dict__", {}).values())
-    return found
-
-
-_MOST_HELD: Final = 500_000
 
 
 def live_tensors() -> list[Tensor]:

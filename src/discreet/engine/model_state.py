@@ -1,0 +1,160 @@
+"""Parameters and buffers at one moment, to see whether anything has changed since.
+
+Torch counts the writes to a tensor, but not those through NumPy, through `.data` or through a new tensor in its place.
+So contents are compared as well: all of the buffers up to 4 MB, and the ends of everything else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import Tensor, nn
+
+from discreet.core.check import refuse
+from discreet.engine.proof.lineage import DECLARED, version_of
+from discreet.engine.support import tensors_of
+
+MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
+_END: Final = 4096  # bytes that are compared at both ends of a larger tensor
+_SHOWN: Final = 3  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One tensor as it was. Holding it keeps a new tensor from getting its identity."""
+
+    tensor: Tensor
+    version: int
+    content: bytes
+    is_whole: bool  # whether `content` is all of it
+
+
+@final
+class Snapshot:
+    """Which tensors a model holds, how often they were written to, and what they contain."""
+
+    def __init__(self, model: nn.Module) -> None:
+        buffers = {id(buffer) for buffer in model.buffers()}
+        room = MOST_BUFFERS
+        self._seen: list[_Seen] = []
+        for tensor in tensors_of(model):
+            whole = tensor.nbytes <= 2 * _END
+            if id(tensor) in buffers and not whole and tensor.nbytes <= room:
+                whole, room = True, room - tensor.nbytes
+            self._seen.append(_Seen(tensor, version_of(tensor), _content(tensor, whole), whole))
+
+    def compare(self, model: nn.Module) -> None:
+        """Refuse a model whose buffers or parameters were written to, or replaced, during a forward pass."""
+        changed = self._changed(model, _is_untouched)
+        if changed is not None:
+            refuse(
+                "buffers and parameters that stay as they are in the forward pass",
+                f"{changed} changed",
+                "turn off running statistics and the like: they store private records in the model",
+            )
+
+    def compare_between(self, model: nn.Module) -> None:
+        """Refuse a model whose buffers or parameters have other contents than when `step` returned."""
+        changed = self._changed(model, _is_equal)
+        if changed is not None:
+            refuse(
+                "parameters and buffers as private.step left them",
+                f"{changed} changed before the next batch",
+                "remove what writes to the model between steps (running statistics, a queue, a second optimizer): "
+                "values of records in it are not paid for. If the new values do not come from records, declare them: "
+                "discreet.public(model)",
+            )
+
+    def _changed(self, model: nn.Module, same: Callable[[_Seen, Tensor], bool]) -> str | None:
+        """The names of tensors that are not the same; None if all are."""
+        now = tensors_of(model)
+        with torch._C.DisableTorchFunction():  # also inside the watch
+            if len(now) == len(self._seen) and all(map(same, self._seen, now)):
+                return None
+        before = {id(seen.tensor): seen for seen in self._seen}
+        held = dict(zip(map(id, now), self._seen, strict=False)) if len(now) == len(self._seen) else before
+        named = (*model.named_parameters(), *model.named_buffers())
+        names = [name for name, tensor in named if id(tensor) not in held or not same(held[id(tensor)], tensor)]
+        return ", ".join(names[:_SHOWN]) or "which tensors the model holds"
+
+
+def _is_untouched(seen: _Seen, now: Tensor) -> bool:
+    return seen.tensor is now and seen.version == version_of(now) and seen.content == _content(now, seen.is_whole)
+
+
+def _is_equal(seen: _Seen, now: Tensor) -> bool:
+    """Whether the content is the same, as far as it is known; where it is not, nothing may have been written.
+
+    The user may declare with `discreet.public` that what changes does not come from records.
+    """
+    return _has_content_of(seen, now) or DECLARED.number_of(now) is not None
+
+
+def _has_content_of(seen: _Seen, now: Tensor) -> bool:
+    if seen.tensor is not now and (seen.tensor.dtype, seen.tensor.shape) != (now.dtype, now.shape):
+        return False
+    if not seen.is_whole and not (seen.tensor is now and seen.version == version_of(now)):
+        return False
+    return seen.content == _content(now, seen.is_whole)
+
+
+def _content(tensor: Tensor, whole: bool) -> bytes:
+    """The bytes of a tensor, or those at its ends."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return b""
+    bare = tensor
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        with torch._C.DisableTorchFunction():
+            bare = tensor.detach().cpu().contiguous()
+    start, size = bare.data_ptr(), bare.nbytes
+    if whole or size <= 2 * _END:
+        return ctypes.string_at(start, size)  # a copy, and much faster than one through NumPy for small tensors
+    return ctypes.string_at(start, _END) + ctypes.string_at(start + size - _END, _END)
+
+
+@final
+class ModelBetweenBatches:
+    """Watches parameters and buffers from the end of one `step` to the next batch.
+
+    Guarantee: a batch is given only if parameters and buffers are as the library left them, so that no value of an
+    earlier batch has been stored in the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._left: Snapshot | None = None  # None before the first step: the user may load weights
+
+    def remember(self) -> None:
+        """Take the model as it is: the library is done with a batch."""
+        self._left = Snapshot(self._model)
+
+    def check(self) -> None:
+        """Refuse a model that changed since it was remembered."""
+        if self._left is not None:
+            self._left.compare_between(self._model)
+
+    @contextmanager
+    def swapped(self, swap: AbstractContextManager[None]) -> Iterator[None]:
+        """Run the block inside `swap`, which exchanges parameters and restores them; the block may not write."""
+        if self._left is None:
+            with swap:
+                yield
+            return
+        self.check()
+        is_unchanged = False
+        try:
+            with swap:
+                self.remember()
+                try:
+                    yield
+                finally:
+                    self.check()
+                    is_unchanged = True
+        finally:
+            if is_unchanged:  # otherwise the next batch is refused too
+                self.remember()
