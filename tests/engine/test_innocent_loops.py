@@ -267,7 +267,7 @@ def with_a_trained_temperature(private: Any, model: Any, x: Tensor, y: Tensor) -
 
 def annealed(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
     model.count = getattr(model, "count", 0) + 1
-    private.step(each(model(x), y) * (1 - model.count / 100))
+    private.step(each(model(x), y) * discreet.public(1 - model.count / 100))
 
 
 def annealed_and_logged(private: Any, model: Any, x: Tensor, y: Tensor) -> None:

@@ -149,12 +149,17 @@ def test_a_teacher_is_public_if_it_is_declared() -> None:
 
 
 def test_a_declared_tensor_stays_public() -> None:
-    average = {}
+    average: dict[str, Tensor] = {}
+
+    def kept(weight: Tensor) -> Tensor:
+        average["weight"] = discreet.public(weight * 0.5)
+        return average["weight"]
 
     def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
-        weight = average.get("weight", model.head.weight.detach() * 1)
+        weight = average.get("weight")
+        weight = kept(model.head.weight.detach()) if weight is None else weight
         if private.step(each(model(x), y) + 0.01 * F.linear(x, weight).square().sum(1)):
-            average["weight"] = discreet.public(model.head.weight.detach() * 0.5)
+            kept(model.head.weight.detach())
 
     assert train(body=body, steps=4).updates == 4
 

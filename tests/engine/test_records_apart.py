@@ -307,7 +307,7 @@ def test_a_branch_on_what_was_read_is_refused() -> None:
             threshold[0] = -1.0  # as if the losses had grown
 
     threshold = [1e9]
-    message = refused("another call", body=body, line="is_large = losses.mean().item()")
+    message = refused("tanh where it was F.cross_entropy", body=body, line="losses.tanh() if is_large else losses")
     assert "discreet.public" in message
     assert taken[-1]
     assert not any(taken[:-1])
@@ -332,7 +332,7 @@ def test_a_number_that_was_read_in_the_step_before_is_refused() -> None:
         private.step(losses)
 
     state: list[float] = []
-    refused("the number", body=body, line="state.append(losses.mean().item())")
+    refused("the number", body=body, line="losses * (state[-1] if state else 1.0)")
 
 
 # Augmentation ---------------------------------------------------------------------------------------------

@@ -10,15 +10,13 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import CodeType
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from discreet.core.check import refuse, require
 from discreet.engine.checkpointed import checkpoint_frame
@@ -29,6 +27,7 @@ from discreet.engine.proof.blame import (
     blame_for,
     here,
     is_uninitialised,
+    line_of_the_call,
     refuse_losses,
     user_line,
 )
@@ -68,8 +67,6 @@ from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.library_questions import public_answer
 from discreet.engine.trace.settings import ELEMENTWISE
 
-_BETWEEN = ("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py")
-
 
 def public(value: Any) -> Any:
     """Declare that a number, a choice, a tensor or a module does not come from the records.
@@ -93,14 +90,6 @@ def public(value: Any) -> Any:
         if isinstance(mode, RecordWatch):
             mode.declare(value)
     return value
-
-
-def _line_of_the_call() -> tuple[CodeType, int]:
-    """The line that made the call under way: of the user's code, or of a module's forward()."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
-        frame = frame.f_back
-    return frame.f_code, frame.f_lineno
 
 
 class RecordWatch(TorchFunctionMode):
@@ -293,7 +282,7 @@ class RecordWatch(TorchFunctionMode):
             places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
         if blame is None and made[0] is result and not written:  # nearly always: one new tensor
             made_here = Origin(places[0], digest, clock, func, description, parents)
-            made_here.where = _line_of_the_call()
+            made_here.where = line_of_the_call()
             table.put_made(result, made_here, tensors)
             return result
         origins = [
@@ -301,7 +290,7 @@ class RecordWatch(TorchFunctionMode):
             for i, place in enumerate(places)
         ]
         for origin in origins:
-            origin.where = _line_of_the_call()
+            origin.where = line_of_the_call()
         table.put_all(made, origins, reading, written)
         return result
 
@@ -390,8 +379,9 @@ class RecordWatch(TorchFunctionMode):
         before, self._read = self._read, None
         forward, self.forward = self.forward, None
         paused, self._is_paused = self._is_paused, False
+        is_on = any(one is self for one in _get_current_function_mode_stack())
         try:
-            with self:
+            with nullcontext() if is_on else self:
                 yield self.table.find
             if self._read is not None:
                 refuse(

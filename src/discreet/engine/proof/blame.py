@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final, NoReturn
 
 import torch
@@ -80,6 +81,17 @@ def user_line(*, but_not_torch: bool = False) -> str | None:
         text = linecache.getline(name, frame.f_lineno).strip()
         return f"{name}:{frame.f_lineno}" + (f" `{text}`" if text else "")
     return "an unknown line"
+
+
+_BETWEEN: Final = ("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py")
+
+
+def line_of_the_call() -> tuple[CodeType, int]:
+    """The line that made the call under way: of the user's code, or of a module's forward()."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
 
 
 _REDUCTIONS: Final = frozenset(

@@ -16,12 +16,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import torch
+from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.engine.proof.lineage import PUBLIC, Origin
 from discreet.engine.proof.positions import differs, differs_by_place, grows, is_random, is_random_by_place
 from discreet.engine.proof.verdicts import readable
 
+_SIZES: Final = frozenset(
+    getattr(room, name)
+    for name in (
+        *("view", "reshape", "expand", "broadcast_to", "repeat", "repeat_interleave", "tile", "split", "chunk"),
+        *("split_with_sizes", "tensor_split", "narrow", "select", "__getitem__", "unflatten", "as_strided"),
+        *("new_zeros", "new_ones", "new_full", "new_empty", "conv1d", "conv2d", "conv3d", "fold", "interpolate"),
+    )
+    for room in (torch, Tensor, torch.nn.functional)
+    if getattr(room, name, None) is not None
+)
+"""Functions on records whose whole numbers are sizes, axes and positions, never values."""
 _MOST_CHOICES: Final = 1000  # declared choices whose losses are remembered
 
 
@@ -58,7 +70,7 @@ class ProgramComparison:
             if self.sizes[0] != self.sizes[1] and _sums_up_the_batch(one) and _sums_up_the_batch(other):
                 self.difference = f"{_name(other)} of a tensor with an entry for each record{_at(other)}"
                 return False
-            if not self._alike(one.settings, other.settings):
+            if not self._same_settings(one, other):
                 self.difference = f"{self.difference} in {_name(other)}{_at(other)}"
                 return False
             if one.sample is not None and other.sample is not None:
@@ -76,14 +88,24 @@ class ProgramComparison:
                 return True
         return False
 
-    def _alike(self, one: Any, other: Any) -> bool:
-        if one == other:
+    def _same_settings(self, one: Origin, other: Origin) -> bool:
+        """Whole numbers that follow the number of records are sizes in some calls, and values in all others."""
+        if one.func is Tensor.__setitem__ and one.settings and other.settings:
+            (*places, value), (*other_places, other_value) = one.settings[0], other.settings[0]
+            return self._alike(tuple(places), tuple(other_places)) and self._alike(value, other_value, sizes=False)
+        # The values of public tensors are compared instead of their sizes.
+        is_size = one.func in _SIZES or PUBLIC in (one.lineage, other.lineage)
+        return self._alike(one.settings, other.settings, sizes=is_size)
+
+    def _alike(self, one: Any, other: Any, *, sizes: bool = True) -> bool:
+        if one == other and (sizes or self.sizes[0] == self.sizes[1] or not _grows_with(one)):
             return True
         if _is_form(one) and _is_form(other):
             return True  # sizes of tensors follow from the calls that made them
         if _is_size(one) and _is_size(other):
             a, b = self._meant(one, 0), self._meant(other, 1)
-            if a == b or (not type(one) is type(other) is int and a * self.sizes[1] == b * self.sizes[0]):
+            follow = sizes and not type(one) is type(other) is int and a * self.sizes[1] == b * self.sizes[0]
+            if a == b or follow:
                 return True
             self.difference = f"the number {b} where it was {a}"
             return False
@@ -91,7 +113,7 @@ class ProgramComparison:
             if one[:1] == other[:1] == ("float",):
                 self.difference = f"the number {other[1]:.6g} where it was {one[1]:.6g}"
                 return False
-            return all(self._alike(a, b) for a, b in zip(one, other, strict=True))
+            return all(self._alike(a, b, sizes=sizes) for a, b in zip(one, other, strict=True))
         self.difference = "other settings"
         return False
 
@@ -117,6 +139,13 @@ def _sums_up_the_batch(origin: Origin) -> bool:
     if origin.lineage is not PUBLIC or origin.form is None or grows(origin.form):
         return False
     return any(parent.lineage is PUBLIC and grows(parent.form) for parent in origin.parents)
+
+
+def _grows_with(part: Any) -> bool:
+    """Whether a description has a number that follows the number of records."""
+    if _is_form(part) or not isinstance(part, tuple):
+        return False
+    return _is_size(part) or any(_grows_with(inner) for inner in part)
 
 
 def _is_form(part: Any) -> bool:
