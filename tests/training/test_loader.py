@@ -104,3 +104,12 @@ def test_structures_move_whole() -> None:
     moved = to_device(batch, torch.device("meta"))
     assert moved["x"].device.type == moved["inner"][0].device.type == "meta"
     assert moved["inner"][1] == ("name", 3)
+
+
+def test_a_subclass_of_tensor_dataset_is_asked_for_its_records() -> None:
+    class Clamped(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            return tuple(tensor.clamp(max=2) for tensor in super().__getitem__(index))
+
+    micros = loaded(loader(Clamped(torch.arange(10.0))), [[1, 5, 9]])
+    assert micros[0].batch[0].tolist() == [1.0, 2.0, 2.0]

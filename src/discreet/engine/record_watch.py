@@ -255,7 +255,12 @@ class RecordWatch(TorchFunctionMode):
             self._refuse_hooks(func)
         versions = versions_of(tensors)
         started = table.clock
-        result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
+        try:
+            result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
+        except Exception:  # an error tells something about the records, to whoever catches it
+            if on_records and self._read is None:
+                self._read = table.tick(), user_line() or ""
+            raise
         if table.clock != started:
             return result  # taken apart into calls that were watched
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
@@ -331,6 +336,8 @@ class RecordWatch(TorchFunctionMode):
     ) -> tuple[Any, Any]:
         if func in HIDDEN:
             return [MIXED] * len(made), here(HIDDEN[func])
+        if func is Tensor.__deepcopy__:
+            return [reading.origins[0].lineage], None
         if not on_records:
             if reading.opaque is not None:
                 verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")

@@ -47,7 +47,7 @@ class Loader:
         self._collate_fn, self._num_workers = default_collate, num_workers
         if collate_fn is not None:
             self._collate_fn = CollateEach(collate_fn)
-        self._is_plain = isinstance(dataset, TensorDataset) and collate_fn is None and num_workers == 0
+        self._is_plain = type(dataset) is TensorDataset and collate_fn is None and num_workers == 0
 
     def load(self, drawn: Iterator[Indices], wants_two_sizes: Callable[[], bool] = bool) -> Iterator[MicroBatch]:
         """Yield the micro-batches of each draw, in order.
