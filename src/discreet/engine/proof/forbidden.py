@@ -63,11 +63,20 @@ def _no_rewriting_embedding(
         )
 
 
+def _no_grouped_experts(*_: Any, **__: Any) -> None:
+    refuse(
+        "each token's experts to be computed for that token alone",
+        "a mixture of experts that sorts the tokens of all records by expert (grouped_mm)",
+        'call model.set_experts_implementation("batched_mm"), for models of transformers',
+    )
+
+
 FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
     F.batch_norm: _no_training_batch_norm,
     torch.batch_norm: _no_training_batch_norm,
     F.instance_norm: _no_tracking_instance_norm,
     F.embedding: _no_rewriting_embedding,
+    torch._grouped_mm: _no_grouped_experts,
 }
 
 
