@@ -277,7 +277,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(Refused, match="train without resume"):
         train(config(tmp_path / "nowhere"), resume=True)
     settings = config(tmp_path / "k")
-    interrupted(settings, 3, monkeypatch)
+    interrupted(settings, 8, monkeypatch)
     folder = RunFolder(tmp_path / "k")
     kept = folder.checkpoint.read_bytes()
     folder.checkpoint.unlink()

@@ -413,7 +413,8 @@ def _interrupt(private: Private) -> bool:
 
 def test_two_calls_of_step_are_refused() -> None:
     run = loop.private()
-    x, y = loop.last_of_step(run, iter(run))
+    batches = iter(run)
+    x, y = loop.last_of_step(run, batches)
     run.step(loop.losses(run.model, x, y))
     with pytest.raises(Refused, match="a call without a new batch"):
         run.step(loop.losses(run.model, x, y))

@@ -87,8 +87,9 @@ def fit(
     try:
         for batch in private:
             scale_learning_rate(private, config)
+            before = private.progress.step
             private.step(loss(model, batch))
-            if on_step is not None and private.settled:
+            if on_step is not None and private.settled and private.progress.step > before:
                 on_step(private.progress.step, played.horizon.steps)
         if private.average is not None:
             with private.averaged():

@@ -55,7 +55,7 @@ COMMANDS = (
     ListedCommand(
         "account",
         "account",
-        "The epsilon that is proven for a plan or for ledgers, beside the one that the paper claims.",
+        "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
     ),
     ListedCommand(
         "calibrate",
@@ -65,23 +65,23 @@ COMMANDS = (
     ListedCommand(
         "plan",
         "plan",
-        "The noise that a budget asks for, by method, sampler and batch, with time and memory; trains nothing.",
+        "The noise that a budget needs, by method, sampler and batch size, with time and memory. Nothing is trained.",
     ),
     ListedCommand(
         "train", "train", "Train privately and leave a run directory: model, ledger, metrics and a privacy statement."
     ),
     ListedCommand(
-        "resume", "train", "Go on with a run after a crash or Ctrl-C; steps that were charged are not run again."
+        "resume", "train", "Resume a run after a crash or Ctrl-C; steps that were charged are not run again."
     ),
     ListedCommand(
         "compare",
         "compare",
-        "Train every certified method at equal budgets, rank them, and write one page; the same command goes on.",
+        "Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume.",
     ),
     ListedCommand(
         "audit",
         "audit",
-        "Attack a method: the epsilon that is exceeded at 99.9 % confidence, beside the certificate and the claim.",
+        "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
     ),
     ListedCommand("methods", "methods", "Every method: its guarantee in words and its own parameters."),
 )

@@ -385,9 +385,9 @@ def _work(rank: int, place: str) -> None:
     run = loop.private(which=plan, streams=Streams.from_os(), dataset=Subset(loop.data(), range(rank, 60, 2)))
     before, moved = loop.weights(run.model), []
     for x, y in run:
-        run.step(loop.losses(run.model, x, y))
-        moved.append((loop.weights(run.model) != before).tolist())
-        before = loop.weights(run.model)
+        if run.step(loop.losses(run.model, x, y)):
+            moved.append((loop.weights(run.model) != before).tolist())
+            before = loop.weights(run.model)
     key = run.streams.mask.fingerprint
     found = {"key": key, "weights": loop.weights(run.model).tolist(), "moved": moved}
     Path(place, f"{rank}.json").write_text(json.dumps(found))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+import discreet
 from discreet import Private, methods
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Gaussian, PoissonSampled, SelectionQuery
@@ -189,7 +190,7 @@ def test_losses_of_a_poisoned_model_reject_and_do_not_crash() -> None:
     run = start(bound(acceptance=LossTest(loss_clip=0.01, share=0.01)))
     for x, y in run:
         losses = F.cross_entropy(run.model(x), y, reduction="none")
-        run.step(losses if run.settled else losses * math.nan)
+        run.step(losses * discreet.public(1.0 if run.settled else math.nan))
     assert run.updates == 0
 
 
