@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 
 from discreet.accounting.accountants import certify
-from discreet.accounting.bisection import least_whole
 from discreet.accounting.charges import Charge
 from discreet.accounting.claims import Claim
 from discreet.core import check
+from discreet.core.bisection import least_whole
 from discreet.core.relation import Neighbouring
 
 _LEFT = 0.004  # the share of the budget that may be left over

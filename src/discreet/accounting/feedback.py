@@ -25,11 +25,11 @@ from typing import final
 import numpy as np
 
 from discreet.accounting import special
-from discreet.accounting.bisection import least, least_whole
 from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.events import ClippedFeedback
 from discreet.accounting.pld import Floats, Pld
 from discreet.accounting.projected import COARSEST, gaussian_profile, pld_from_profiles, profile, reach_on_grid
+from discreet.core.bisection import least, least_whole
 
 _SLACK = 1e-9  # relative: far above the rounding of the sums below
 _FAR = 1e-20  # loss mass of one step that is charged as infinite

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from discreet.accounting import special
-from discreet.accounting.bisection import least
+from discreet.core.bisection import least
 
 
 def delta(mu: float, epsilon: float) -> float:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from discreet.accounting import special
-from discreet.accounting.bisection import least, least_whole
 from discreet.accounting.pld import Floats, Pld, Pmf
+from discreet.core.bisection import least, least_whole
 
 _FINE = 64  # sub-buckets of a bucket: they only round the mean up
 _POINTS = 1_000_000  # the longest grid; what lies beyond is charged as infinite loss
