@@ -100,6 +100,13 @@ def test_a_mixture_of_experts() -> None:
         agrees_with_autograd(mixtral("grouped_mm"), padded())
 
 
+def test_labels_in_the_batch() -> None:
+    """The model then returns the mean loss of the batch beside its scores."""
+    torch.manual_seed(0)
+    with pytest.raises(Refused, match="leave `labels` out of the inputs"):
+        agrees_with_autograd(MODELS["llama"]("sdpa"), padded() | {"labels": padded()["input_ids"]})
+
+
 def test_gradient_checkpointing() -> None:
     torch.manual_seed(0)
     model: Any = MODELS["llama"]("sdpa")

@@ -599,6 +599,12 @@ def test_a_model_with_other_arguments_says_how() -> None:
     assert run.updates == loop.STEPS
 
 
+def test_inputs_may_be_a_single_tensor() -> None:
+    run = loop.private(inputs=lambda batch: batch[0])
+    loop.train(run)
+    assert run.updates == loop.STEPS
+
+
 # A loader of one's own ------------------------------------------------------------------------------------
 
 

@@ -76,6 +76,7 @@ def dry_run(
         check_data_apart(data, collate_fn)
         batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
         arguments = _default_inputs(batch) if inputs is None else inputs(batch)
+    arguments = (arguments,) if isinstance(arguments, Tensor) else arguments
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     try:
         self_check(engine, args, kwargs, 2)

@@ -13,6 +13,8 @@ from discreet.engine.proof.movement import changed, only
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import LARGE, SMALL
 
+OUTPUT = "the model's output"
+
 
 class AxisSearch:
     """The axis of one tensor that follows the number of records, or none for a constant; refuses what mixes records."""
@@ -32,6 +34,12 @@ class AxisSearch:
         change = changed(self._large, moved)
         if change is None:
             return
+        if self._is_constant and self._what == OUTPUT and self._large.dim() == 0:
+            refuse(
+                "a model whose outputs have one row for each record",
+                "a number for the whole batch, such as the mean loss that models of transformers compute from `labels`",
+                'leave `labels` out of the inputs, and compute one loss per record from the outputs (reduction="none")',
+            )
         if self._is_constant:
             self._refuse("entries of no record's own move when one record changes")
         self._layouts = [one for one in self._layouts if only(one, change, replaced)]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import Refused, refuse, require
-from discreet.engine.proof.axes import AxisSearch, same_for_every_size
+from discreet.engine.proof.axes import OUTPUT, AxisSearch, same_for_every_size
 from discreet.engine.proof.draws import DRAWS, Draw
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.generic_values import separating
@@ -245,9 +245,7 @@ class _Searches:
     def __init__(self, first: Passed, grown: Passed) -> None:
         self._grown, self._is_moved = grown, False
         self._calls = [_CallAxes(*pair) for pair in zip(first.seen, grown.seen, strict=True)]
-        self._outputs = [
-            AxisSearch(*pair, "the model's output") for pair in zip(first.outputs, grown.outputs, strict=True)
-        ]
+        self._outputs = [AxisSearch(*pair, OUTPUT) for pair in zip(first.outputs, grown.outputs, strict=True)]
 
     def compare(self, moved: Passed, replaced: Tensor) -> None:
         for call, seen in zip(self._calls, moved.seen, strict=True):
