@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.accounting import compose, events, gdp, pld, rdp
+from discreet.accounting import events, gdp, pld, rdp
+from discreet.accounting import pld_composition as compose
 from discreet.accounting.accountants import certify, delta_at, pld_epsilon, rdp_epsilon
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Gaussian, PoissonSampled

@@ -12,8 +12,8 @@ import pytest
 from scipy import integrate, special
 
 from discreet.accounting import pld, projected, rdp
-from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.pld import Floats, Pmf
+from discreet.accounting.pld_composition import ComposedLoss
 from timing import times_as_long
 
 

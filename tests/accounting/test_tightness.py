@@ -9,7 +9,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from discreet.accounting import compose, pld
+from discreet.accounting import pld
+from discreet.accounting import pld_composition as compose
 from discreet.accounting.accountants import certify, delta_at
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import (

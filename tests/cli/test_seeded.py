@@ -12,10 +12,10 @@ from cli_runner import run as command
 import discreet
 import loop
 from discreet.accounting.accountants import certify
-from discreet.accounting.chain import UNSTATED
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Gaussian
 from discreet.accounting.ledger import Ledger, merge, read
+from discreet.accounting.ledger_chain import UNSTATED
 from discreet.core.randomness import KEYED, SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams

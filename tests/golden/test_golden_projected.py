@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from discreet.accounting import projected
-from discreet.accounting.compose import ComposedLoss
+from discreet.accounting.pld_composition import ComposedLoss
 
 DELTA = 1e-5
 

@@ -22,11 +22,11 @@ import numpy as np
 
 from discreet.accounting import gdp, rdp
 from discreet.accounting.charges import Charge
-from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.events import Event, LastIterateRun
 from discreet.accounting.normal import NormalForm, bucketed, normal
 from discreet.accounting.pld import Floats, Parts, Resolution, gaussian
 from discreet.accounting.pld import highest_loss as pld_highest_loss
+from discreet.accounting.pld_composition import ComposedLoss
 from discreet.accounting.rules import Whole, rule_for
 from discreet.accounting.sampled import highest_loss, is_projected, unsampled_mu
 from discreet.core import check

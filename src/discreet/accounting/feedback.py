@@ -25,9 +25,9 @@ from typing import final
 import numpy as np
 
 from discreet.accounting import special
-from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.events import ClippedFeedback
 from discreet.accounting.pld import Floats, Pld
+from discreet.accounting.pld_composition import ComposedLoss
 from discreet.accounting.projected import COARSEST, gaussian_profile, pld_from_profiles, profile, reach_on_grid
 from discreet.core.bisection import least, least_whole
 

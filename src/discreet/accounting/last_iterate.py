@@ -23,9 +23,9 @@ from typing import final
 import numpy as np
 
 from discreet.accounting import pld, rdp
-from discreet.accounting.compose import ComposedLoss
 from discreet.accounting.feedback import Bound
 from discreet.accounting.pld import Floats, Pld
+from discreet.accounting.pld_composition import ComposedLoss
 from discreet.accounting.rdp import ORDERS
 
 Parts = list[tuple[pld.Pmf, int]]

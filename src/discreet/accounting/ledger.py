@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, final
 
-from discreet.accounting import chain
+from discreet.accounting import ledger_chain as chain
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event
 from discreet.core import check

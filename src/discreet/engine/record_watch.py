@@ -31,7 +31,7 @@ from discreet.engine.proof.blame import (
     refuse_losses,
     user_line,
 )
-from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading, counts
+from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
 from discreet.engine.proof.custom_backward import backward_of
 from discreet.engine.proof.lineage import (
     DECLARED,
@@ -45,7 +45,7 @@ from discreet.engine.proof.lineage import (
     versions_of,
 )
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.positions import places_matter, sample_of
+from discreet.engine.proof.positions import keep_samples, places_matter
 from discreet.engine.proof.program import KnownPrograms
 from discreet.engine.proof.provable_call import tensors_of_result
 from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
@@ -55,7 +55,6 @@ from discreet.engine.proof.watched_functions import (
     FILLS,
     HIDDEN,
     HOOKS,
-    INDEXING,
     QUIET,
     SPECIAL,
     TO_MEMORY,
@@ -239,27 +238,17 @@ class RecordWatch(TorchFunctionMode):
         tensors, is_special = reading.tensors, func in SPECIAL
         if is_special:
             self._prepare(func, reading)
-        blamed, on_records = None, False
-        for origin in reading.origins:
-            lineage = origin.lineage
-            if lineage is MIXED:
-                blamed = origin
-            elif lineage is not PUBLIC:
-                on_records = True
+        blamed, on_records = reading.mixed_and_private()
         if on_records and self._is_comparing:
-            for tensor, origin in zip(tensors, reading.origins, strict=True):
-                is_place = func in INDEXING and counts(origin)
-                if origin.lineage is PUBLIC and origin.is_made and origin.sample is None and not is_place:
-                    origin.sample = sample_of(tensor)
+            keep_samples(func, reading)
         if on_records and (is_special or saved_tensors_hooks(False) is not None):
             self._refuse_hooks(func)
         versions = versions_of(tensors)
         started = table.clock
         try:
             result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
-        except Exception:  # an error tells something about the records, to whoever catches it
-            if on_records and self._read is None:
-                self._read = table.tick(), user_line() or ""
+        except Exception:
+            self._note_error(on_records)
             raise
         if table.clock != started:
             return result  # taken apart into calls that were watched
@@ -278,7 +267,7 @@ class RecordWatch(TorchFunctionMode):
                 self._note_reading(func, blamed)
             return result
         form = form_of(func, description, tuple(reading.declared))
-        clock = table.tick()
+        clock, where = table.tick(), line_of_the_call()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if blamed is not None:
@@ -286,16 +275,12 @@ class RecordWatch(TorchFunctionMode):
         else:
             places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
         if blame is None and made[0] is result and not written:  # nearly always: one new tensor
-            made_here = Origin(places[0], digest, clock, func, description, parents)
-            made_here.where = line_of_the_call()
-            table.put_made(result, made_here, tensors)
+            table.put_made(result, Origin(places[0], digest, clock, func, description, parents, None, where), tensors)
             return result
         origins = [
-            Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None)
+            Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None, where)
             for i, place in enumerate(places)
         ]
-        for origin in origins:
-            origin.where = line_of_the_call()
         table.put_all(made, origins, reading, written)
         return result
 
@@ -350,6 +335,11 @@ class RecordWatch(TorchFunctionMode):
         else:
             verdict = verdict_on(form, func, args, kwargs, reading, made)
         return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None
+
+    def _note_error(self, on_records: bool) -> None:
+        """An error tells something about the records, to whoever catches it."""
+        if on_records and self._read is None:
+            self._read = self.table.tick(), user_line() or ""
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
         if public_answer(func) is not None:

@@ -1,7 +1,8 @@
 """Clipping: bounders limit the influence of one record, by weights that depend on its gradient norm.
 
 A bounder maps norms [G, N] to weights [Q, G, N] for Q weighted sums of gradients. If it also queries numbers, it maps
-the norms to scalars [K, N]. Each query states its sensitivity: how far one record can move that sum.
+the norms to scalars [K, N]. Each query states its sensitivity: how far one record can move that sum. The weights are
+applied in aggregation.py.
 
 Guarantee, for every bounder: weight * norm <= sensitivity of the query, for all norms; a non-finite norm gets weight 0.
 

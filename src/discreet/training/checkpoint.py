@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 import torch
 from torch import Tensor
 
-from discreet.accounting.chain import LedgerRecord, scan
 from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
+from discreet.accounting.ledger_chain import LedgerRecord, scan
 from discreet.core import check
 from discreet.core.files import replace_file
 from discreet.core.streams import Streams

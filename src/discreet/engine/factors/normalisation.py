@@ -1,4 +1,4 @@
-"""The rules of normalisations: what scales and shifts a value that is normal already (ops.py says what a rule is)."""
+"""The rules of normalisations: what scales and shifts a value that is normal already (rules.py says what a rule is)."""
 
 from __future__ import annotations
 

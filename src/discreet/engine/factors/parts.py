@@ -1,7 +1,7 @@
 """What one parameter received from each record, kept factored for as long as possible.
 
 A `Part` is what one kind of use leaves: it measures its per-sample gradients g_N (shape [N, *shape]), sums
-them with weights and instantiates some of them (outer.py, convolution.py). `FormedGradients` and `BoundedFactors` are
+them with weights and instantiates some of them (linear.py, convolution.py). `FormedGradients` and `BoundedFactors` are
 `Factors`: parts whose norms hold for the very numbers that they sum. Nothing here knows which op or which
 model a part came from. Index legend: N records, Q queries.
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.lineage import PUBLIC, Origin
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
 from discreet.engine.proof.provable_call import Leaf, ProvableCall
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
@@ -121,6 +121,16 @@ class Reading:
         if kind is dict:
             return tuple([(name, self.describe(branch, find)) for name, branch in tree.items()])
         return self._other(tree, find)
+
+    def mixed_and_private(self) -> tuple[Origin | None, bool]:
+        """A mixed origin among the tensors, and whether any of them holds records that are kept apart."""
+        mixed, is_private = None, False
+        for origin in self.origins:
+            if origin.lineage is MIXED:
+                mixed = origin
+            elif origin.lineage is not PUBLIC:
+                is_private = True
+        return mixed, is_private
 
     def _other(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
         if isinstance(tree, (DeclaredFloat, DeclaredInt)):

@@ -87,7 +87,7 @@ def _saved_as_they_are() -> AbstractContextManager[object]:
 
 
 @dataclass
-class _Seen:
+class _SeenOutput:
     """What is known of one output so far: axes that fit, and whether it moved."""
 
     candidates: list[RecordAxis]
@@ -107,7 +107,7 @@ class _CallRun:
 class _Proof:
     call: ProvableCall
     within: Range
-    seen: list[_Seen] | None = None
+    seen: list[_SeenOutput] | None = None
     written: tuple[int, ...] = ()
     draws: bool | None = None  # whether the call uses torch's generator; unknown before it has run
     shapes: dict[int, list[torch.Size]] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class _Proof:
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
             self.written = run.written
-            self.seen = [_Seen(*self._axes(tensor, records)) for tensor in run.outputs]
+            self.seen = [_SeenOutput(*self._axes(tensor, records)) for tensor in run.outputs]
         elif len(run.outputs) != len(self.seen) or run.written != self.written:
             raise UnprovableError("it gives another number of tensors for another number of records")
         self.shapes.setdefault(records, [tensor.shape for tensor in run.outputs])
@@ -264,7 +264,7 @@ class _Proof:
             one.moved = True
             one.candidates = [axis for axis in one.candidates if only(axis, change, half)]
 
-    def _place(self, one: _Seen) -> Place:
+    def _place(self, one: _SeenOutput) -> Place:
         return one.candidates[0] if one.candidates else PUBLIC
 
     def _mixed(self) -> CallVerdict:

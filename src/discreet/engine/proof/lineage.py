@@ -63,13 +63,14 @@ class Origin:
         settings: Any = None,
         parents: tuple[Origin, ...] = (),
         blame: Blame | None = None,
+        where: tuple[CodeType, int] | None = None,
     ) -> None:
         self.lineage, self.digest, self.clock = lineage, digest, clock
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.is_made = func is not None
         self.form: Any = None
         self.sample: Tensor | None = None  # values of a public tensor that met records
-        self.where: tuple[CodeType, int] | None = None  # the line that made the call
+        self.where = where  # the line that made the call
 
 
 class SeenTensor:

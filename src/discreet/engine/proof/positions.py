@@ -12,8 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.call_forms import Reading, counts
 from discreet.engine.proof.lineage import PUBLIC, Origin
+from discreet.engine.proof.watched_functions import INDEXING
 from discreet.engine.trace.capture import RecordAxis, name_of
 
 _RANDOM: Final = frozenset(
@@ -141,3 +142,11 @@ def sample_of(tensor: Tensor) -> Tensor | None:
     if values.numel() > _LARGEST_SAMPLE:
         return torch.stack([values.amin(), values.amax()])
     return values.clone()
+
+
+def keep_samples(func: Any, reading: Reading) -> None:
+    """Keep the values of public tensors that meet records, to compare them for batches of two sizes."""
+    for tensor, origin in zip(reading.tensors, reading.origins, strict=True):
+        is_place = func in INDEXING and counts(origin)
+        if origin.lineage is PUBLIC and origin.is_made and origin.sample is None and not is_place:
+            origin.sample = sample_of(tensor)

@@ -63,7 +63,7 @@ class Tracked:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A call that makes something of the records without a parameter, and its settings (arguments.py)."""
+    """A call that makes something of the records without a parameter, and its settings (settings.py)."""
 
     func: Callable[..., Any]
     settings: tuple[Any, ...]

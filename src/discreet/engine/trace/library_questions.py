@@ -26,7 +26,7 @@ _PASSED_BY: Final = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__
 
 
 @dataclass(frozen=True)
-class Question:
+class LibraryQuestion:
     """A function of a library that reads values of the whole batch.
 
     module, function  where it is, for example "transformers.masking_utils" and "PreTrainedModel.warn"
@@ -47,18 +47,18 @@ class Question:
 
 _MASKING = "transformers.masking_utils"
 QUESTIONS: Final = (
-    Question(_MASKING, "_ignore_causal_mask_sdpa", "a mask of ones changes no value"),
-    Question(_MASKING, "_ignore_bidirectional_mask_sdpa", "a mask of ones changes no value"),
-    Question(_MASKING, "_can_skip_bidirectional_mask_xpu", "a mask of ones changes no value"),
-    Question(_MASKING, "create_recurrent_attention_mask", "a mask of ones changes no value"),
-    Question(_MASKING, "find_packed_sequence_indices", "one sequence in each row has the indices 0, 0, 0, ..."),
-    Question(
+    LibraryQuestion(_MASKING, "_ignore_causal_mask_sdpa", "a mask of ones changes no value"),
+    LibraryQuestion(_MASKING, "_ignore_bidirectional_mask_sdpa", "a mask of ones changes no value"),
+    LibraryQuestion(_MASKING, "_can_skip_bidirectional_mask_xpu", "a mask of ones changes no value"),
+    LibraryQuestion(_MASKING, "create_recurrent_attention_mask", "a mask of ones changes no value"),
+    LibraryQuestion(_MASKING, "find_packed_sequence_indices", "one sequence in each row has the indices 0, 0, 0, ..."),
+    LibraryQuestion(
         "transformers.modeling_utils",
         "PreTrainedModel.warn_if_padding_and_no_attention_mask",
         "the answer decides about a warning only",
     ),
     *(
-        Question(
+        LibraryQuestion(
             "torch.distributions.distribution",
             f"Distribution.{method}",
             "validation of arguments raises an error or changes nothing",
