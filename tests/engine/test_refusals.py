@@ -210,6 +210,26 @@ def test_packed_sequences() -> None:
 # Checkpointing ----------------------------------------------------------------------------------------------
 
 
+def test_a_checkpointed_region_that_computes_something_else() -> None:
+    """The second run reads a shift that was set after the first, here a mean over the batch."""
+    shift = [torch.zeros(4)]
+
+    def run(own: Bare, batch: Tensor) -> Tensor:
+        inner = lambda h: torch.tanh(own.second(h - shift[0]))  # noqa: E731
+        return checkpoint(inner, batch, use_reentrant=False)  # type: ignore[no-any-return]
+
+    def losses(output: Tensor) -> Tensor:
+        shift[0] = torch.full((4,), 0.5)
+        return losses_of(output)
+
+    model = Bare(run, second=nn.Linear(4, 3))
+    engine = Engine(model)
+    engine.begin(7)
+    with pytest.raises(Refused, match="computes the same values when it runs again"):
+        engine.backward(losses(model(x(7, 4))))
+    engine.close()
+
+
 def test_reentrant_checkpointing() -> None:
     """The recomputation is not watched."""
 

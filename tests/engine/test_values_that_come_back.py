@@ -16,6 +16,7 @@ from steps import each, rows, train
 from torch import Tensor
 from torch.utils.data import Dataset
 
+import discreet
 from discreet.core.check import Refused
 
 SAME = "same calls with the same numbers|each record stands alone"
@@ -151,3 +152,56 @@ class ClipGradient(torch.autograd.Function):
 def test_a_function_that_returns_a_view() -> None:
     with pytest.raises(Refused, match="the backward pass of ClipGradient"):
         train(body=lambda p, model, x, y: p.step(each(ClipGradient.apply(model(x)), y)), steps=2)
+
+
+# The number of records in places other than the record axis ----------------------------------------------------
+
+TABLE = torch.arange(100.0)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        lambda x: torch.ones_like(x[:, :1]).expand(-1, len(x)).sum(1),
+        lambda x: F.interpolate(torch.ones_like(x)[:, None], size=len(x)).sum((1, 2)),
+        lambda x: F.conv1d(x[:, None], torch.ones(1, 1, 3), padding=len(x)).square().sum((1, 2)),
+        lambda x: TABLE[len(x)],
+        lambda x: torch.softmax(torch.rand(len(x)) * 0, 0),
+    ],
+    ids=["expand", "interpolate", "padding", "table", "softmax of draws"],
+)
+def test_the_number_of_records_as_a_value(weight: Any) -> None:
+    steps: list[bool] = []
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        steps.append(private.step(each(model(x), y) * weight(x)))
+
+    with pytest.raises(Refused, match=f"{SAME}|number of records"):
+        train(body=body, steps=1)
+    assert not any(steps)
+
+
+def test_stripes_on_random_weights() -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        weights = (torch.rand(len(x)) < 2).float()
+        weights[::2] = 0
+        private.step(each(model(x), y) * weights)
+
+    with pytest.raises(Refused, match=SAME):
+        train(body=body, steps=2)
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_a_number_that_is_read_once_and_kept(declares: bool) -> None:
+    """Also from a micro-batch of one record, and beside an honest declaration."""
+    kept: list[float] = []
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        if declares:
+            discreet.public(True)
+        if not kept:
+            kept.append(x.abs().max().item())
+        private.step(each(model(x / kept[0]), y))
+
+    with pytest.raises(Refused, match="before a value of the records is read"):
+        train(body=body, steps=2, micro_batch=None if declares else 1)

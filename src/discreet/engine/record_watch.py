@@ -218,11 +218,8 @@ class RecordWatch(TorchFunctionMode):
                     "losses in another order",
                     "keep the record as the first axis",
                 )
-            read = self._read
-            if read is not None and self._records == 1 and read[0] > self._opened:
-                read = None  # of the one record itself
             state = self.table.state_of_the_model()
-            self._programs.check(origin, self._records, read, tuple(self._declared), state=state)
+            self._programs.check(origin, self._records, self._read, tuple(self._declared), state=state)
 
     # -- one call --------------------------------------------------------------------------------------
 

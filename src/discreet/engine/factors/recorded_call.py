@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
@@ -37,6 +38,7 @@ class RecordedCall:
     receiver: Callable[[RecordedCall], None] | None = None  # told of the gradient
     statistics: tuple[Tensor, Tensor] | None = None  # mean and 1/deviation of each group, of group_norm
     is_empty: bool = False  # the inputs are computed again in the backward pass (checkpointed.py)
+    sums: list[str] = field(default_factory=list)  # of the inputs that were let go of
     roots: frozenset[str] = frozenset()  # the names of the parameters below
 
     def __post_init__(self) -> None:
@@ -50,15 +52,27 @@ class RecordedCall:
 
     def empty(self) -> None:
         """Let go of the inputs until `fill`."""
+        self.sums = self._sums()
         self.args, self.kwargs, self.axes, self.targets, self.tensors, self.versions = (), {}, {}, {}, [], []
         self.is_empty = True
 
     def fill(self, again: RecordedCall) -> None:
-        """Take the inputs of the same call, made again."""
+        """Take the inputs of the same call, made again; they must be the same."""
+        if again._sums() != self.sums:
+            refuse(
+                "a checkpointed region that computes the same values when it runs again",
+                f"other inputs of {name_of(self.func)} with {names_in(again)}",
+                "do not change what the region reads between forward() and private.step",
+            )
         self.args, self.kwargs, self.axes, self.targets = again.args, again.kwargs, again.axes, again.targets
         self.tensors, self.versions, self.is_empty = again.tensors, again.versions, False
         if self.gradient is not None and self.receiver is not None:
             self.receiver(self)
+
+    def _sums(self) -> list[str]:
+        """Two sums of every input: they are the same if the same call is made again. NaN equals NaN here."""
+        floats = [tensor.detach() for tensor in self.tensors if not tensor.is_complex()]
+        return [str((float(t.sum(dtype=torch.float64)), float(t.double().square().sum()))) for t in floats]
 
     def forget(self) -> None:
         """Let go of all tensors but the parameters: the parts have what they need."""

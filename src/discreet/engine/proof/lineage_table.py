@@ -150,7 +150,7 @@ class LineageTable:
             if origin is None or place is not PUBLIC:
                 origin = Origin(place, current.digest, current.clock, current.func, current.settings, current.parents)
         if origin is None and storage in self._held_storages and storage not in self._writes:
-            origin = Origin(PUBLIC, hash(("held memory", tuple(tensor.shape))))
+            origin = Origin(PUBLIC, hash(("held memory", storage, _geometry(tensor))))
         origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
         return self.put(tensor, self._with_backward(tensor, origin))
 

@@ -34,13 +34,15 @@ _RANDOM: Final = frozenset(
         *("binomial", "_standard_gamma", "_sample_dirichlet", "geometric_", "cauchy_", "log_normal_"),
     ]
 )
+_NORMALISING: Final = frozenset(["softmax", "log_softmax", "normalize", "_sample_dirichlet"])
 _COUNTING: Final = frozenset(
     [
         *("arange", "range", "linspace", "logspace", "eye", "tril", "triu", "tril_indices", "triu_indices", "diag"),
         *("cumsum", "cumprod", "sort", "argsort", "randperm", "multinomial", "nonzero", "cartesian_prod"),
+        *("__setitem__", "logcumsumexp", "cummax", "cummin", *_NORMALISING),
     ]
 )
-"""Functions that give places different numbers; a permutation of the batch depends on its size."""
+"""Functions that give places different numbers, or numbers that depend on how many there are."""
 _EXACT: Final = 1e-6
 _LARGEST_SAMPLE: Final = 1 << 14
 
@@ -72,8 +74,9 @@ def _varies(tensor: Tensor, axis: RecordAxis, records: int) -> bool:
 
 
 def is_random(origin: Origin) -> bool:
-    """Whether a public tensor depends on random numbers."""
-    return any(name in _RANDOM for name in _calls_to(origin))
+    """Whether a public tensor has other values in every batch because it depends on random numbers alone."""
+    calls = _calls_to(origin)
+    return any(name in _RANDOM for name in calls) and not calls.keys() & _NORMALISING
 
 
 def is_random_by_place(origin: Origin) -> bool:

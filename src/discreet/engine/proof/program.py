@@ -28,7 +28,7 @@ _SIZES: Final = frozenset(
     for name in (
         *("view", "reshape", "expand", "broadcast_to", "repeat", "repeat_interleave", "tile", "split", "chunk"),
         *("split_with_sizes", "tensor_split", "narrow", "select", "__getitem__", "unflatten", "as_strided"),
-        *("new_zeros", "new_ones", "new_full", "new_empty", "conv1d", "conv2d", "conv3d", "fold", "interpolate"),
+        *("new_zeros", "new_ones", "new_full", "new_empty"),
     )
     for room in (torch, Tensor, torch.nn.functional)
     if getattr(room, name, None) is not None
@@ -70,6 +70,9 @@ class ProgramComparison:
             if self.sizes[0] != self.sizes[1] and _sums_up_the_batch(one) and _sums_up_the_batch(other):
                 self.difference = f"{_name(other)} of a tensor with an entry for each record{_at(other)}"
                 return False
+            if self.sizes[0] != self.sizes[1] and _is_chosen_by_size(one) and _is_chosen_by_size(other):
+                self.difference = f"{_name(other)} by the number of records{_at(other)}"
+                return False
             if not self._same_settings(one, other):
                 self.difference = f"{self.difference} in {_name(other)}{_at(other)}"
                 return False
@@ -101,7 +104,8 @@ class ProgramComparison:
         if one == other and (sizes or self.sizes[0] == self.sizes[1] or not _grows_with(one)):
             return True
         if _is_form(one) and _is_form(other):
-            return True  # sizes of tensors follow from the calls that made them
+            # Sizes follow from the calls that made the tensors; only the record axis may tell the number of records.
+            return not self._grows_elsewhere(one, other)
         if _is_size(one) and _is_size(other):
             a, b = self._meant(one, 0), self._meant(other, 1)
             follow = sizes and not type(one) is type(other) is int and a * self.sizes[1] == b * self.sizes[0]
@@ -115,6 +119,17 @@ class ProgramComparison:
                 return False
             return all(self._alike(a, b, sizes=sizes) for a, b in zip(one, other, strict=True))
         self.difference = "other settings"
+        return False
+
+    def _grows_elsewhere(self, one: Any, other: Any) -> bool:
+        """Whether an axis of tensors that hold records, beside the record axis, follows the number of records."""
+        first, second = self.sizes
+        if first == second or not len(one) == len(other) == 4:
+            return False
+        for a, b in zip(one[3], other[3], strict=False):
+            if type(a) is type(b) is int and a != b and a * second == b * first:
+                self.difference = f"an axis of size {b} where it was {a}"
+                return True
         return False
 
     def _meant(self, size: Any, which: int) -> int:
@@ -139,6 +154,12 @@ def _sums_up_the_batch(origin: Origin) -> bool:
     if origin.lineage is not PUBLIC or origin.form is None or grows(origin.form):
         return False
     return any(parent.lineage is PUBLIC and grows(parent.form) for parent in origin.parents)
+
+
+def _is_chosen_by_size(origin: Origin) -> bool:
+    """Whether the number of records chose an entry of a public tensor: table[len(x)]."""
+    is_public = origin.lineage is PUBLIC and origin.form is not None and not grows(origin.form)
+    return is_public and _grows_with(origin.settings)
 
 
 def _grows_with(part: Any) -> bool:
@@ -192,7 +213,7 @@ class KnownPrograms:
         """
         known = self._programs.get(declared)
         if known is None:
-            if not declared and read is not None and read[0] < losses.clock:
+            if not (declared and self._programs) and read is not None and read[0] < losses.clock:
                 _refuse_reading(read[1])
             if len(self._programs) < _MOST_CHOICES:
                 self._programs[declared] = _Program(losses, records, state, {losses.digest}, {records})
