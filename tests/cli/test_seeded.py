@@ -118,7 +118,8 @@ def old_notes(path: Path) -> Path:
     """The ledger as the version before wrote it: keys in the first note, and not a word about seeds."""
     header, *entries = (json.loads(line)["body"] for line in path.read_text().splitlines())
     old = path.with_name("old.jsonl")
-    with Ledger.create(old, header["header"]) as ledger:
+    fields = {name: value for name, value in header["header"].items() if name != "seeded"}
+    with Ledger.create(old, fields) as ledger:
         for entry in entries:
             note: dict[str, Any] = {k: v for k, v in entry["note"].items() if k != "seeded"}
             ledger.append(Gaussian(2.0), step=entry["step"], note=note)
