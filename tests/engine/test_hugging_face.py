@@ -16,6 +16,7 @@ from truths import by_autograd
 
 from discreet.core.check import Refused
 from discreet.engine.engine import Engine
+from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.library_questions import QUESTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # DeBERTa's own
@@ -69,9 +70,9 @@ def losses_of(output: Any) -> Tensor:
     return output.logits.flatten(1).sin().sum(1)  # type: ignore[no-any-return]
 
 
-def agrees_with_autograd(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+def agrees_with_autograd(model: nn.Module, inputs: dict[str, Tensor], *, training: bool = False) -> None:
     """Under the watch, the norms of a private pass are those of autograd, one record at a time."""
-    model.eval()  # without dropout
+    model.train(training)  # dropout is off unless asked for
     truth = by_autograd(model, ((), inputs), losses_of).double().norm(dim=1)
     engine = Engine(model)
     try:
@@ -107,11 +108,16 @@ def test_labels_in_the_batch() -> None:
         agrees_with_autograd(MODELS["llama"]("sdpa"), padded() | {"labels": padded()["input_ids"]})
 
 
-def test_gradient_checkpointing() -> None:
+def test_gradient_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training mode, where transformers checkpoints; Llama has no dropout."""
     torch.manual_seed(0)
+    filled: list[RecordedCall] = []
+    fill = RecordedCall.fill
+    monkeypatch.setattr(RecordedCall, "fill", lambda own, again: (filled.append(own), fill(own, again)))
     model: Any = MODELS["llama"]("sdpa")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    agrees_with_autograd(model.train(), padded())
+    agrees_with_autograd(model, padded(), training=True)
+    assert filled  # calls of the layers were made again
 
 
 def test_scripted_functions_are_restored() -> None:
