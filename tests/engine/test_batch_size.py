@@ -76,7 +76,7 @@ def test_the_first_step_is_not_released(change: Change) -> None:
     def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
         steps.append(private.step(change(each(model(x), y), x)))
 
-    with pytest.raises(Refused, match=r"same calls with the same numbers"):
+    with pytest.raises(Refused, match=r"same calls with the same numbers|the number of records"):
         train(body=body, steps=1)
     assert not any(steps)
 

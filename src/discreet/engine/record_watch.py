@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from discreet.core.check import refuse, require
 from discreet.engine.checkpointed import checkpoint_frame
 from discreet.engine.proof.blame import (
+    BY_PLACE,
     CHANGED,
     READS,
     UNKNOWN,
@@ -38,17 +39,19 @@ from discreet.engine.proof.lineage import (
     MIXED,
     PUBLIC,
     SOLE,
+    Blame,
     Lineage,
     Origin,
+    PublicRows,
     live_tensors,
     version_of,
     versions_of,
 )
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.positions import keep_samples, places_matter
 from discreet.engine.proof.program import KnownPrograms
-from discreet.engine.proof.provable_call import tensors_of_result
-from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, verdict_on
+from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, tensors_of_result
+from discreet.engine.proof.public_rows import is_rows, public_rows, rows_of_memory
+from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, settings_for, verdict_on
 from discreet.engine.proof.watched_functions import (
     DATA_GET,
     DATA_SET,
@@ -64,7 +67,6 @@ from discreet.engine.proof.watched_functions import (
 from discreet.engine.records_held import tensors_held_by
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.library_questions import public_answer
-from discreet.engine.trace.settings import ELEMENTWISE
 
 
 def public(value: Any) -> Any:
@@ -103,7 +105,6 @@ class RecordWatch(TorchFunctionMode):
         self._is_open = self._is_paused = False
         self._read: tuple[int, str] | None = None
         self._declared: list[Any] = []
-        self._is_comparing = False
 
     # -- one batch -------------------------------------------------------------------------------------
 
@@ -121,8 +122,7 @@ class RecordWatch(TorchFunctionMode):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared, self._is_comparing = [], self._programs.wants_another_size
-        self._is_open = True
+        self._declared, self._is_open = [], True
         _push_mode(self)
 
     def take_stock(self, private: Any) -> None:
@@ -218,8 +218,7 @@ class RecordWatch(TorchFunctionMode):
                     "losses in another order",
                     "keep the record as the first axis",
                 )
-            state = self.table.state_of_the_model()
-            self._programs.check(origin, self._records, self._read, tuple(self._declared), state=state)
+            self._programs.check(origin, self._records, self._read, tuple(self._declared))
 
     # -- one call --------------------------------------------------------------------------------------
 
@@ -236,8 +235,6 @@ class RecordWatch(TorchFunctionMode):
         if is_special:
             self._prepare(func, reading)
         blamed, on_records = reading.mixed_and_private()
-        if on_records and self._is_comparing:
-            keep_samples(func, reading)
         if on_records and (is_special or saved_tensors_hooks(False) is not None):
             self._refuse_hooks(func)
         versions = versions_of(tensors)
@@ -267,16 +264,21 @@ class RecordWatch(TorchFunctionMode):
         clock, where = table.tick(), line_of_the_call()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
+        rows: list[PublicRows] | None = None
         if blamed is not None:
-            places, blame = (MIXED,) * len(made), blamed.blame
+            places, blame, numbers = (MIXED,) * len(made), blamed.blame, ALL_FOLLOW
         else:
-            places, blame = self._places(form, func, args, kwargs, reading, made, on_records)
-        if blame is None and made[0] is result and not written:  # nearly always: one new tensor
+            places, blame, numbers = self._places(form, func, args, kwargs, reading, made, on_records=on_records)
+            if form.follows and not on_records and blame is None:
+                rows = public_rows(form, func, args, kwargs, reading, made)
+        if numbers is not ALL_FOLLOW:
+            description = settings_for(form, description, numbers, self._records)
+        if blame is None and rows is None and made[0] is result and not written:  # nearly always: one new tensor
             table.put_made(result, Origin(places[0], digest, clock, func, description, parents, None, where), tensors)
             return result
         origins = [
-            Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None, where)
-            for i, place in enumerate(places)
+            Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None, where, row)
+            for i, (place, row) in enumerate(zip(places, rows or [None] * len(made), strict=True))
         ]
         table.put_all(made, origins, reading, written)
         return result
@@ -290,19 +292,22 @@ class RecordWatch(TorchFunctionMode):
         func: Any = Tensor.copy_ if is_tensor else Tensor.fill_
         came = self.table.find(value) if is_tensor else Origin(PUBLIC, 0)
         reading = Reading(self._records, values=func in NUMBERS)
-        description = reading.describe((view, value), lambda tensor: Origin(PUBLIC, 1) if tensor is view else came)
+        empty = Origin(PUBLIC, 1, rows=rows_of_memory(view, self._records))
+        description = reading.describe((view, value), lambda tensor: empty if tensor is view else came)
         form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
-        place, blame = came.lineage, came.blame
-        if place is not MIXED:
-            places, blame = self._places(form, func, (view, value), {}, reading, [view], came.lineage is not PUBLIC)
+        place, blame, rows = came.lineage, came.blame, None
+        if place is PUBLIC:
+            rows = public_rows(form, func, (view, value), {}, reading, [view])[0] if form.follows else None
+        elif place is not MIXED:
+            places, blame, _ = self._places(form, func, (view, value), {}, reading, [view], on_records=True)
             place = places[0]
         digest = hash((form.digest, came.digest))
-        self.table.note_write(view, Origin(place, digest, clock, func, (description, ()), (came,), blame))
+        self.table.note_write(view, Origin(place, digest, clock, func, (description, ()), (came,), blame, rows=rows))
 
     def _prepare(self, func: Any, reading: Reading) -> None:
         """A tensor that is overwritten, every entry, holds nothing of before."""
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            reading.origins[0] = Origin(PUBLIC, 1)
+            reading.origins[0] = Origin(PUBLIC, 1, rows=rows_of_memory(reading.tensors[0], self._records))
 
     def _special(self, func: Any, args: Any, reading: Reading) -> None:
         """Ways to a tensor's memory that leave its version as it is."""
@@ -314,24 +319,24 @@ class RecordWatch(TorchFunctionMode):
             self.table.export(reading.tensors[0])
 
     def _places(
-        self, form: Form, func: Any, args: Any, kwargs: Any, reading: Reading, made: list[Tensor], on_records: bool
-    ) -> tuple[Any, Any]:
+        self, form: Form, func: Any, args: Any, kwargs: Any, reading: Reading, made: list[Tensor], *, on_records: bool
+    ) -> tuple[Any, Blame | None, Numbers]:
+        """Where records lie in what was made, what mixed them, and which numbers followed the number of records."""
         if func in HIDDEN:
-            return [MIXED] * len(made), here(HIDDEN[func])
+            return [MIXED] * len(made), here(HIDDEN[func]), ALL_FOLLOW
         if func is Tensor.__deepcopy__:
-            return [reading.origins[0].lineage], None
+            return [reading.origins[0].lineage], None, ALL_FOLLOW
         if not on_records:
             if reading.opaque is not None:
                 verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")
-                return verdict.outputs, blame_for(func, verdict)
-            return [PUBLIC] * len(made), None
+                return verdict.outputs, blame_for(func, verdict), ALL_FOLLOW
+            return [PUBLIC] * len(made), None, ALL_FOLLOW
         if self._records == 1:
-            return [SOLE] * len(made), None
-        if func in ELEMENTWISE and places_matter(reading, self._records):
-            verdict = mixed(made, "what it gives a record depends on the record's place in the batch")
-        else:
-            verdict = verdict_on(form, func, args, kwargs, reading, made)
-        return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None
+            return [SOLE] * len(made), None, ALL_FOLLOW
+        verdict = verdict_on(form, func, args, kwargs, reading, made)
+        if verdict.rows and not all(is_rows(reading.origins[i], axis) for i, axis in verdict.rows):
+            verdict = mixed(made, BY_PLACE)
+        return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None, verdict.numbers
 
     def _note_error(self, on_records: bool) -> None:
         """An error tells something about the records, to whoever catches it."""

@@ -103,11 +103,19 @@ _REDUCTIONS: Final = frozenset(
 )
 
 
+BY_PLACE: Final = (
+    "what it gives a record depends on the record's place in the batch, or on the number of records: a public tensor "
+    "has other values for other rows"
+)
+
+
 def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
     """Why the outputs of a call are mixed, and what to write instead."""
     name = name_of(func).strip("_")
     if verdict.sized_by_values:
         remedy = "keep every record and every position: pad to a public length, and multiply by a mask of 0 and 1"
+    elif verdict.why == BY_PLACE:
+        remedy = "give every record the same value (`expand` one row), or a random number of its own (torch.rand)"
     elif name.endswith("_loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
         remedy = 'pass reduction="none" and reduce each record by itself'
     elif name in _REDUCTIONS:

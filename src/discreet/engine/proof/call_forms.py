@@ -8,6 +8,7 @@ every call of that form.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -17,24 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
-from discreet.engine.proof.provable_call import Leaf, ProvableCall
+from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE
-
-
-class Follows(enum.IntEnum):
-    """Which sizes are taken to follow the number of records, beside record axes."""
-
-    MULTIPLES = 0
-    EQUALS = 1
-    NONE = 2
-
-    def factor(self, size: int, records: int) -> int | None:
-        """How many times the number of records a size is; None if it is fixed."""
-        if records < 2 or self is Follows.NONE or size < records or size % records:
-            return None
-        return size // records if self is Follows.MULTIPLES or size == records else None
 
 
 TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
@@ -60,10 +47,11 @@ class Opaque(enum.Enum):
 class Reading:
     """One call, read once: its description, its tensors and their origins."""
 
-    __slots__ = ("declared", "follows", "opaque", "origins", "records", "tensors", "values")
+    __slots__ = ("declared", "multiples", "numbers", "opaque", "origins", "records", "tensors", "values")
 
-    def __init__(self, records: int, follows: Follows = Follows.MULTIPLES, *, values: bool = False) -> None:
-        self.records, self.follows, self.values = records, follows, values
+    def __init__(self, records: int, numbers: Numbers = ALL_FOLLOW, *, values: bool = False) -> None:
+        self.records, self.numbers, self.values = records, numbers, values
+        self.multiples: list[int] = []  # whole numbers that are multiples of the number of records
         self.tensors: list[Tensor] = []
         self.origins: list[Origin] = []
         self.opaque: Opaque | None = None
@@ -95,17 +83,17 @@ class Reading:
             origin = find(tree)
             self.tensors.append(tree)
             self.origins.append(origin)
-            if origin.form is None or self.follows:
-                form = self._form(tree, origin)
-                if self.follows:
-                    return form
-                origin.form = form
+            if origin.form is None:
+                origin.form = self._form(tree, origin)
             return origin.form
         if kind is int:
             if self.values or tree < self.records:
                 return tree
-            factor = self.follows.factor(tree, self.records)
-            return tree if factor is None else ("records", factor)
+            factor = factor_of(tree, self.records)
+            if factor is None:
+                return tree
+            self.multiples.append(tree)
+            return ("records", factor) if self.numbers.follow(len(self.multiples) - 1) else tree
         if kind in _PLAIN:
             return tree
         if kind is bool:
@@ -154,19 +142,22 @@ class Reading:
             return tensor.dtype, place.axis, place.minor, sizes_of(tensor, place, self.records)
         if place is not PUBLIC:
             return tensor.dtype, tensor.dim()
-        return tensor.dtype, self._public_sizes(tensor, origin), counts(origin)
+        return tensor.dtype, self._public_sizes(tensor, origin), counts(origin), origin.rows
 
     def _public_sizes(self, tensor: Tensor, origin: Origin) -> tuple[Any, ...]:
-        if not origin.is_made:
+        if origin.rows is None:
             return tuple(tensor.shape)
-        factors = [self.follows.factor(size, self.records) for size in tensor.shape]
+        axes = [place.axis for place in origin.rows.axes] or range(tensor.dim())
+        factors = [factor_of(size, self.records) if axis in axes else None for axis, size in enumerate(tensor.shape)]
         return tuple(size if factor is None else (factor,) for size, factor in zip(tensor.shape, factors, strict=True))
 
-    def sizes(self) -> list[tuple[Any, ...]]:
-        """Of every tensor."""
+    def sizes(self, *, exact: bool = False) -> list[tuple[Any, ...]]:
+        """Of every tensor; `exact` if only record axes follow the number of records."""
         return [
             sizes_of(tensor, origin.lineage, self.records)
             if isinstance(origin.lineage, RecordAxis)
+            else tuple(tensor.shape)
+            if exact
             else self._public_sizes(tensor, origin)
             for tensor, origin in zip(self.tensors, self.origins, strict=True)
         ]
@@ -202,7 +193,7 @@ def sizes_of(tensor: Tensor, axis: RecordAxis, records: int) -> tuple[Any, ...]:
 
 def provable(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, *, exact: bool) -> ProvableCall:
     """The call as something that can be run on other values, for other numbers of records."""
-    return _provable(func, reading, SmallCall(args, kwargs, reading.sizes()), exact=exact)
+    return _provable(func, reading, SmallCall(args, kwargs, reading.sizes(exact=exact)), exact=exact)
 
 
 def provable_small(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> ProvableCall | None:
@@ -218,11 +209,12 @@ def _provable(func: Callable[..., Any], reading: Reading, small: SmallCall, *, e
     )
     rebuild = partial(_rebuilt, small, reading, func in ELEMENTWISE)
     special = tuple({number for number in _numbers((small.args, small.kwargs)) if number < 0})[:3]
-    return ProvableCall(func, leaves, rebuild, special, moves=func in MOVES and len(leaves) == 1)
+    moves = func in MOVES and len(leaves) == 1
+    return ProvableCall(func, leaves, rebuild, special, moves=moves, has_fixed_numbers=small.is_fixed)
 
 
 def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[Any], records: int) -> tuple[Any, Any]:
-    ahead = iter(tensors)
+    ahead, multiples = iter(tensors), itertools.count()
 
     def walk(tree: Any) -> Any:
         if isinstance(tree, Tensor):
@@ -231,8 +223,8 @@ def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[
         if kind is bool or (call.is_fixed and isinstance(tree, (int, float))):
             return tree
         if isinstance(tree, int) and not values:
-            factor = reading.follows.factor(tree, reading.records) if kind is int else None
-            return tree if factor is None else factor * records
+            factor = factor_of(tree, reading.records) if kind is int else None
+            return tree if factor is None or not reading.numbers.follow(next(multiples)) else factor * records
         if isinstance(tree, (int, float)):
             return _plain_value(tree) if values else tree
         if isinstance(tree, torch.Size):

@@ -14,11 +14,13 @@ any of the values; where it says PUBLIC, no entry moved at all; everything else 
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -43,11 +45,13 @@ from discreet.engine.proof.provable_call import (
     Place,
     ProvableCall,
     UnprovableError,
+    first,
     tensors_of_result,
 )
 from discreet.engine.trace.capture import RecordAxis
 
 _SOURCE = ValueSource()
+_MOST_CHOICES: Final = 32
 
 
 def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
@@ -64,6 +68,21 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict
         if all(leaf.place is PUBLIC and leaf.values is not None for leaf in call.leaves):
             break  # no choice
     raise error or UnprovableError("it takes none of the values that were tried")
+
+
+def run_on_generic_values(call: ProvableCall, sizes: Sequence[int]) -> list[list[Tensor]] | None:
+    """What a call gives for each number of records, on the same public tensors; None if it fails."""
+    whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
+    for within in ranges(whole, call.special):
+        with _apart_from_the_run():
+            proof = _Proof(call, within)
+            values = [proof._base(leaf, FEW, Pattern.MODERATE) for leaf in call.leaves]
+            runs = [proof._try(values, records) for records in sizes]
+        if all(run is not None for run in runs):
+            return [run.outputs for run in runs if run is not None]
+        if not call.leaves:
+            break  # no choice
+    return None
 
 
 @contextmanager
@@ -143,15 +162,15 @@ class _Proof:
                 return None
             self._begin(runs[0], records)
             assert self.seen is not None
-            for one, first, second in zip(self.seen, runs[0].outputs, runs[1].outputs, strict=True):
-                change = changed(first, second)
+            for one, old, new in zip(self.seen, runs[0].outputs, runs[1].outputs, strict=True):
+                change = changed(old, new)
                 if change is None:
                     continue
-                if bool((change & (second - first != records)).any()):
+                if bool((change & (new - old != records)).any()):
                     return None
                 one.moved = True
-                own = [axis for axis in one.candidates if axis.axis < first.dim()]
-                one.candidates = [axis for axis in own if belongs(axis, first, change, numbers)]
+                own = [axis for axis in one.candidates if axis.axis < old.dim()]
+                one.candidates = [axis for axis in own if belongs(axis, old, change, numbers)]
             if any(one.moved and not one.candidates for one in self.seen):
                 return self._mixed()
         return self._finished(sizes[:1])
@@ -167,34 +186,34 @@ class _Proof:
             one.factor[place.axis] if isinstance(place, RecordAxis) else own.pop()
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
-        verdict = CallVerdict(places, factors, self.written)
-        if not self._same_in_every_place(places, graded):
-            why = "what it gives a record depends on the record's place in the batch"
-            return replace(verdict, outputs=(MIXED,) * len(places), factors=(None,) * len(places), why=why)
-        if all(self._gradients_apart(records, places) for records in graded):
-            return verdict
-        return replace(
-            verdict,
-            outputs=(MIXED,) * len(places),
-            factors=(None,) * len(places),
-            why="the gradient that goes back to one record moves with others",
-        )
+        rows = self._rows(places, graded[0])
+        if rows is None:
+            return self._refused("what it gives a record depends on the record's place in the batch")
+        if not self._same_for_every_count(places):
+            return self._refused("what it gives a record depends on the number of records")
+        if not all(self._gradients_apart(records, places) for records in graded):
+            return self._refused("the gradient that goes back to one record moves with others")
+        return CallVerdict(places, factors, self.written, rows=rows)
+
+    def _refused(self, why: str) -> CallVerdict:
+        assert self.seen is not None
+        return CallVerdict((MIXED,) * len(self.seen), (None,) * len(self.seen), self.written, why)
 
     # -- forward ---------------------------------------------------------------------------------------
 
     def _forward(self, records: int, pattern: Pattern, *, many: bool) -> None:
-        first = pattern is Pattern.MODERATE
+        is_first = pattern is Pattern.MODERATE
         base = [self._base(leaf, records, pattern) for leaf in self.call.leaves]
         before = self._try(base, records)
         if before is None:
-            if first:
+            if is_first:
                 raise UnprovableError("it fails on generic values")
             return
         self._begin(before, records)
-        for half in alternating(records) if many and not first else separating(records):
+        for half in alternating(records) if many and not is_first else separating(records):
             after = self._try(self._replaced(base, half, records, pattern), records)
             if after is None:
-                if first:
+                if is_first:
                     raise UnprovableError("it fails on generic values")
                 continue
             self._compare(before, after, half, records)
@@ -207,22 +226,47 @@ class _Proof:
             for one, before, after in zip(self.seen, self.shapes[records], run.outputs if run else (), strict=False):
                 one.sized_by_values |= before != after.shape
 
-    def _same_in_every_place(self, places: Sequence[Place], sizes: Sequence[int]) -> bool:
-        """Whether records that change places take what they get with them."""
-        records = sizes[0]
-        is_unclear = len(self.shapes) == 1 and any(leaf.is_unclear(records) for leaf in self.call.leaves)
-        if self.draws or is_unclear:
+    def _rows(self, places: Sequence[Place], records: int) -> tuple[tuple[int, RecordAxis], ...] | None:
+        """Public tensors whose rows must go with the records, so that records may change places; None if they may not."""
+        leaves, at = self.call.leaves, records if len(self.shapes) == 1 else None
+        growing = [(i, leaf.growing(at)) for i, leaf in enumerate(leaves) if leaf.growing(at)]
+        if self.draws:
+            return tuple((i, axes[0]) for i, axes in growing)
+        base = [self._base(leaf, records, Pattern.MODERATE) for leaf in leaves]
+        before = self._try(base, records)
+        if before is None:
+            return tuple((i, axes[0]) for i, axes in growing)
+        records_shifted = [
+            shifted(one, leaf.place, records) if isinstance(leaf.place, RecordAxis) else one
+            for one, leaf in zip(base, leaves, strict=True)
+        ]
+        choices = itertools.product(*([None, *axes] for _, axes in growing))
+        for chosen in sorted(choices, key=lambda axes: sum(axis is not None for axis in axes))[:_MOST_CHOICES]:
+            rows = tuple((i, axis) for (i, _), axis in zip(growing, chosen, strict=True) if axis is not None)
+            values = list(records_shifted)
+            for i, axis in rows:
+                values[i] = shifted(values[i], axis, records)
+            after = self._try(values, records)
+            if after is not None and all(
+                agree(shifted(old, place, records), new) if isinstance(place, RecordAxis) else agree(old, new)
+                for old, new, place in zip(before.outputs, after.outputs, places, strict=True)
+                if old.shape == new.shape
+            ):
+                return rows
+        return None
+
+    def _same_for_every_count(self, places: Sequence[Place]) -> bool:
+        """Whether a record gets the same in a batch of few records and in one of many."""
+        if self.draws or len(self.shapes) == 1:
             return True
-        base = [self._base(leaf, records, Pattern.MODERATE) for leaf in self.call.leaves]
-        axes = [leaf.growing for leaf in self.call.leaves]
-        moved = [shifted(one, axis, records) if axis is not None else one for one, axis in zip(base, axes, strict=True)]
-        before, after = self._try(base, records), self._try(moved, records)
-        if before is None or after is None:
-            return True
+        many = [self._base(leaf, MANY, Pattern.MODERATE) for leaf in self.call.leaves]
+        few = [leaf.first(value) for leaf, value in zip(self.call.leaves, many, strict=True)]
+        larger, smaller = self._try(many, MANY), self._try(few, FEW)
+        if larger is None or smaller is None:
+            return False
         return all(
-            agree(shifted(old, place, records), new)
-            for old, new, place in zip(before.outputs, after.outputs, places, strict=True)
-            if isinstance(place, RecordAxis) and old.shape == new.shape
+            agree(small, first(large, place) if isinstance(place, RecordAxis) else large)
+            for large, small, place in zip(larger.outputs, smaller.outputs, places, strict=True)
         )
 
     def _begin(self, run: _CallRun, records: int) -> None:

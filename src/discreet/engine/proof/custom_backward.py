@@ -49,13 +49,18 @@ def backward_of(tensor: Tensor, origin: Origin, watch: BackwardWatch) -> Origin:
         raise
     except Exception as error:
         return _blamed(origin, function, f"its backward pass fails on other gradients ({type(error).__name__})")
+    given_back = []
     for result in results if isinstance(results, tuple) else (results,):
         if isinstance(result, Tensor):
             came = find(result)
+            given_back.append(came)
             if came.lineage is MIXED or (came.lineage is not PUBLIC and came.lineage != origin.lineage):
                 why = "the gradient that goes back to one record depends on others"
                 return _blamed(origin, function, why, came.blame)
-    return origin
+    # The calls of the backward pass are compared from batch to batch, like all others.
+    parents = (origin, *given_back)
+    digest = hash(tuple(parent.digest for parent in parents))
+    return Origin(origin.lineage, digest, origin.clock, function.backward, None, parents, where=origin.where)
 
 
 def _gradient(meta: Any, tensor: Tensor) -> Tensor:

@@ -47,12 +47,34 @@ class Blame:
     sized_by_values: bool = False
 
 
+@dataclass(frozen=True)
+class PublicRows:
+    """What is known of a public tensor that a step made with a size that may follow the number of records.
+
+    A size may also equal the number of records by chance, so that this holds for several readings of the same call.
+
+    equal   axes along which it has a row for each record: equal ones, or independent draws
+    placed  axes along which the row of a record depends on the record's place, and on no other row
+    proven  which arguments may follow the number of records without a value that depends on it: for each reading, the
+            places of tensors and those of whole numbers; None for any
+    """
+
+    equal: frozenset[RecordAxis] = frozenset()
+    placed: frozenset[RecordAxis] = frozenset()
+    proven: frozenset[tuple[frozenset[int], frozenset[int]]] | None = frozenset()
+
+    @property
+    def axes(self) -> list[RecordAxis]:
+        return sorted(self.equal | self.placed, key=lambda place: (place.axis, place.minor))
+
+
+UNPROVEN_ROWS: Final = PublicRows()
+
+
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
 
-    __slots__ = (
-        *("blame", "clock", "digest", "form", "func", "is_made", "lineage", "parents", "sample", "settings", "where"),
-    )
+    __slots__ = ("blame", "clock", "digest", "form", "func", "lineage", "parents", "rows", "settings", "where")
 
     def __init__(
         self,
@@ -64,13 +86,13 @@ class Origin:
         parents: tuple[Origin, ...] = (),
         blame: Blame | None = None,
         where: tuple[CodeType, int] | None = None,
+        rows: PublicRows | None = None,
     ) -> None:
         self.lineage, self.digest, self.clock = lineage, digest, clock
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
-        self.is_made = func is not None
         self.form: Any = None
-        self.sample: Tensor | None = None  # values of a public tensor that met records
         self.where = where  # the line that made the call
+        self.rows = rows  # of a public tensor whose size follows the number of records
 
 
 class SeenTensor:

@@ -21,6 +21,7 @@ from discreet.engine.proof.lineage import (
     MIXED,
     PUBLIC,
     SOLE,
+    UNPROVEN_ROWS,
     Blame,
     ExistingTensors,
     Lineage,
@@ -95,10 +96,6 @@ class LineageTable:
         self._entries, self._writes, self._silent, self._exported, self._used = {}, {}, set(), {}, []
         self._empties, self.has_sizes_by_values = {}, False
 
-    def state_of_the_model(self) -> int:
-        """A number that changes when parameters or buffers are written to."""
-        return hash(tuple((storage_of(tensor), version_of(tensor)) for tensor, _ in self._held.values()))
-
     def tick(self) -> int:
         self.clock += 1
         return self.clock
@@ -148,7 +145,9 @@ class LineageTable:
                 origin = Origin(MIXED, 0, blame=current.blame or here(UNKNOWN))
                 break
             if origin is None or place is not PUBLIC:
-                origin = Origin(place, current.digest, current.clock, current.func, current.settings, current.parents)
+                made_by = current.func, current.settings, current.parents
+                rows = UNPROVEN_ROWS if current.rows is not None else None
+                origin = Origin(place, current.digest, current.clock, *made_by, rows=rows)
         if origin is None and storage in self._held_storages and storage not in self._writes:
             origin = Origin(PUBLIC, hash(("held memory", storage, _geometry(tensor))))
         origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
@@ -187,7 +186,8 @@ class LineageTable:
             if isinstance(origin.lineage, RecordAxis) and place != origin.lineage:
                 place = MIXED if place is not PUBLIC else origin.lineage
         blame = here(_WRITTEN) if place is MIXED else None
-        return Origin(place, digest, new.clock, new.func, new.settings, parents, blame)
+        rows = UNPROVEN_ROWS if place is PUBLIC and (origin.rows, new.rows) != (None, None) else None
+        return Origin(place, digest, new.clock, new.func, new.settings, parents, blame, rows=rows)
 
     def _filled(self, tensor: Tensor, origin: Origin) -> Origin:
         """The lineage of a tensor of torch.empty: as it was, or that of what was written, if all of it was."""
@@ -207,7 +207,10 @@ class LineageTable:
             place = SOLE
         last, parents = writes[-1].origin, tuple(write.origin for write in writes)
         digest = hash((origin.digest, *[parent.digest for parent in parents]))
-        return self.put(tensor, Origin(place, digest, last.clock, last.func, last.settings, parents))
+        rows = None
+        if place is PUBLIC:
+            rows = last.rows if writes[-1].geometry == _geometry(tensor) else UNPROVEN_ROWS
+        return self.put(tensor, Origin(place, digest, last.clock, last.func, last.settings, parents, rows=rows))
 
     # -- noting ----------------------------------------------------------------------------------------
 

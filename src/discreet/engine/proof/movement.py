@@ -54,7 +54,7 @@ def shifted(tensor: Tensor, axis: RecordAxis, records: int) -> Tensor:
 
 def agree(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal but for rounding, which may differ from place to place."""
-    if not (one.is_floating_point() or one.is_complex()):
+    if one.shape != other.shape or not (one.is_floating_point() or one.is_complex()):
         return torch.equal(one, other)
     finite = one[one.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0

@@ -5,12 +5,13 @@ call, or as the choice between two calls; neither can be seen. So there is one w
 batch: the same calls on the same tensors, with the same numbers, up to sizes that follow the number of records. What
 else changes from batch to batch (a schedule, a random choice) must be declared with `discreet.public`.
 
-The number of records is private as well. The first step is cut into micro-batches of different sizes, so that numbers,
-and values of public tensors, that depend on the size are refused before anything is released.
+The number of records is private as well. The first step is cut into micro-batches of different sizes, so that numbers
+that depend on the size are refused before anything is released.
 """
 
 from __future__ import annotations
 
+import itertools
 import linecache
 from dataclasses import dataclass, field
 from typing import Any, Final, final
@@ -19,21 +20,9 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import PUBLIC, Origin
-from discreet.engine.proof.positions import differs, differs_by_place, grows, is_random, is_random_by_place
+from discreet.engine.proof.lineage import Origin
 from discreet.engine.proof.verdicts import readable
 
-_SIZES: Final = frozenset(
-    getattr(room, name)
-    for name in (
-        *("view", "reshape", "expand", "broadcast_to", "repeat", "repeat_interleave", "tile", "split", "chunk"),
-        *("split_with_sizes", "tensor_split", "narrow", "select", "__getitem__", "unflatten", "as_strided"),
-        *("new_zeros", "new_ones", "new_full", "new_empty"),
-    )
-    for room in (torch, Tensor, torch.nn.functional)
-    if getattr(room, name, None) is not None
-)
-"""Functions on records whose whole numbers are sizes, axes and positions, never values."""
 _MOST_CHOICES: Final = 1000  # declared choices whose losses are remembered
 
 
@@ -44,19 +33,17 @@ class ProgramComparison:
 
     sizes       their numbers of records
     difference  the first difference, in words
-    tensors     pairs of public tensors whose values were kept
     """
 
     sizes: tuple[int, int]
     difference: str = ""
-    tensors: list[tuple[Origin, Origin]] = field(default_factory=list)
     _compared: set[tuple[int, int]] = field(default_factory=set)
 
     def same(self, first: Origin, second: Origin) -> bool:
         """Whether both were made by the same calls on the same tensors, with the same numbers."""
         ahead = [(first, second)]
         while ahead:
-            one, other = ahead.pop()
+            one, other = map(_bare, ahead.pop())
             pair = id(one), id(other)
             if one is other or pair in self._compared:
                 continue
@@ -67,49 +54,23 @@ class ProgramComparison:
             if one.func is None and one.digest != other.digest:
                 self.difference = "another tensor than before"
                 return False
-            if self.sizes[0] != self.sizes[1] and _sums_up_the_batch(one) and _sums_up_the_batch(other):
-                self.difference = f"{_name(other)} of a tensor with an entry for each record{_at(other)}"
-                return False
-            if self.sizes[0] != self.sizes[1] and _is_chosen_by_size(one) and _is_chosen_by_size(other):
-                self.difference = f"{_name(other)} by the number of records{_at(other)}"
-                return False
-            if not self._same_settings(one, other):
+            if not self._alike(one.settings, other.settings):
                 self.difference = f"{self.difference} in {_name(other)}{_at(other)}"
                 return False
-            if one.sample is not None and other.sample is not None:
-                self.tensors.append((one, other))
+            if self.sizes[0] != self.sizes[1] and not self._is_the_same_for_every_size(one, other):
+                self.difference = f"{_name(other)} that depends on the number of records{_at(other)}"
+                return False
             ahead += zip(one.parents, other.parents, strict=True)
         return True
 
-    def tells_the_size(self) -> bool:
-        """Whether a public tensor has other values for another number of records, or for another place in the batch."""
-        for one, other in self.tensors:
-            samples = one.sample, other.sample, self.sizes
-            by_place = differs_by_place(*samples) and not is_random_by_place(one)
-            if by_place or (differs(*samples) and not is_random(one)):
-                self.difference = f"other values of a public tensor ({_name(other)}{_at(other)})"
-                return True
-        return False
-
-    def _same_settings(self, one: Origin, other: Origin) -> bool:
-        """Whole numbers that follow the number of records are sizes in some calls, and values in all others."""
-        if one.func is Tensor.__setitem__ and one.settings and other.settings:
-            (*places, value), (*other_places, other_value) = one.settings[0], other.settings[0]
-            return self._alike(tuple(places), tuple(other_places)) and self._alike(value, other_value, sizes=False)
-        # The values of public tensors are compared instead of their sizes.
-        is_size = one.func in _SIZES or PUBLIC in (one.lineage, other.lineage)
-        return self._alike(one.settings, other.settings, sizes=is_size)
-
-    def _alike(self, one: Any, other: Any, *, sizes: bool = True) -> bool:
-        if one == other and (sizes or self.sizes[0] == self.sizes[1] or not _grows_with(one)):
-            return True
-        if _is_form(one) and _is_form(other):
-            # Sizes follow from the calls that made the tensors; only the record axis may tell the number of records.
-            return not self._grows_elsewhere(one, other)
+    def _alike(self, one: Any, other: Any) -> bool:
+        """Numbers are equal, or follow the number of records as they did in the proof of the call."""
+        if one == other or (_is_form(one) and _is_form(other)):
+            return True  # tensors are compared by the calls that made them
         if _is_size(one) and _is_size(other):
             a, b = self._meant(one, 0), self._meant(other, 1)
-            follow = sizes and not type(one) is type(other) is int and a * self.sizes[1] == b * self.sizes[0]
-            if a == b or follow:
+            follows = not type(one) is type(other) is int and a * self.sizes[1] == b * self.sizes[0]
+            if a == b or follows:
                 return True
             self.difference = f"the number {b} where it was {a}"
             return False
@@ -117,24 +78,57 @@ class ProgramComparison:
             if one[:1] == other[:1] == ("float",):
                 self.difference = f"the number {other[1]:.6g} where it was {one[1]:.6g}"
                 return False
-            return all(self._alike(a, b, sizes=sizes) for a, b in zip(one, other, strict=True))
+            return all(map(self._alike, one, other))
         self.difference = "other settings"
         return False
 
-    def _grows_elsewhere(self, one: Any, other: Any) -> bool:
-        """Whether an axis of tensors that hold records, beside the record axis, follows the number of records."""
-        first, second = self.sizes
-        if first == second or not len(one) == len(other) == 4:
-            return False
-        for a, b in zip(one[3], other[3], strict=False):
-            if type(a) is type(b) is int and a != b and a * second == b * first:
-                self.difference = f"an axis of size {b} where it was {a}"
-                return True
-        return False
+    def _is_the_same_for_every_size(self, one: Origin, other: Origin) -> bool:
+        """Whether those arguments of a call on public tensors that follow the batch were proven to tell no more."""
+        known = [(own.rows.proven, which) for which, own in enumerate((one, other)) if own.rows is not None]
+        if not known or any(proven is None for proven, _ in known):
+            return True
+        return any(
+            (followed := self._followed(one.settings, other.settings, which)) == (frozenset(), frozenset())
+            or (proven is not None and followed in proven)
+            for proven, which in known
+        )
+
+    def _followed(self, one: Any, other: Any, which: int) -> tuple[frozenset[int], frozenset[int]]:
+        """The tensors, and the multiples of the number of records, that differ in size; counted in one of the two."""
+        tensors, numbers, found = itertools.count(), itertools.count(), (set[int](), set[int]())
+
+        def walk(a: Any, b: Any) -> None:
+            if _is_form(a) and _is_form(b):
+                place, shapes = next(tensors), [own[1] for own in (a, b)]
+                if all(isinstance(own, tuple) for own in shapes) and (
+                    [self._size(size, 0) for size in shapes[0]] != [self._size(size, 1) for size in shapes[1]]
+                ):
+                    found[0].add(place)
+            elif _is_size(a) or _is_size(b):
+                if isinstance((a, b)[which], tuple):
+                    place = next(numbers)
+                    if self._meant(a, 0) != self._meant(b, 1):
+                        found[1].add(place)
+            elif isinstance(a, tuple) and isinstance(b, tuple):
+                for parts in zip(a, b, strict=True):
+                    walk(*parts)
+
+        walk(one, other)
+        return frozenset(found[0]), frozenset(found[1])
+
+    def _size(self, size: Any, which: int) -> int:
+        return int(size[0] * self.sizes[which] if isinstance(size, tuple) else size)
 
     def _meant(self, size: Any, which: int) -> int:
         """A whole number, or so many times the number of records."""
         return int(size if isinstance(size, int) else size[1] * self.sizes[which])
+
+
+def _bare(origin: Origin) -> Origin:
+    """Without `contiguous`, which copies a tensor or gives it back: with one record more memory is contiguous."""
+    while origin.func is Tensor.contiguous:
+        origin = origin.parents[0]
+    return origin
 
 
 def _name(origin: Origin) -> str:
@@ -147,26 +141,6 @@ def _at(origin: Origin) -> str:
     code, line = origin.where
     text = linecache.getline(code.co_filename, line).strip()
     return f" at {code.co_filename}:{line}" + (f" `{text}`" if text else "")
-
-
-def _sums_up_the_batch(origin: Origin) -> bool:
-    """Whether public entries, one per record, were reduced: torch.ones(len(x)).sum() is the size of the batch."""
-    if origin.lineage is not PUBLIC or origin.form is None or grows(origin.form):
-        return False
-    return any(parent.lineage is PUBLIC and grows(parent.form) for parent in origin.parents)
-
-
-def _is_chosen_by_size(origin: Origin) -> bool:
-    """Whether the number of records chose an entry of a public tensor: table[len(x)]."""
-    is_public = origin.lineage is PUBLIC and origin.form is not None and not grows(origin.form)
-    return is_public and _grows_with(origin.settings)
-
-
-def _grows_with(part: Any) -> bool:
-    """Whether a description has a number that follows the number of records."""
-    if _is_form(part) or not isinstance(part, tuple):
-        return False
-    return _is_size(part) or any(_grows_with(inner) for inner in part)
 
 
 def _is_form(part: Any) -> bool:
@@ -182,14 +156,13 @@ def _is_size(part: Any) -> bool:
 class _Program:
     """The way in which losses are made under one declared choice.
 
-    first, records, state  the losses that showed it, for how many records and with which parameters
-    digests                of losses that were compared with them
-    sizes                  numbers of records that were compared
+    first, records  the losses that showed it, and for how many records
+    digests         of losses that were compared with them
+    sizes           numbers of records that were compared
     """
 
     first: Origin
     records: int
-    state: int
     digests: set[int]
     sizes: set[int]
 
@@ -203,27 +176,25 @@ class KnownPrograms:
         self.wants_another_size = True  # the newest way was not seen for two numbers of records yet
 
     def check(
-        self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...], *, state: int
+        self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]
     ) -> None:
         """Refuse losses that are made in another way than the first.
 
         read      when and where a value of the records was first read
         declared  choices of this step that the user declared public
-        state     differs if the parameters do
         """
         known = self._programs.get(declared)
         if known is None:
             if not (declared and self._programs) and read is not None and read[0] < losses.clock:
                 _refuse_reading(read[1])
             if len(self._programs) < _MOST_CHOICES:
-                self._programs[declared] = _Program(losses, records, state, {losses.digest}, {records})
+                self._programs[declared] = _Program(losses, records, {losses.digest}, {records})
                 self.wants_another_size = True
             return
         is_new_size = len(known.sizes) < 2 and records not in known.sizes
         if losses.digest not in known.digests or is_new_size:
             comparison = ProgramComparison((known.records, records))
-            is_same = comparison.same(known.first, losses)
-            if not is_same or (is_new_size and state == known.state and comparison.tells_the_size()):
+            if not comparison.same(known.first, losses):
                 _refuse_difference(comparison)
             known.digests.add(losses.digest)
         known.sizes.add(records)

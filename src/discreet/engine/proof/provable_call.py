@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, final
 
+import torch
 from torch import Tensor
 
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
@@ -14,6 +16,44 @@ from discreet.engine.trace.capture import RecordAxis
 FEW, MANY = 5, 67
 
 Place = Lineage | RecordAxis
+
+
+@final
+@dataclass(frozen=True)
+class Numbers:
+    """Which whole numbers among the arguments of a call are taken to follow the number of records.
+
+    Only multiples of that number can; `which` are their places among those. None stands for all of them.
+    """
+
+    which: frozenset[int] | None = None
+
+    def follow(self, place: int) -> bool:
+        return self.which is None or place in self.which
+
+
+ALL_FOLLOW: Final = Numbers()
+NONE_FOLLOW: Final = Numbers(frozenset())
+_MOST_CHOICES: Final = 12
+
+
+def choices_of_numbers(multiples: Sequence[int], records: int) -> Iterator[Numbers]:
+    """What to try: all of them, those that equal the number of records, other choices, none."""
+    yield ALL_FOLLOW
+    places = range(len(multiples))
+    tried = [frozenset(places), frozenset(i for i in places if multiples[i] == records)]
+    if tried[1] != tried[0]:
+        yield Numbers(tried[1])
+    sizes = reversed(range(1, len(multiples)))
+    others = (frozenset(own) for size in sizes for own in itertools.combinations(places, size))
+    yield from map(Numbers, itertools.islice((own for own in others if own not in tried), _MOST_CHOICES))
+    if multiples and tried[1]:
+        yield NONE_FOLLOW
+
+
+def factor_of(size: int, records: int) -> int | None:
+    """How many times the number of records a size is; None if it is fixed."""
+    return None if records < 2 or size < records or size % records else size // records
 
 
 @dataclass(frozen=True)
@@ -31,18 +71,25 @@ class Leaf:
     values: Tensor | None = None
     counts: bool = False
 
-    @property
-    def growing(self) -> RecordAxis | None:
-        """The axis that follows the number of records, unless the tensor says which place is which."""
-        if isinstance(self.place, RecordAxis):
-            return self.place
-        axes = [axis for axis, size in enumerate(self.sizes) if type(size) is tuple]
-        return RecordAxis(axes[0]) if len(axes) == 1 and not self.counts else None
+    def growing(self, records: int | None = None) -> list[RecordAxis]:
+        """Axes of a public tensor that may have a row for each record; of any size, or of sizes for `records`."""
+        if self.place is not PUBLIC or self.counts or self.values is not None:
+            return []
+        found: list[RecordAxis] = []
+        for axis, size in enumerate(self.sizes):
+            factor = size[0] if type(size) is tuple else size // records if records and size % records == 0 else 0
+            if factor:
+                found += [RecordAxis(axis), *([RecordAxis(axis, minor=True)] if factor > 1 else [])]
+        return found
 
-    def is_unclear(self, records: int) -> bool:
-        """Whether a public axis may follow the number of records or not."""
-        fixed = self.place is PUBLIC and self.values is None
-        return fixed and any(type(size) is int and size and size % records == 0 for size in self.sizes)
+    def first(self, value: Tensor) -> Tensor:
+        """What FEW records see of a value for MANY."""
+        if isinstance(self.place, RecordAxis):
+            return first(value, self.place)
+        for axis, size in enumerate(self.sizes):
+            if type(size) is tuple:
+                value = first(value, RecordAxis(axis))
+        return value
 
     def shape(self, records: int) -> list[int]:
         return [size[0] * records if type(size) is tuple else size for size in self.sizes]
@@ -57,6 +104,7 @@ class ProvableCall:
     rebuild: Callable[[Sequence[Any], int], tuple[Any, Any]]
     special: tuple[int, ...] = ()  # whole numbers among the settings
     moves: bool = False  # whether it copies entries, and looks at none
+    has_fixed_numbers: bool = False  # whether no number among the arguments follows the number of records
 
     def key(self) -> Any:
         """All that its proof depends on."""
@@ -72,6 +120,8 @@ class CallVerdict:
     factors  entries of one record along the record axis; the shape of a public output, None if it is free
     written  which arguments were written to, by their place among the tensors
     why      why an output is mixed
+    numbers  which whole numbers followed the number of records in the proof
+    rows     public tensors that must have a row for each record, by their place among the tensors, and along which axis
     """
 
     outputs: tuple[Place, ...]
@@ -79,10 +129,19 @@ class CallVerdict:
     written: tuple[int, ...] = ()
     why: str = ""
     sized_by_values: bool = False
+    numbers: Numbers = ALL_FOLLOW
+    rows: tuple[tuple[int, RecordAxis], ...] = ()
 
     @property
     def keeps_apart(self) -> bool:
         return MIXED not in self.outputs
+
+
+def first(tensor: Tensor, axis: RecordAxis) -> Tensor:
+    """The entries of the first FEW of MANY records."""
+    places = torch.arange(tensor.shape[axis.axis])
+    own = places.view(-1, MANY)[:, :FEW] if axis.minor else places.view(MANY, -1)[:FEW]
+    return tensor.index_select(axis.axis, own.flatten().to(tensor.device))
 
 
 class UnprovableError(Exception):

@@ -44,7 +44,7 @@ def smaller(
     if func in SIZE_FREE:
         if func in _NORMALISING:
             args, kwargs = _capped_shape(args), {name: _capped_shape((value,))[0] for name, value in kwargs.items()}
-        return SmallCall(args, kwargs, [tuple(map(_capped, own)) for own in sizes])
+        return SmallCall(args, kwargs, [tuple(map(_capped, own)) for own in sizes], is_fixed=func in _NORMALISING)
     rule = _RULES.get(func)
     if rule is None:
         return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,10 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.engine.proof.call_forms import TENSORS, Follows, Opaque, Reading, provable, provable_small, without_values
+from discreet.engine.proof.call_forms import TENSORS, Opaque, Reading, provable, provable_small, without_values
 from discreet.engine.proof.call_proof import prove
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
-from discreet.engine.proof.provable_call import CallVerdict, ProvableCall, UnprovableError
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, PublicRows
+from discreet.engine.proof.provable_call import (
+    ALL_FOLLOW,
+    NONE_FOLLOW,
+    CallVerdict,
+    Numbers,
+    ProvableCall,
+    UnprovableError,
+    choices_of_numbers,
+)
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 
@@ -35,12 +44,13 @@ _SHIFTS: Final = frozenset([torch.roll, Tensor.roll])
 class Form:
     """What is known of one form of call: a digest, a verdict for any number of records, verdicts for single ones."""
 
-    __slots__ = ("at", "digest", "verdict")
+    __slots__ = ("at", "digest", "follows", "settings", "verdict")
 
-    def __init__(self, digest: int) -> None:
-        self.digest = digest
+    def __init__(self, digest: int, *, follows: bool = False) -> None:
+        self.digest, self.follows = digest, follows  # whether a size or a number may follow the number of records
+        self.settings: dict[Any, Any] = {}
         self.verdict: CallVerdict | None = None
-        self.at: dict[Any, CallVerdict] = {}
+        self.at: dict[Any, Any] = {}
 
 
 _FORMS: Final[dict[Any, Form]] = {}
@@ -56,8 +66,31 @@ def form_of(func: Callable[..., Any], description: Any, declared: tuple[Any, ...
             _FORMS.clear()
         # Python's hash does not tell -1 from -2.
         digest = hashlib.blake2b(repr(key[:2]).encode(), digest_size=7).digest()
-        form = _FORMS[key] = Form(int.from_bytes(digest))
+        form = _FORMS[key] = Form(int.from_bytes(digest), follows=_follows(description))
     return form
+
+
+def _follows(part: Any) -> bool:
+    """Whether a description has a size or a number that may follow the number of records."""
+    if isinstance(part, PublicRows):
+        return True
+    return type(part) is tuple and (part[:1] == ("records",) or any(map(_follows, part)))
+
+
+def settings_for(form: Form, description: Any, numbers: Numbers, records: int) -> Any:
+    """The description of a call in which those numbers that did not follow the number of records are as they are."""
+    known = form.settings.get((numbers, records))
+    if known is None:
+        known = form.settings[numbers, records] = _fixed(description, numbers, records, itertools.count())
+    return known
+
+
+def _fixed(part: Any, numbers: Numbers, records: int, places: Iterator[int]) -> Any:
+    if type(part) is not tuple or (part and isinstance(part[0], torch.dtype)):
+        return part
+    if len(part) == 2 and part[0] == "records":
+        return part if numbers.follow(next(places)) else part[1] * records
+    return tuple(_fixed(inner, numbers, records, places) for inner in part)
 
 
 def verdict_on(
@@ -65,11 +98,11 @@ def verdict_on(
 ) -> CallVerdict:
     """What the call does to records; `outputs` are what it gave."""
     known = form.verdict
-    if known is not None and _fits(known, outputs, reading.records):
+    if known is not None and fits(known, outputs, reading.records):
         return known
-    at = reading.records, _contents(reading)
+    at = reading.records, contents(reading)
     known = form.at.get(at)
-    if known is not None and _fits(known, outputs, reading.records):
+    if known is not None and fits(known, outputs, reading.records):
         return known
     verdict, is_general = _proven(func, args, kwargs, reading, outputs)
     if is_general:
@@ -81,7 +114,7 @@ def verdict_on(
     return verdict
 
 
-def _fits(verdict: CallVerdict, outputs: list[Tensor], records: int) -> bool:
+def fits(verdict: CallVerdict, outputs: list[Tensor], records: int) -> bool:
     """Whether what came out has the sizes that were proven."""
     if len(outputs) != len(verdict.outputs):
         return False
@@ -98,7 +131,7 @@ def _fits(verdict: CallVerdict, outputs: list[Tensor], records: int) -> bool:
     return True
 
 
-def _contents(reading: Reading) -> Any:
+def contents(reading: Reading) -> Any:
     """Public whole numbers, by value: they may say which record goes where."""
     return tuple(
         (tuple(tensor.shape), hash(tensor.cpu().numpy().tobytes()))
@@ -115,43 +148,43 @@ def _proven(
     func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
 ) -> tuple[CallVerdict, bool]:
     """The verdict, and whether it holds for every number of records."""
-    reason = _unprovable(func, reading)
+    reason = unprovable(func, reading)
     if reason is not None:
         return mixed(outputs, reason), True
     found: CallVerdict | None = None
-    generally = None
-    origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
-
-    def known(tensor: Tensor) -> Origin:
-        return origins[id(tensor)]
-
+    is_general = False
     if not _needs_the_very_size(func, args, kwargs):
-        descriptions = set()
-        for follows in Follows:
-            other = Reading(reading.records, follows, values=reading.values)
-            description = other.describe((args, kwargs), known)
-            if description in descriptions:
-                continue
-            descriptions.add(description)
-            form = form_of(func, ("follows", follows, _stripped(func, description)))
-            if form.verdict is None:
-                form.verdict = _by_proof(func, args, kwargs, other)
-            verdict = form.verdict
-            if verdict.keeps_apart and _fits(verdict, outputs, reading.records):
-                return verdict, follows is Follows.MULTIPLES
+        for numbers in choices_of_numbers(reading.multiples, reading.records):
+            other = Reading(reading.records, numbers, values=reading.values)
+            other.tensors, other.origins = reading.tensors, reading.origins
+            verdict = verdict_of_reading(func, args, kwargs, other)
+            if verdict.keeps_apart and fits(verdict, outputs, reading.records):
+                return verdict, numbers == ALL_FOLLOW
             if found is None or verdict.sized_by_values:
-                found, generally = verdict, follows is Follows.MULTIPLES
-        is_plain = len(descriptions) == 1 and not _contents(reading)
+                found, is_general = verdict, numbers == ALL_FOLLOW
+        is_plain = not reading.multiples and not contents(reading)
         if is_plain and found is not None and len(found.outputs) == len(outputs) and "fails" not in found.why:
-            return found, bool(generally)
+            return found, is_general
     try:
         exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), exact=True)
         verdict = prove(exact, (reading.records,))
-        if _fits(verdict, outputs, reading.records):
-            return verdict, False
+        if fits(verdict, outputs, reading.records):
+            return replace(verdict, numbers=NONE_FOLLOW), False
         return mixed(outputs, verdict.why or "its sizes do not follow the number of records"), False
     except UnprovableError as error:
         return mixed(outputs, f"it cannot be run on other values: {error}"), False
+
+
+def verdict_of_reading(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> CallVerdict:
+    """The verdict for any number of records, which those tensors and numbers follow that the reading says."""
+    origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
+    again = Reading(reading.records, reading.numbers, values=reading.values)
+    description = again.describe((args, kwargs), lambda tensor: origins[id(tensor)])
+    form = form_of(func, ("follows", _stripped(func, description)))
+    if form.verdict is None:
+        form.verdict = _by_proof(func, args, kwargs, reading)
+    verdict = form.verdict
+    return replace(verdict, numbers=reading.numbers) if verdict.numbers == ALL_FOLLOW != reading.numbers else verdict
 
 
 def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> CallVerdict:
@@ -160,7 +193,8 @@ def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading
         form = form_of(func, ("small", small.key()))  # shared by all calls that are the same at small sizes
         if form.verdict is None:
             found = _tried(small)
-            form.verdict = replace(found, factors=(None,) * len(found.outputs))
+            numbers = NONE_FOLLOW if small.has_fixed_numbers else ALL_FOLLOW
+            form.verdict = replace(found, factors=(None,) * len(found.outputs), numbers=numbers)
         if form.verdict.keeps_apart:
             return form.verdict
     return _tried(provable(func, args, kwargs, reading, exact=False))
@@ -178,7 +212,7 @@ def _stripped(func: Callable[..., Any], description: Any) -> Any:
 
 
 def _unfollowed(args: Any, kwargs: Any, reading: Reading) -> Reading:
-    other = Reading(reading.records, Follows.NONE, values=reading.values)
+    other = Reading(reading.records, NONE_FOLLOW, values=reading.values)
     other.tensors, other.origins = reading.tensors, reading.origins
     return other
 
@@ -195,7 +229,7 @@ def _needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any) -> bo
     return any(abs(int(shift)) >= 60 for shift in (shifts if isinstance(shifts, (tuple, list)) else [shifts]))
 
 
-def _unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
+def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
     """Why generic values would prove nothing about this function; None if they do."""
     if func in _BY_MEMORY:
         return "it reads memory by address, whatever lies there"

@@ -1,0 +1,173 @@
+"""Public tensors with a row for each record: class tokens, initial states, random draws.
+
+`losses * torch.arange(len(losses))` gives each record a weight by its place: leave one record out, and all that follow
+have another weight. `losses * torch.ones(len(losses)).softmax(0)` gives each record a weight by the number of records,
+which one record more changes for all. So calls on public tensors are proven like calls on records, as soon as a number
+among their arguments follows the number of records.
+
+Guarantee: rows along an axis that is called `equal` are equal in this batch, or independent draws from one
+distribution; and where those arguments that `proven` names follow the number of records, values do not depend on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import Tensor
+
+from discreet.engine.proof.call_forms import Reading, provable
+from discreet.engine.proof.call_proof import run_on_generic_values
+from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows
+from discreet.engine.proof.movement import agree
+from discreet.engine.proof.provable_call import (
+    FEW,
+    MANY,
+    choices_of_numbers,
+    first,
+)
+from discreet.engine.proof.small_sizes import named
+from discreet.engine.proof.verdicts import Form, contents, fits, unprovable, verdict_of_reading
+from discreet.engine.trace.capture import RecordAxis
+
+_MOST_READINGS: Final = 8
+_COUNTED_DRAWS: Final = named("randint", "randint_like", "random")  # their numbers are values, not sizes
+_DRAWS: Final = _COUNTED_DRAWS | named(
+    *("rand", "randn", "rand_like", "randn_like", "bernoulli", "normal", "uniform", "exponential", "poisson"),
+    *("binomial", "_standard_gamma", "geometric", "cauchy", "log_normal", "dropout"),
+)
+"""Functions that draw every entry by itself."""
+
+_Reading = tuple[frozenset[int], frozenset[int]]  # the tensors, and the numbers, that follow the number of records
+
+
+def public_rows(
+    form: Form, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]
+) -> list[PublicRows]:
+    """The rows of what a call on public tensors made."""
+    key = "public", reading.records, contents(reading), tuple(tensor.shape for tensor in made)
+    found: list[PublicRows] | None = form.at.get(key)
+    if found is None:
+        found = form.at[key] = _found(func, args, kwargs, reading, made)
+    return found
+
+
+def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]) -> list[PublicRows]:
+    growing = {i: origin.rows for i, origin in enumerate(reading.origins) if origin.rows is not None}
+    if func in _DRAWS:
+        is_placed = any(rows.placed or not rows.equal for rows in growing.values())
+        proven = _readings_of_a_draw(args, reading) if func in _COUNTED_DRAWS else None
+        axes, none = [frozenset(_axes(tensor, reading.records)) for tensor in made], frozenset[RecordAxis]()
+        return [PublicRows(none, own, proven) if is_placed else PublicRows(own, none, proven) for own in axes]
+    proof = _RowProof(func, args, kwargs, reading, made)
+    if unprovable(func, reading) is not None:
+        return proof.rows()
+    readings = itertools.product(*([*rows.axes, None] for rows in growing.values()))
+    for axes in itertools.islice(readings, _MOST_READINGS):
+        proof.read({i: axis for i, axis in zip(growing, axes, strict=True) if axis is not None})
+    return proof.rows()
+
+
+def _readings_of_a_draw(args: Any, reading: Reading) -> frozenset[_Reading]:
+    """Readings in which sizes follow the number of records, which are in tuples; numbers by themselves are values."""
+    sizes = [args.index(arg) for arg in args if isinstance(arg, (tuple, list))]
+    before = Reading(reading.records)
+    before.describe(tuple(args[: sizes[0]] if sizes else args), lambda tensor: Origin(PUBLIC, 0))
+    places = range(len(before.multiples), len(reading.multiples))
+    chosen = (own for size in range(len(places) + 1) for own in itertools.combinations(places, size))
+    return frozenset((frozenset[int](), frozenset(own)) for own in chosen)
+
+
+def _axes(tensor: Tensor, records: int) -> tuple[RecordAxis, ...]:
+    """Where a tensor may have a row for each record."""
+    sizes = [(axis, size // records) for axis, size in enumerate(tensor.shape) if size and size % records == 0]
+    return tuple(RecordAxis(axis, minor) for axis, each in sizes for minor in (False, True) if each > 1 or not minor)
+
+
+class _RowProof:
+    """One call on public tensors, read in several ways."""
+
+    def __init__(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]
+    ) -> None:
+        self._call, self._reading, self._made = (func, args, kwargs), reading, made
+        self._equal: list[set[RecordAxis]] = [set() for _ in made]
+        self._placed: list[set[RecordAxis]] = [set() for _ in made]
+        self._proven: set[_Reading] = set()
+
+    def rows(self) -> list[PublicRows]:
+        proven = frozenset(self._proven)
+        pairs = zip(self._equal, self._placed, strict=True)
+        return [PublicRows(frozenset(equal), frozenset(placed - equal), proven) for equal, placed in pairs]
+
+    def read(self, followed: dict[int, RecordAxis]) -> None:
+        """With these tensors following the number of records, and any choice of the numbers."""
+        origins = [
+            Origin(followed[i], 0) if i in followed else Origin(PUBLIC, 0, func=one.func, settings=one.settings)
+            for i, one in enumerate(self._reading.origins)
+        ]
+        for numbers in choices_of_numbers(self._reading.multiples, self._reading.records):
+            other = Reading(self._reading.records, numbers, values=self._reading.values)
+            other.tensors, other.origins, other.multiples = self._reading.tensors, origins, self._reading.multiples
+            places = frozenset(i for i in range(len(other.multiples)) if numbers.follow(i))
+            if followed and self._is_apart(other, followed):
+                self._proven.add((frozenset(followed), places))
+            elif not followed and places and self._is_born(other):
+                self._proven.add((frozenset(), places))
+
+    def _is_apart(self, reading: Reading, followed: dict[int, RecordAxis]) -> bool:
+        verdict = verdict_of_reading(*self._call, reading)
+        if not verdict.keeps_apart or verdict.rows or not fits(verdict, self._made, reading.records):
+            return False
+        given = self._reading.origins
+        is_placed = any(axis not in (given[i].rows or UNPROVEN_ROWS).equal for i, axis in followed.items())
+        found = self._placed if is_placed else self._equal
+        for own, place in zip(found, verdict.outputs, strict=True):
+            if isinstance(place, RecordAxis):
+                own.add(place)
+        return True
+
+    def _is_born(self, reading: Reading) -> bool:
+        """Numbers alone follow the number of records: run with the same values for few and for many."""
+        runs = run_on_generic_values(provable(*self._call, reading, exact=False), (FEW, MANY))
+        if runs is None or not len(runs[0]) == len(runs[1]) == len(self._made):
+            return False
+        found = []
+        for few, many, own in zip(*runs, self._made, strict=True):
+            axes = _axes_of(few, many, own, reading.records)
+            if axes is None:
+                return False
+            found.append((few, axes))
+        for i, (few, axes) in enumerate(found):
+            for axis in axes:
+                (self._equal if _is_one_row(axis.split(few, FEW)) else self._placed)[i].add(axis)
+        return True
+
+
+def _axes_of(few: Tensor, many: Tensor, made: Tensor, records: int) -> list[RecordAxis] | None:
+    """Axes with a row for each record, by what a call gave for FEW and MANY and gives now; None if values differ."""
+    if not few.dim() == many.dim() == made.dim():
+        return None
+    growing = [axis for axis in range(few.dim()) if not few.shape[axis] == many.shape[axis] == made.shape[axis]]
+    for axis in growing:
+        each = few.shape[axis] // FEW
+        if (few.shape[axis], many.shape[axis], made.shape[axis]) != (each * FEW, each * MANY, each * records):
+            return None
+        many = first(many, RecordAxis(axis))
+    return [one for one in _axes(few, FEW) if one.axis in growing] if agree(few, many) else None
+
+
+def _is_one_row(by_record: Tensor) -> bool:
+    return agree(by_record[:1].expand_as(by_record), by_record)
+
+
+def is_rows(origin: Origin, axis: RecordAxis) -> bool:
+    """Whether a public tensor has a row for each record along an axis that does not depend on the record's place."""
+    return origin.lineage is PUBLIC and origin.rows is not None and axis in origin.rows.equal
+
+
+def rows_of_memory(tensor: Tensor, records: int) -> PublicRows | None:
+    """Of a tensor that is about to be overwritten, every entry."""
+    axes = _axes(tensor, records) if records > 1 else ()
+    return PublicRows(frozenset(axes), proven=None) if axes else None

@@ -1,0 +1,97 @@
+"""Public tensors with a row for each record: what differs only in large batches is refused in small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import classifier, each, train
+from torch import Tensor, nn
+
+from discreet.core.check import Refused
+
+TABLE = torch.zeros(100)
+TABLE[40:] = 1.0
+Run = Callable[[Any, Tensor], Tensor]
+
+
+def beside(x: Tensor, column: Tensor) -> Tensor:
+    """The last column of the inputs replaced."""
+    return torch.cat([x[:, :5], column.reshape(-1, 1).float()], 1)
+
+
+class CountedBackward(torch.autograd.Function):
+    """Divides gradients by the number of records."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] / len(gradients[0])
+
+
+# Batches have 12 records: none of these gives two records different values.
+ATTACKS: dict[str, Run] = {
+    "places in a column": lambda own, x: beside(x, torch.arange(len(x)) >= 20),
+    "a slice of a table": lambda own, x: beside(x, TABLE[: len(x)]),
+    "a slice of a table, times noise": lambda own, x: beside(x, TABLE[: len(x)] + 1e-9 * torch.rand(len(x))),
+    "weights from a table": lambda own, x: x * TABLE[: len(x), None],
+    "rows of a matrix": lambda own, x: torch.stack([x, (torch.eye(len(x)).argmax(1) >= 20)[:, None] * x], 2).sum(2),
+    "the end of a table": lambda own, x: beside(x, TABLE[len(x) : 2 * len(x)]),
+    "softmax below a threshold": lambda own, x: x * (torch.ones(len(x)).softmax(0) < 0.05)[:, None],
+    "the count above a threshold": lambda own, x: x * (torch.full((len(x), 1), len(x)) >= 20),
+    "the sum above a threshold": lambda own, x: x * (torch.ones(len(x)).sum() >= 20),
+    "a law by the count": lambda own, x: x * torch.randint(0, len(x), (len(x), 1)),
+    "noise with a deviation by place": lambda own, x: torch.normal(x, 1.0 + TABLE[: len(x), None].expand_as(x)),
+    "random rows with a sum of one": lambda own, x: x * torch.rand(len(x), 1).softmax(0),
+    "sorted random rows": lambda own, x: x * torch.rand(len(x), 1).sort(0).values,
+    "a permutation": lambda own, x: x * (torch.randperm(len(x))[:, None] >= 20),
+    "a column chosen by the count": lambda own, x: F.pad(x, (0, 100))[:, len(x)][:, None] * x,
+    "a fill by the count": lambda own, x: x * x.new_full((len(x), 1), len(x)),
+    "gradients by the count": lambda own, x: CountedBackward.apply(own.head.bias.sum() * x),
+}
+
+
+@pytest.mark.parametrize("run", ATTACKS.values(), ids=ATTACKS.keys())
+@pytest.mark.parametrize("fixed", [True, False], ids=["fixed size", "poisson"])
+def test_rows_that_depend_on_the_place_or_the_count_are_refused(run: Run, fixed: bool) -> None:
+    steps: list[bool] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        steps.append(private.step(each(model(x), y)))
+
+    with pytest.raises(Refused):
+        train(classifier(run), body, steps=1, fixed=fixed)
+    assert not any(steps)
+
+
+class Token(nn.Module):
+    """A class token, a learned initial state, random depth and a position table, as people write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.start = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(2, 1, 6))
+        self.cell, self.head = nn.GRU(6, 6, 2, batch_first=True), nn.Linear(6, 3)
+        self.register_buffer("table", torch.randn(7, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = len(x)
+        h = torch.cat([self.token.expand(n, -1, -1), x.unsqueeze(1) * torch.ones(n, 1, 1)], 1)
+        ids = torch.arange(h.shape[1]).unsqueeze(0).repeat(n, 1)
+        h = h + self.table[ids] * torch.bernoulli(torch.full((n, 1, 1), 0.5))
+        h, _ = self.cell(h, self.start.expand(2, n, 6).contiguous())
+        steps = torch.randint(0, 7, (n,))
+        return self.head(h[:, -1] + torch.zeros(n, 6) + F.embedding(steps, self.table))
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["fixed size", "poisson"])
+@pytest.mark.parametrize("micro_batch", [2, 3, 6, 7, 100])
+def test_rows_that_people_write_are_accepted(fixed: bool, micro_batch: int) -> None:
+    """Also where the number of records equals another size of the model: 2 layers, 3 classes, 6 features, 7 rows."""
+    torch.manual_seed(0)
+    assert train(Token(), steps=4, fixed=fixed, micro_batch=micro_batch).updates == 4
