@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -28,25 +29,18 @@ def _affine(use: RecordedCall, plain: Tensor, weight: Tensor | None, bias: Tenso
         yield argument, FormedGradients(summed_to(gradient, argument.shape))
 
 
-def _layer_norm(
-    use: RecordedCall,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Parts:
-    return _affine(use, F.layer_norm(input, normalized_shape, eps=eps), weight, bias, None)
+def _again(function: Callable[..., Tensor], axis: int | None) -> Rule:
+    """The rule of a normalisation: it is computed once more, without weight and bias."""
+    signature = inspect.signature(function)
 
+    def rule(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
+        given = signature.bind(*args, **kwargs).arguments
+        weight, bias = given.pop("weight", None), given.pop("bias", None)
+        if function is F.batch_norm:
+            given["training"] = False  # statistics of the batch are refused
+        return _affine(use, function(**given), weight, bias, axis)
 
-def _rms_norm(
-    use: RecordedCall,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Parts:
-    return _affine(use, F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, None)
+    return rule
 
 
 def _group_norm(
@@ -71,58 +65,22 @@ def _group_norm_in_one_pass(
 ) -> Parts:
     """All channels of all records as the channels of one record: torch's own gradient is then per sample."""
     mean, deviation = use.statistics or (gradient, gradient)
-    rows, channels = input.shape[:2]
+    channels, size, groups = input.shape[1], math.prod(input.shape[2:]), mean.numel()
+    every = input.shape[0] * channels
+    values = gradient.contiguous().view(1, every, -1), input.view(1, every, -1)
+    statistics = mean.view(1, -1), deviation.view(1, -1), input.new_ones(every)
     _, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
-        gradient.contiguous().view(1, rows * channels, -1),
-        input.view(1, rows * channels, -1),
-        mean.view(1, -1),
-        deviation.view(1, -1),
-        input.new_ones(rows * channels),
-        1,
-        rows * channels,
-        math.prod(input.shape[2:]),
-        mean.numel(),
-        [False, True, True],
+        *values, *statistics, 1, every, size, groups, [False, True, True]
     )
     for argument, grads in ((weight, by_weight), (bias, by_bias)):
         if argument is not None and use.wants(argument):
             yield argument, FormedGradients(grads.view(use.records, -1, channels).sum(1))
 
 
-def _instance_norm(
-    use: RecordedCall,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Parts:
-    plain = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
-    return _affine(use, plain, weight, bias, 1)
-
-
-def _batch_norm(
-    use: RecordedCall,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Parts:
-    plain = F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps)
-    return _affine(use, plain, weight, bias, 1)
-
-
 NORMALISATIONS: Final[dict[Callable[..., Any], Rule]] = {
-    F.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
+    F.layer_norm: _again(F.layer_norm, None),
+    F.rms_norm: _again(F.rms_norm, None),
     F.group_norm: _group_norm,
-    F.instance_norm: _instance_norm,
-    F.batch_norm: _batch_norm,
+    F.instance_norm: _again(F.instance_norm, 1),
+    F.batch_norm: _again(F.batch_norm, 1),
 }

@@ -57,7 +57,7 @@ def _addmm(use: RecordedCall, bias: Tensor, input: Tensor, weight: Tensor, *, be
     if use.wants(weight):
         yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
     if use.wants(bias):
-        yield bias, FormedGradients(summed_to(widen(use.gradient_by_record), bias.shape))
+        yield bias, _summed(use, bias)
 
 
 def _embedding(
@@ -101,22 +101,17 @@ def _conv(
     groups: int = 1,
 ) -> Parts:
     dimensions = weight.dim() - 2
-    if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
-        raise UnfitError
-    assert use.gradient is not None
+    images, gradient = input, _gradient_of_images(use, input)
     if use.wants(weight):
         steps = _tuple(dilation, dimensions)
-        images = input
         if isinstance(padding, str):
             totals = [(k - 1) * d for k, d in zip(weight.shape[2:], steps, strict=True)]
             if padding == "same":  # an odd total pads one more at the end
                 images = F.pad(input, [p for t in reversed(totals) for p in (t // 2, t - t // 2)])
             padding = 0
         geometry = Geometry(_tuple(stride, dimensions), _tuple(padding, dimensions), steps, groups)
-        yield weight, Convolution(images, use.gradient, weight.shape, geometry, use.records)
-    if bias is not None and use.wants(bias):
-        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
-        yield bias, FormedGradients(widen(channels).sum(2))
+        yield weight, Convolution(images, gradient, weight.shape, geometry, use.records)
+    yield from _channel_bias(use, bias, gradient)
 
 
 def _conv_transpose(
@@ -131,16 +126,25 @@ def _conv_transpose(
     dilation: Any = 1,
 ) -> Parts:
     """A transposed convolution is a convolution's input gradient: swap the input and the output gradient."""
-    dimensions = weight.dim() - 2
+    gradient = _gradient_of_images(use, input)
+    if use.wants(weight):
+        steps, pads, spread = (_tuple(v, weight.dim() - 2) for v in (stride, padding, dilation))
+        geometry = Geometry(steps, pads, spread, groups)
+        yield weight, Convolution(gradient, input, weight.shape, geometry, use.records)
+    yield from _channel_bias(use, bias, gradient)
+
+
+def _gradient_of_images(use: RecordedCall, input: Tensor) -> Tensor:
+    """The gradient of the output of a convolution, whose records must lie along the first axis."""
     if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
         raise UnfitError
     assert use.gradient is not None
-    if use.wants(weight):
-        steps, pads, spread = (_tuple(v, dimensions) for v in (stride, padding, dilation))
-        geometry = Geometry(steps, pads, spread, groups)
-        yield weight, Convolution(use.gradient, input, weight.shape, geometry, use.records)
+    return use.gradient
+
+
+def _channel_bias(use: RecordedCall, bias: Tensor | None, gradient: Tensor) -> Parts:
     if bias is not None and use.wants(bias):
-        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
+        channels = gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
         yield bias, FormedGradients(widen(channels).sum(2))
 
 
@@ -149,7 +153,7 @@ def _add(use: RecordedCall, first: Any, second: Any, *, alpha: Any = 1) -> Parts
         raise UnfitError
     for argument in (first, second):
         if use.wants(argument):
-            yield argument, FormedGradients(summed_to(widen(use.gradient_by_record), argument.shape))
+            yield argument, _summed(use, argument)
 
 
 def _mul(use: RecordedCall, first: Any, second: Any) -> Parts:
@@ -160,7 +164,12 @@ def _mul(use: RecordedCall, first: Any, second: Any) -> Parts:
 
 
 def _expand(use: RecordedCall, input: Tensor, *sizes: Any, **named: Any) -> Parts:
-    yield input, FormedGradients(summed_to(widen(use.gradient_by_record), input.shape))
+    yield input, _summed(use, input)
+
+
+def _summed(use: RecordedCall, argument: Tensor) -> FormedGradients:
+    """The gradient of an argument that the call broadcast."""
+    return FormedGradients(summed_to(widen(use.gradient_by_record), argument.shape))
 
 
 def _repeat(use: RecordedCall, input: Tensor, *sizes: Any) -> Parts:
@@ -168,7 +177,7 @@ def _repeat(use: RecordedCall, input: Tensor, *sizes: Any) -> Parts:
     shape = (1,) * (len(counts) - input.dim()) + tuple(input.shape)
     if any(count != 1 and size != 1 for count, size in zip(counts, shape, strict=True)):
         raise UnfitError
-    yield input, FormedGradients(summed_to(widen(use.gradient_by_record), input.shape))
+    yield input, _summed(use, input)
 
 
 def _general(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
@@ -200,11 +209,9 @@ def _general(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         if isinstance(error, Refused):
             raise
-        refuse(
-            "an op that can be differentiated record by record",
-            f"{name_of(use.func)} with {names_in(use)} ({str(error).splitlines()[0]})",
-            "write it with operations that torch.func.vmap supports, or freeze the parameter",
-        )
+        expected = "an op that can be differentiated record by record"
+        got = f"{name_of(use.func)} with {names_in(use)} ({str(error).splitlines()[0]})"
+        refuse(expected, got, "write it with operations that torch.func.vmap supports, or freeze the parameter")
     for leaf, grad in zip(wanted, grads, strict=True):
         yield leaf, FormedGradients(grad)
 
@@ -241,36 +248,21 @@ def parts_of(use: RecordedCall) -> list[tuple[Tracked, Part]]:
     return found
 
 
-RULES: dict[Callable[..., Any], Rule] = {
-    F.linear: _linear,
-    torch.matmul: _matmul,
-    torch.mm: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.mm: _matmul,
-    Tensor.__matmul__: _matmul,
-    Tensor.__rmatmul__: _reverse_matmul,
-    torch.addmm: _addmm,
-    Tensor.addmm: _addmm,
-    F.embedding: _embedding,
-    Tensor.__getitem__: _getitem,
-    F.conv1d: _conv,
-    F.conv2d: _conv,
-    F.conv3d: _conv,
-    F.conv_transpose1d: _conv_transpose,
-    F.conv_transpose2d: _conv_transpose,
-    F.conv_transpose3d: _conv_transpose,
-    **NORMALISATIONS,
-    torch.add: _add,
-    Tensor.add: _add,
-    Tensor.__add__: _add,
-    Tensor.__radd__: _add,
-    torch.mul: _mul,
-    Tensor.mul: _mul,
-    Tensor.__mul__: _mul,
-    Tensor.__rmul__: _mul,
-    Tensor.expand: _expand,
-    Tensor.expand_as: _expand,
-    torch.broadcast_to: _expand,
-    Tensor.broadcast_to: _expand,
-    Tensor.repeat: _repeat,
+RULES: dict[Callable[..., Any], Rule] = NORMALISATIONS | {
+    function: rule
+    for rule, functions in (
+        (_linear, (F.linear,)),
+        (_matmul, (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)),
+        (_reverse_matmul, (Tensor.__rmatmul__,)),
+        (_addmm, (torch.addmm, Tensor.addmm)),
+        (_embedding, (F.embedding,)),
+        (_getitem, (Tensor.__getitem__,)),
+        (_conv, (F.conv1d, F.conv2d, F.conv3d)),
+        (_conv_transpose, (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)),
+        (_add, (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)),
+        (_mul, (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)),
+        (_expand, (Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to)),
+        (_repeat, (Tensor.repeat,)),
+    )
+    for function in functions
 }
