@@ -55,11 +55,8 @@ def check_agreement(
     if named:
         shown = "; ".join(f"{name}: {_by_rank(name, everyone)}" for name in named[:_SHOWN])
         more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        check.refuse(
-            f"the same run in all {world.size} processes",
-            shown + more,
-            "build plan, model and optimizer from the same settings in every process",
-        )
+        expected = f"the same run in all {world.size} processes"
+        check.refuse(expected, shown + more, "build plan, model and optimizer from the same settings in every process")
 
 
 def _by_rank(name: str, everyone: Sequence[Mapping[str, str]]) -> str:

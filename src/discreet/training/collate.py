@@ -83,11 +83,8 @@ def _joined_tensors(alone: Sequence[Tensor], two: Tensor) -> Tensor:
 
 
 def _refuse(came: str) -> NoReturn:
-    refuse(
-        "a collate_fn that makes each record's rows from that record alone",
-        came,
-        "return tensors with the records along the first axis; create constants inside forward()",
-    )
+    expected = "a collate_fn that makes each record's rows from that record alone"
+    refuse(expected, came, "return tensors with the records along the first axis; create constants inside forward()")
 
 
 def check_data_apart(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
@@ -197,16 +194,11 @@ def _require_same(one: Any, other: Any, function: Any, what: str) -> None:
     code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
     where = f"{what} at {code.co_filename}:{code.co_firstlineno}" if code is not None else what
     if difference == "shape":
-        refuse(
-            f"a {what} that gives a record one shape, whatever the other records of the batch are",
-            f"{where}, in which a record's shape moves with the other records, as with padding to the longest",
-            _PAD,
-        )
-    refuse(
-        f"a {what} that makes each record's entries from that record alone",
-        f"{where}, in which a record's entries move with the other records",
-        "standardise with public constants, do not mix records, and return no statistic of the batch",
-    )
+        got = f"{where}, in which a record's shape moves with the other records, as with padding to the longest"
+        refuse(f"a {what} that gives a record one shape, whatever the other records of the batch are", got, _PAD)
+    expected = f"a {what} that makes each record's entries from that record alone"
+    got = f"{where}, in which a record's entries move with the other records"
+    refuse(expected, got, "standardise with public constants, do not mix records, and return no statistic of the batch")
 
 
 @final

@@ -37,12 +37,10 @@ def check_shards(world: World, data: Any) -> None:
     everyone = world.gather(mine)
     for one, other in combinations(range(world.size), 2):
         if everyone[one] == everyone[other] and len(set(everyone[one])) > 1:
-            check.refuse(
-                "different records in every process",
-                f"the same records on ranks {one} and {other}",
-                "give each process its own part: torch.utils.data.Subset(data, range(rank, len(data), world_size)); "
-                "`records` stays the number of all of them",
-            )
+            part = "torch.utils.data.Subset(data, range(rank, len(data), world_size))"
+            remedy = f"give each process its own part: {part}; `records` stays the number of all of them"
+            got = f"the same records on ranks {one} and {other}"
+            check.refuse("different records in every process", got, remedy)
 
 
 def _places(size: int) -> list[int]:

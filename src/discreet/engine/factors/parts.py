@@ -78,11 +78,9 @@ class VersionGuard:
 
     def check(self) -> None:
         expected = "inputs and gradients to stay as they are until they are summed"
-        got, remedy = (
-            "one that was written to during the backward pass",
-            "remove the hook that writes to a gradient in place",
-        )
-        require([tensor._version for tensor in self._tensors] == self._versions, expected, got, remedy)
+        remedy = "remove the hook that writes to a gradient in place"
+        same = [tensor._version for tensor in self._tensors] == self._versions
+        require(same, expected, "one that was written to during the backward pass", remedy)
 
 
 def widen(tensor: Tensor) -> Tensor:

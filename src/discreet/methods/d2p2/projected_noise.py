@@ -137,12 +137,9 @@ class _Dense(ProjectionKind):
         """The sizes of the parts."""
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
-        check.require(
-            len(queries) == 1 and queries[0].sigma is None,
-            "a single vector query with a dense projection",
-            f"{len(queries)} queries",
-            "use Orthonormal(), or a bounder without further queries such as AutoS",
-        )
+        expected = "a single vector query with a dense projection"
+        remedy = "use Orthonormal(), or a bounder without further queries such as AutoS"
+        check.require(len(queries) == 1 and queries[0].sigma is None, expected, f"{len(queries)} queries", remedy)
         return events.ProjectedGaussian(queries[0].share * noise, self.dims)
 
     def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
@@ -154,12 +151,9 @@ class _Dense(ProjectionKind):
         """Refuse a model whose widths differ from `dims`."""
         fitting = layer_widths(self.sizes(layout), reduction)
         shown = ",".join(map(str, fitting)) if len(fitting) <= 40 else f"{len(fitting)} widths"
-        check.require(
-            self.dims == fitting,
-            f"the widths of this model at reduction {reduction}: {shown}",
-            ",".join(map(str, self.dims[:40])),
-            "build the plan with the widths of this model: the cost depends on them",
-        )
+        expected = f"the widths of this model at reduction {reduction}: {shown}"
+        remedy = "build the plan with the widths of this model: the cost depends on them"
+        check.require(self.dims == fitting, expected, ",".join(map(str, self.dims[:40])), remedy)
 
 
 @final

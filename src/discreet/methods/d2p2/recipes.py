@@ -137,12 +137,10 @@ def decaying(decay: Decay, per: Period, to: float | None = None, over: int | Non
     Linear(last=0.5, periods=3, period=<Period.EPOCH: 'epoch'>)
     """
     decay, per = Decay(decay), Period(per)
-    check.require(
-        decay.is_timed == (to is not None) == (over is not None),
-        "decay_to and decay_over with exponential and linear decay only",
-        f"decay={decay}, decay_to={to!r}, decay_over={over!r}",
-        f"set e.g. decay_to=0.5 and decay_over to the number of {per}s" if decay.is_timed else "remove them",
-    )
+    got = f"decay={decay}, decay_to={to!r}, decay_over={over!r}"
+    expected = "decay_to and decay_over with exponential and linear decay only"
+    remedy = f"set e.g. decay_to=0.5 and decay_over to the number of {per}s" if decay.is_timed else "remove them"
+    check.require(decay.is_timed == (to is not None) == (over is not None), expected, got, remedy)
     if decay is Decay.CONSTANT:
         return Constant()
     if to is None or over is None:
@@ -159,21 +157,14 @@ def _projected(
 ) -> ProjectedNoise:
     scale = UnbiasedLift() if Scale(lift) is Scale.UNBIASED else PaperLift()
     if Projection(projection) is not Projection.DENSE:
-        check.require(
-            block is None and widths is None,
-            "block and widths with dense projections only",
-            f"block={block!r}, widths={widths!r}",
-            "remove them, or use projection=dense",
-        )
+        expected, got = "block and widths with dense projections only", f"block={block!r}, widths={widths!r}"
+        check.require(block is None and widths is None, expected, got, "remove them, or use projection=dense")
         whole = Projection(projection) is Projection.ORTHONORMAL
         kind = Orthonormal() if whole else OrthonormalLayers()
         return ProjectedNoise(reduction=reduction, projection=kind, lift=scale)
     if widths is None:
-        check.refuse(
-            "widths for dense projections",
-            "none",
-            "pass widths=layer_widths([p.numel() for p in model.parameters()], reduction)",
-        )
+        expected = "widths for dense projections"
+        check.refuse(expected, "none", "pass widths=layer_widths([p.numel() for p in model.parameters()], reduction)")
     dims = tuple(widths)
     dense = DenseLayers(dims) if block is None else DenseBlocks(block, dims)
     return ProjectedNoise(reduction=reduction, projection=dense, lift=scale)

@@ -41,12 +41,8 @@ class FeedbackClip(ClippedSum):
         check.positive("choose a clipping norm, e.g. 1.0", clip=self.clip)
         if self.preclip is not None:
             check.positive("choose a pre-clip, e.g. 3 * clip", preclip=self.preclip)
-            check.require(
-                self.preclip > self.clip,
-                f"preclip > clip={self.clip}",
-                f"preclip={self.preclip!r}",
-                "increase preclip; without an error to feed back, use dp-sgd",
-            )
+            remedy = "increase preclip; without an error to feed back, use dp-sgd"
+            check.require(self.preclip > self.clip, f"preclip > clip={self.clip}", f"preclip={self.preclip!r}", remedy)
 
     @property
     def kept(self) -> float:
@@ -119,18 +115,11 @@ class TwoLevel(Bounder):
 
     def __post_init__(self) -> None:
         check.positive("choose both clipping norms, e.g. 1.0 and 9.0", clip=self.clip, residual=self.residual)
-        check.require(
-            self.residual >= 1e-9 * self.clip,
-            "residual >= 1e-9 * clip",
-            f"residual={self.residual!r} for clip={self.clip!r}",
-            "increase residual: below this it is lost in rounding errors",
-        )
-        check.require(
-            1 < self.share < math.inf,
-            "share > 1",
-            f"share={self.share!r}",
-            "use sqrt(2) for an even split; the shares satisfy 1/a^2 + 1/b^2 = 1",
-        )
+        got = f"residual={self.residual!r} for clip={self.clip!r}"
+        remedy = "increase residual: below this it is lost in rounding errors"
+        check.require(self.residual >= 1e-9 * self.clip, "residual >= 1e-9 * clip", got, remedy)
+        remedy = "use sqrt(2) for an even split; the shares satisfy 1/a^2 + 1/b^2 = 1"
+        check.require(1 < self.share < math.inf, "share > 1", f"share={self.share!r}", remedy)
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         other = self.share / math.sqrt(self.share**2 - 1)

@@ -44,12 +44,8 @@ class SmoothedResidual:
             check.positive("choose the largest norm of the residual in one step, e.g. 1.0", limit=self.limit)
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
-        check.require(
-            isinstance(bounder, TwoLevel),
-            "the bounder TwoLevel",
-            repr(bounder),
-            "use the recipe methods.two_level(...)",
-        )
+        expected = "the bounder TwoLevel"
+        check.require(isinstance(bounder, TwoLevel), expected, repr(bounder), "use the recipe methods.two_level(...)")
         whole_gradient(selection, "accumulated residuals may belong to frozen coordinates")
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:

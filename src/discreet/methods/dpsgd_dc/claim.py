@@ -38,12 +38,8 @@ class LastIterateClaim(Claim):
         domain = (self.learning_rate, self.smoothness, self.diameter)
         known = [value is not None for value in domain]
         remedy = "for a domain, give its diameter, the learning rate and the smoothness of the loss"
-        check.require(
-            all(known) or not any(known),
-            "learning_rate, smoothness and diameter together, or none of them",
-            f"{domain}",
-            remedy,
-        )
+        expected = "learning_rate, smoothness and diameter together, or none of them"
+        check.require(all(known) or not any(known), expected, f"{domain}", remedy)
         if all(known):
             check.positive(remedy, learning_rate=self.learning_rate, diameter=self.diameter)
             check.not_negative(remedy, smoothness=self.smoothness)

@@ -55,12 +55,9 @@ class Ball:
         """x <- centre + (x - centre) * min(1, radius / distance); non-finite parameters move to the centre."""
         centres: Sequence[Tensor | float] = initial if self.needs_initial else [0.0] * len(parameters)
         shapes = [parameter.shape for parameter in parameters]
-        check.require(
-            not self.needs_initial or [start.shape for start in initial] == shapes,
-            "one initial parameter for each parameter of the model",
-            f"{len(initial)} initial parameters",
-            "pass copies of the model's parameters from before the first step",
-        )
+        expected, got = "one initial parameter for each parameter of the model", f"{len(initial)} initial parameters"
+        remedy = "pass copies of the model's parameters from before the first step"
+        check.require(not self.needs_initial or [start.shape for start in initial] == shapes, expected, got, remedy)
         moved = [(p - c).double() for p, c in zip(parameters, centres, strict=True)]
         distance = math.sqrt(sum(float(part.square().sum()) for part in moved))
         limit = self.radius * _INSIDE  # the same for all points, so that this is a projection

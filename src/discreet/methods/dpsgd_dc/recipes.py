@@ -38,12 +38,8 @@ def dpsgd_dc(
 
     Without `link` and `smoothness` the run is certified by composition, like DP-SGD, and all parameters may be seen.
     """
-    check.require(
-        link is None or smoothness is None,
-        "either link (for a linear model) or smoothness (for any model)",
-        f"link={link!s} and smoothness={smoothness!r}",
-        "give only one of them",
-    )
+    expected, remedy = "either link (for a linear model) or smoothness (for any model)", "give only one of them"
+    check.require(link is None or smoothness is None, expected, f"link={link!s} and smoothness={smoothness!r}", remedy)
     domain = Ball(radius=radius, centre=Centre(centre))
     curvature: Curvature | None = None
     if link is not None:
@@ -54,11 +50,8 @@ def dpsgd_dc(
     if curvature is None:
         return recipe
     if learning_rate is None:
-        check.refuse(
-            "a learning rate with link or smoothness",
-            "none",
-            "pass the learning rate of the optimizer, which must stay constant",
-        )
+        expected = "a learning rate with link or smoothness"
+        check.refuse(expected, "none", "pass the learning rate of the optimizer, which must stay constant")
     analysis = LastIterate(learning_rate=learning_rate, curvature=curvature, decay=weight_decay)
     return recipe.using(sampling=FullBatch(), analysis=analysis)
 

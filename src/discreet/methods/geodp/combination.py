@@ -68,12 +68,8 @@ class FromAngles(Combination):
     tails: Tails = Tails.EVEN
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
-        check.require(
-            bounder == self.window,
-            f"the bounder {self.window!r}",
-            repr(bounder),
-            "use the recipe methods.geodp_sound(...)",
-        )
+        expected = f"the bounder {self.window!r}"
+        check.require(bounder == self.window, expected, repr(bounder), "use the recipe methods.geodp_sound(...)")
         whole_gradient(selection, "angles need all coordinates; methods.polar(...) supports masks")
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:

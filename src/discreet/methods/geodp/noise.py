@@ -56,12 +56,8 @@ class GeometricNoise(Mechanism):
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """Return the noisy sum. Under a mask, only the active coordinates are converted to angles and returned."""
-        check.require(
-            len(sums) == 1 and isinstance(sums[0], BoundedSum),
-            "one sum of clipped gradients",
-            f"{len(sums)} sums",
-            "use a bounder with a single query, such as FlatClip",
-        )
+        expected, remedy = "one sum of clipped gradients", "use a bounder with a single query, such as FlatClip"
+        check.require(len(sums) == 1 and isinstance(sums[0], BoundedSum), expected, f"{len(sums)} sums", remedy)
         total, query = sums[0].value, queries[0]
         if context.mask is not None:
             from discreet.engine.active import Active

@@ -39,12 +39,8 @@ class _Cooling(Selection):
 
     def __post_init__(self) -> None:
         check.not_negative("choose the fraction of frozen coordinates, e.g. 0.9", final_rate=self.final_rate)
-        check.require(
-            self.final_rate < 1,
-            "final_rate < 1",
-            f"final_rate={self.final_rate!r}",
-            "leave some coordinates active, e.g. 0.9",
-        )
+        got = f"final_rate={self.final_rate!r}"
+        check.require(self.final_rate < 1, "final_rate < 1", got, "leave some coordinates active, e.g. 0.9")
         check.count("give the number of epochs until the final rate", cooling_epochs=self.cooling_epochs)
 
     @property
