@@ -12,7 +12,7 @@ from discreet import methods
 from discreet.cli import recipes, signature
 from discreet.cli.entry import COMMANDS, ListedCommand
 from discreet.methods import METHODS, Method
-from discreet.methods.geodp.claim import GeoDpOneStepClaim
+from discreet.methods.geodp.recipes import GeoDpOneStepClaim
 from discreet.stages.plan import Plan
 
 

@@ -67,11 +67,11 @@ def audit(
 
 
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
-    from discreet.auditing import rows, truth
+    from discreet.auditing import truth
     from discreet.report import terminal
     from discreet.runs.audit_rows import AuditVerdict
 
-    effort = rows.QUICK if quick else rows.FULL
+    effort = truth.QUICK if quick else truth.FULL
     planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
     with terminal.audit_bar(len(planned), quiet=as_json) as listener:

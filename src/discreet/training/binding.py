@@ -30,20 +30,16 @@ def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: in
     remedy = "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)"
     check.require(isinstance(plan, Plan), "a Plan", f"a {type(plan).__name__}", remedy)
     plan.certificate()  # refuses a plan that cannot be certified
-    check_data(data)
-    if micro_batch is not None:
-        check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
-    check.count("give the number of augmented copies of each record", views=views)
-
-
-def check_data(data: Any) -> None:
-    """Refuse loaders and iterable datasets: the plan must draw the batches itself."""
+    # The plan must draw the batches itself, so loaders and iterable datasets are refused.
     own = "or use recipe.using(sampling=discreet.OwnLoader())"
     expected = "a dataset, from which the plan draws batches"
     remedy = f"pass loader.dataset; {own}, data=None, and iterate private.over(loader)"
     check.require(not isinstance(data, DataLoader), expected, "a DataLoader", remedy)
     remedy = f"implement __len__ and __getitem__; {own} and iterate private.over(batches)"
     check.require(not isinstance(data, IterableDataset), "a map-style dataset", type(data).__name__, remedy)
+    if micro_batch is not None:
+        check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
+    check.count("give the number of augmented copies of each record", views=views)
 
 
 def dry_run(
@@ -63,7 +59,8 @@ def dry_run(
     with engine.watch.reading_records():
         check_data_apart(data, collate_fn)
         batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
-        arguments = _default_inputs(batch) if inputs is None else inputs(batch)
+        take = inputs or (lambda batch: batch if isinstance(batch, (dict, Tensor)) else (batch[0],))
+        arguments = take(batch)
     arguments = (arguments,) if isinstance(arguments, Tensor) else arguments
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     try:
@@ -86,12 +83,6 @@ def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: 
         return ENOUGH
     rows = views * math.ceil(batch + 5 * math.sqrt(batch))
     return max(1, micro_batch_for(engine, *example, records=2, batch=rows) // views)
-
-
-def _default_inputs(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return batch
-    return (batch,) if isinstance(batch, Tensor) else (batch[0],)
 
 
 def records_in(batch: Any) -> int:

@@ -109,7 +109,7 @@ class Checkpoint:
         held = {name: list(value.shape) for name, value in self.model.items()}
         for name in sorted(mine.keys() | held.keys()):
             _same(f"the model's {name}", held.get(name, absent), mine.get(name, absent), "build the model of the run")
-        _same("optimizer", self.optimizer_kind, kind_of(optimizer), "build the optimizer of the run")
+        _same("optimizer", self.optimizer_kind, type(optimizer).__qualname__, "build the optimizer of the run")
         sizes = [len(group["params"]) for group in self.optimizer["param_groups"]]
         now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
         _same("the sizes of the optimizer's groups", sizes, now, "build the optimizer of the run")
@@ -148,11 +148,6 @@ class Checkpoint:
             undo()
             raise
         return undo
-
-
-def kind_of(optimizer: torch.optim.Optimizer) -> str:
-    """The class name of an optimizer, as stored in a checkpoint."""
-    return type(optimizer).__qualname__
 
 
 def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams) -> Ledger:

@@ -11,6 +11,7 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, final
 
@@ -137,21 +138,28 @@ class _FailedError(Exception):
     """The user's function failed on the records of the check."""
 
 
-def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int) -> Any:
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators inside the block, and restore them after."""
     state: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return function([copy.deepcopy(record) for record in records])
-    except Exception as error:
-        raise _FailedError from error
+        yield
     finally:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
         random.setstate(state[2])
+
+
+def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int) -> Any:
+    try:
+        with seeded_generators(seed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function([copy.deepcopy(record) for record in records])
+    except Exception as error:
+        raise _FailedError from error
 
 
 def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
@@ -213,6 +221,3 @@ class OneByOne(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._data[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self._data[index] for index in range(len(self)))

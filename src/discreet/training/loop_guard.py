@@ -19,7 +19,8 @@ class LoopGuard:
 
     def __init__(self) -> None:
         self._loop: object = None
-        self._batch_pending = self._is_last = self._release_pending = self._updating = self._broken = False
+        self._batch_pending = self._release_pending = self._updating = self._broken = False
+        self.sample_ended = False  # whether the last yielded micro-batch completes its logical batch
 
     def new_loop(self, *, between_steps: bool) -> object:
         """Start a loop over the remaining steps. Earlier loops may not continue."""
@@ -30,7 +31,7 @@ class LoopGuard:
 
     def give(self, *, is_last: bool) -> None:
         """A batch is yielded to the user; `is_last` marks the last micro-batch of a logical batch."""
-        self._batch_pending, self._is_last, self._release_pending = True, is_last, is_last
+        self._batch_pending, self.sample_ended, self._release_pending = True, is_last, is_last
 
     def go_on(self, loop: object) -> None:
         """Check that the loop may yield the next batch."""
@@ -49,11 +50,6 @@ class LoopGuard:
         with self._all_or_nothing(repeatable=True):
             yield
         self._batch_pending = False
-
-    @property
-    def sample_ended(self) -> bool:
-        """Whether the last yielded micro-batch completes its logical batch."""
-        return self._is_last
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:

@@ -119,8 +119,7 @@ def _by_groups(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: 
         values.unflatten(0, (records, -1)).transpose(0, 1).flatten(1, 2) for values in (images, outputs)
     )
     gradient = _weight_gradient(images_FNC, outputs_FNC, (records * shape[0], *shape[1:]), alone)
-    by_record: Tensor = gradient.unflatten(0, (records, shape[0]))
-    return by_record
+    return gradient.view(records, *shape)
 
 
 def _by_patches(images: Tensor, outputs: Tensor, grads: Tensor, geometry: Geometry) -> None:

@@ -29,11 +29,7 @@ _PLAIN = GaussianNoise()
 
 
 def width(size: int, reduction: float) -> int:
-    """The projected dimension of a vector with `size` coordinates; at least 1.
-
-    >>> width(10, 0.3), width(1, 0.9)
-    (7, 1)
-    """
+    """The projected dimension of a vector with `size` coordinates; at least 1."""
     return max(1, round((1 - reduction) * size))
 
 
@@ -46,11 +42,7 @@ def layer_widths(sizes: Sequence[int], reduction: float) -> tuple[int, ...]:
 
 
 def block_sizes(size: int, block: int) -> tuple[int, ...]:
-    """The sizes of the blocks of a vector with `size` coordinates; the last block may be smaller.
-
-    >>> block_sizes(10, 4)
-    (4, 4, 2)
-    """
+    """The sizes of the blocks of a vector with `size` coordinates; the last block may be smaller."""
     return tuple(min(block, size - start) for start in range(0, size, block))
 
 

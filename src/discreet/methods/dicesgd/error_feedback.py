@@ -24,12 +24,10 @@ _PLAIN = GaussianNoise()
 class Shortening(Protocol):
     """How the error is clipped."""
 
+    is_projection: ClassVar[bool]  # onto the ball, which the energy bound requires
+
     def factor(self, norm: float, radius: float) -> float:
         """The factor for a vector of this norm; factor * norm <= radius."""
-
-    @property
-    def is_projection(self) -> bool:
-        """Whether it is the projection onto the ball, which the energy bound requires."""
 
 
 @final

@@ -21,8 +21,7 @@ class Centre(enum.StrEnum):
     """The centre of the ball."""
 
     ORIGIN = "origin"
-    INITIAL = "initial"
-    """The initial parameters, which are public."""
+    INITIAL = "initial"  # the initial parameters, which are public
 
 
 @final
@@ -31,9 +30,6 @@ class Ball:
     """The ball ||x - centre|| <= radius, over all parameters together.
 
     The diameter is twice the radius. Theorems on bounded domains use the diameter.
-
-    >>> Ball(radius=1.5).diameter
-    3.0
     """
 
     radius: float

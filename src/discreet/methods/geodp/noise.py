@@ -42,11 +42,7 @@ class GeometricNoise(Mechanism):
         return clip * noise / batch
 
     def angle_std(self, size: int, noise: float, batch: float) -> float:
-        """The standard deviation of the noise on each angle of the mean.
-
-        >>> round(GeometricNoise(beta=1.0).angle_std(3, 1.0, 100.0), 6)
-        0.070248
-        """
+        """The standard deviation of the noise on each angle of the mean."""
         return math.sqrt(size + 2) * self.beta * math.pi * noise / batch
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
