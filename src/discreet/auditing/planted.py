@@ -70,7 +70,6 @@ class RunAudit:
         return self.audited / self.certified if 0 < self.certified < math.inf else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         held = plain(self)
         del held["is"], held["kind"], held["independent"]
         return {

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from discreet.accounting import gdp
 from discreet.auditing import broken
 from discreet.auditing.bounds import CONFIDENCE
 from discreet.auditing.games import Game, PoissonStep, PreparedGame
-from discreet.auditing.releases import Canaries, game_for
-from discreet.auditing.whole_run import TargetRecord, WholeRun, couples_nothing, crafted_gradient, mislabelled_record
 from discreet.core import check
 from discreet.core.command import package_versions
 from discreet.core.plain import digest
@@ -33,6 +31,9 @@ from discreet.methods import METHODS, Method
 from discreet.runs.audit_rows import AuditRow
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
+
+if TYPE_CHECKING:
+    from discreet.auditing.whole_run import TargetRecord
 
 OnProgress = Callable[[str, int, int], None]
 """Receives the label of the current row, its trials so far, and their total."""
@@ -96,6 +97,7 @@ class Attack:
 
 def attacks_on(method: Method, effort: Effort) -> Iterator[Attack]:
     """One step, and whole runs: with a crafted gradient and with a mislabelled record."""
+    from discreet.auditing.whole_run import couples_nothing, crafted_gradient, mislabelled_record
 
     def attack(words: str, prepare: Callable[[], PreparedGame]) -> Attack:
         return Attack(method=method.name, label=f"{method.name}, {words}", prepare=prepare)
@@ -116,6 +118,8 @@ def attacks_on(method: Method, effort: Effort) -> Iterator[Attack]:
 
 def _one_step(method: Method, effort: Effort) -> PreparedGame:
     """What the method really releases at a sampling rate of 1, where sampling hides nothing."""
+    from discreet.auditing.releases import Canaries, game_for
+
     game = game_for(method.recipe(), noise=NOISE, delta=COARSE_DELTA)
     many = isinstance(game, Canaries)
     if not many and method.certified:
@@ -127,6 +131,8 @@ def _one_step(method: Method, effort: Effort) -> PreparedGame:
 
 def _whole_run(recipe: Recipe, record: TargetRecord, words: str, steps: int, trials: int) -> PreparedGame:
     """A small model, trained to the end through `Private`."""
+    from discreet.auditing.whole_run import WholeRun, couples_nothing
+
     noise = NOISE if couples_nothing(recipe) else LITTLE_NOISE
     game = WholeRun(recipe, record, rate=RATE, steps=steps, noise=noise, delta=COARSE_DELTA)
     return _against(game.plan, game, words, trials)

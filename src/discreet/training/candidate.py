@@ -34,7 +34,6 @@ class CandidateUpdate:
         self._is_second_pass = False
 
     def add(self, losses: Tensor, records: int, views: int) -> None:
-        """Add the losses of a micro-batch."""
         rows = records * views
         got, remedy = f"shape {list(losses.shape)}", 'use reduction="none" and reduce each record to one number'
         check.require(losses.shape == (rows,), f"per-record losses of shape [{rows}]", got, remedy)

@@ -72,7 +72,6 @@ class LastIterate(Analysis):
         only(bounded, "a bounded domain", type(stages.domain).__name__, "use domain=Ball(radius=...)")
 
     def whole_run(self, plan: Plan) -> Event | None:
-        """The event of the run."""
         horizon, bounder = plan.horizon, plan.bounder
         assert isinstance(bounder, FlatClip)
         step = plan.sampling.bill(plan.mechanism.event(plan.queries(1.0), plan.noise), horizon)
