@@ -15,7 +15,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from types import UnionType
+from typing import Any, ClassVar, final, get_args
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -49,8 +50,8 @@ def units(relation: Neighbouring) -> float:
     return 1.0 if relation is Neighbouring.ADD_REMOVE else 2.0
 
 
-def _nested(value: Any, allowed: tuple[type[Event], ...], owner: str) -> None:
-    names = " or ".join(kind.__name__ for kind in allowed)
+def _nested(value: Any, allowed: UnionType | type[Event], owner: str) -> None:
+    names = " or ".join(kind.__name__ for kind in get_args(allowed) or (allowed,))
     remedy = f"{owner} is proven for these events only"
     check.require(isinstance(value, allowed), f"event to be {names}", f"event={value!r}", remedy)
 
@@ -116,7 +117,6 @@ class SelectionQuery(Event):
 
 
 Query = Gaussian | CountQuery | SelectionQuery
-_QUERIES = (Gaussian, CountQuery, SelectionQuery)
 
 
 @final
@@ -136,7 +136,7 @@ class Queries(Event):
         is_tuple = isinstance(self.queries, tuple) and len(self.queries) > 0
         check.require(is_tuple, "queries to be a tuple of at least one event", f"{self.queries!r}", remedy)
         for query in self.queries:
-            _nested(query, _QUERIES, "Queries")
+            _nested(query, Query, "Queries")
 
     @property
     def whitened(self) -> Gaussian:
@@ -169,13 +169,8 @@ class ProjectedGaussian(Event):
             check.count(remedy, width=width)
 
 
-Release = Gaussian | CountQuery | SelectionQuery | Queries | ProjectedGaussian
-_RELEASES = (Gaussian, CountQuery, SelectionQuery, Queries, ProjectedGaussian)
-Whitenable = Gaussian | CountQuery | SelectionQuery | Queries
-_WHITENABLE = (Gaussian, CountQuery, SelectionQuery, Queries)
-
-
-# Sampled releases: one step of a run ---------------------------------------------------------------------
+Whitenable = Query | Queries
+Release = Whitenable | ProjectedGaussian
 
 
 @final
@@ -189,7 +184,7 @@ class PoissonSampled(Event):
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
-        _nested(self.event, _RELEASES, "PoissonSampled")
+        _nested(self.event, Release, "PoissonSampled")
 
 
 @final
@@ -209,7 +204,7 @@ class TruncatedPoissonSampled(Event):
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
         check.count("records is a public upper bound", cap=self.cap, records=self.records)
-        _nested(self.event, _WHITENABLE, "TruncatedPoissonSampled")
+        _nested(self.event, Whitenable, "TruncatedPoissonSampled")
 
 
 @final
@@ -226,7 +221,7 @@ class WithoutReplacement(Event):
         remedy = "a sample without replacement takes batch <= records"
         check.count(remedy, records=self.records, batch=self.batch)
         check.require(self.batch <= self.records, f"batch <= {self.records}", f"batch={self.batch}", remedy)
-        _nested(self.event, _WHITENABLE, "WithoutReplacement")
+        _nested(self.event, Whitenable, "WithoutReplacement")
 
 
 @final
@@ -240,7 +235,7 @@ class BallsInBinsEpoch(Event):
 
     def __post_init__(self) -> None:
         check.count("count the passes over the data", epochs=self.epochs)
-        _nested(self.event, _WHITENABLE, "BallsInBinsEpoch")
+        _nested(self.event, Whitenable, "BallsInBinsEpoch")
 
 
 @final
@@ -252,10 +247,7 @@ class Unamplified(Event):
     kind: ClassVar[str] = "unamplified"
 
     def __post_init__(self) -> None:
-        _nested(self.event, _WHITENABLE, "Unamplified")
-
-
-# Whole runs ------------------------------------------------------------------------------------------------
+        _nested(self.event, Whitenable, "Unamplified")
 
 
 @final
@@ -307,17 +299,14 @@ class LastIterateRun(Event):
     kind: ClassVar[str] = "last-iterate-run"
 
     def __post_init__(self) -> None:
-        _nested(self.step, (Gaussian, TruncatedPoissonSampled, WithoutReplacement), "LastIterateRun")
+        _nested(self.step, Gaussian | TruncatedPoissonSampled | WithoutReplacement, "LastIterateRun")
         if not isinstance(self.step, Gaussian):  # a second query would be hidden state that nothing contracts
-            _nested(self.step.event, (Gaussian,), "LastIterateRun")
+            _nested(self.step.event, Gaussian, "LastIterateRun")
         check.count("count the steps of the run", steps=self.steps)
         check.positive("bounds and batch sizes are positive", clip=self.clip, batch=self.batch)
         check.positive("the learning rate multiplies the mean", learning_rate=self.learning_rate)
         check.positive("the diameter of the domain; a ball of radius r has 2r", diameter=self.diameter)
         check.not_negative("a Lipschitz constant of the update", expansion=self.expansion)
-
-
-# Nothing, and everything ---------------------------------------------------------------------------------
 
 
 @final
@@ -336,25 +325,9 @@ class NonPrivate(Event):
     kind: ClassVar[str] = "non-private"
 
 
-EVENTS: Mapping[str, type[Event]] = {
-    event.kind: event
-    for event in (
-        Gaussian,
-        CountQuery,
-        SelectionQuery,
-        Queries,
-        ProjectedGaussian,
-        PoissonSampled,
-        TruncatedPoissonSampled,
-        WithoutReplacement,
-        BallsInBinsEpoch,
-        Unamplified,
-        ClippedFeedback,
-        LastIterateRun,
-        Free,
-        NonPrivate,
-    )
-}
+_SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement, BallsInBinsEpoch, Unamplified)
+_KINDS: tuple[type[Event], ...] = (*get_args(Release), *_SAMPLED, ClippedFeedback, LastIterateRun, Free, NonPrivate)
+EVENTS: Mapping[str, type[Event]] = {event.kind: event for event in _KINDS}
 
 
 def event_from_json(body: Mapping[str, Any]) -> Event:

@@ -31,7 +31,7 @@ class Whole:
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """The proven bounds of one kind of event.
 
@@ -56,13 +56,16 @@ _BOTH = _ADD_REMOVE | _REPLACE_ONE
 
 _FRESH_MATRIX = "the projection is drawn afresh for each step, after the data is fixed and independent of it"
 _POISSON = "each record is sampled independently with the stated rate, and the sample itself stays hidden"
+_AT_MOST = "the data never holds more records than the stated public bound"
+_UNIFORM = "every batch is a uniform subset of the stated size, and stays hidden"
+_ONE_BIN = "in every epoch each record joins one step, chosen independently of the other records"
 _LOADER = (
     "the loader walks over the records in an order that is secret or does not depend on them, in batches of one size",
     "no batch holds a record twice",
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
 )
 
-_GAUSSIAN = Rule(relations=_BOTH, mu=sampled.whitened_mu)
+_GAUSSIAN = Rule(_BOTH, sampled.whitened_mu)
 
 RULES: dict[type[events.Event], Rule] = {
     events.Gaussian: _GAUSSIAN,
@@ -70,43 +73,23 @@ RULES: dict[type[events.Event], Rule] = {
     events.SelectionQuery: _GAUSSIAN,
     events.Queries: _GAUSSIAN,
     events.ProjectedGaussian: Rule(
-        relations=_BOTH,
-        mu=sampled.projected_mu,
-        pld=sampled.full_projected_pld,
-        rdp=sampled.full_projected_rdp,
-        assumes=(_FRESH_MATRIX,),
+        _BOTH, sampled.noiseless_mu, sampled.poisson_pld, sampled.poisson_rdp, assumes=(_FRESH_MATRIX,)
     ),
     events.PoissonSampled: Rule(
-        relations=_ADD_REMOVE,
-        mu=sampled.poisson_mu,
-        pld=sampled.poisson_pld,
-        rdp=sampled.poisson_rdp,
-        assumes=(_POISSON,),
+        _ADD_REMOVE, sampled.poisson_mu, sampled.poisson_pld, sampled.poisson_rdp, assumes=(_POISSON,)
     ),
     events.TruncatedPoissonSampled: Rule(
-        relations=_ADD_REMOVE,
-        mu=sampled.truncated_mu,
-        pld=sampled.truncated_pld,
-        rdp=sampled.truncated_rdp,
-        assumes=(_POISSON, "the data never holds more records than the stated public bound"),
+        _ADD_REMOVE, sampled.noiseless_mu, sampled.truncated_pld, sampled.truncated_rdp, assumes=(_POISSON, _AT_MOST)
     ),
     events.WithoutReplacement: Rule(
-        relations=_REPLACE_ONE,
-        mu=sampled.without_mu,
-        pld=sampled.without_pld,
-        rdp=sampled.without_rdp,
-        assumes=("every batch is a uniform subset of the stated size, and stays hidden",),
+        _REPLACE_ONE, sampled.without_mu, sampled.without_pld, sampled.without_rdp, assumes=(_UNIFORM,)
     ),
-    events.BallsInBinsEpoch: Rule(
-        relations=_BOTH,
-        mu=sampled.balls_mu,
-        assumes=("in every epoch each record joins one step, chosen independently of the other records",),
-    ),
-    events.Unamplified: Rule(relations=_BOTH, mu=sampled.loader_mu, assumes=_LOADER),
+    events.BallsInBinsEpoch: Rule(_BOTH, sampled.balls_mu, assumes=(_ONE_BIN,)),
+    events.Unamplified: Rule(_BOTH, sampled.loader_mu, assumes=_LOADER),
     events.ClippedFeedback: Rule(
-        relations=_ADD_REMOVE,
-        mu=whole_runs.feedback_mu,
-        pld=whole_runs.feedback_pld,
+        _ADD_REMOVE,
+        whole_runs.feedback_mu,
+        whole_runs.feedback_pld,
         whole=Whole(epsilon=whole_runs.feedback_epsilon, delta=whole_runs.feedback_delta, composed=True),
         assumes=(
             _POISSON,
@@ -115,10 +98,10 @@ RULES: dict[type[events.Event], Rule] = {
         ),
     ),
     events.LastIterateRun: Rule(
-        relations=_BOTH,
-        mu=whole_runs.last_iterate_mu,
-        pld=whole_runs.last_iterate_pld,
-        rdp=whole_runs.last_iterate_rdp,
+        _BOTH,
+        whole_runs.last_iterate_mu,
+        whole_runs.last_iterate_pld,
+        whole_runs.last_iterate_rdp,
         whole=Whole(epsilon=whole_runs.last_iterate_epsilon, delta=whole_runs.last_iterate_delta),
         assumes=(
             "only the last iterate is seen",
