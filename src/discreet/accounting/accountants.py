@@ -147,7 +147,8 @@ def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: f
     if grid is None:
         return _refined(run, delta)
     check.positive("the grid is the distance of two losses", grid=grid)
-    return _pld_epsilon(run, delta, Resolution(grid, _log_tail(run, delta)))
+    sides = _compositions(run, Resolution(grid, _log_tail(run, delta)))
+    return max((side.epsilon(delta) for side in sides), default=math.inf)
 
 
 def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> float:
@@ -212,10 +213,6 @@ def _compositions(run: NormalForm, resolution: Resolution) -> tuple[ComposedLoss
     return (upper, ComposedLoss([(part.without_with, count) for part, count in parts]))
 
 
-def _pld_epsilon(run: NormalForm, delta: float, resolution: Resolution) -> float:
-    return max((c.epsilon(delta) for c in _compositions(run, resolution)), default=math.inf)
-
-
 @functools.lru_cache(maxsize=1024)
 def _refined(run: NormalForm, delta: float) -> float:
     """Epsilon on a grid so fine that halving it again changes little. Every grid gives an upper bound.
@@ -278,8 +275,7 @@ def _variance(parts: Parts) -> float:
     """Variance of the finite loss in the direction that almost always decides epsilon."""
     total = 0.0
     for part, count in parts:
-        pmf = part.with_without
-        losses = pmf.losses
-        centred = losses - float(pmf.mass @ losses)
-        total += count * float(pmf.mass @ (centred * centred))
+        mass, losses = part.with_without.mass, part.with_without.losses
+        centred = losses - float(mass @ losses)
+        total += count * float(mass @ (centred * centred))
     return total

@@ -70,8 +70,6 @@ def calibrate_steps(
 
     More steps must not cost less.
     """
-    _check_budget(epsilon, delta)
-
     fits = _within(charge_of_steps, epsilon, delta, relation)
     most = 1
     while fits(most):
@@ -88,10 +86,8 @@ def calibrate_batch(
 
     A larger batch must not cost less.
     """
-    _check_budget(epsilon, delta)
-    check.count("the largest batch to consider, at most the public number of records", largest=largest)
-
     fits = _within(charge_of_batch, epsilon, delta, relation)
+    check.count("the largest batch to consider, at most the public number of records", largest=largest)
     if fits(largest):
         return largest
     remedy = "raise the noise or the budget, or take fewer steps"
@@ -102,6 +98,7 @@ def calibrate_batch(
 def _within(
     charge_of: Callable[[int], Charge], epsilon: float, delta: float, relation: Neighbouring
 ) -> Callable[[int], bool]:
+    _check_budget(epsilon, delta)
     return lambda number: certify(charge_of(number), delta=delta, relation=relation).epsilon <= epsilon
 
 

@@ -72,14 +72,11 @@ def left_over(steps: float | Floats, factor: float) -> Floats:
     if factor == 0:
         return np.zeros_like(m)
     growth = 2 * math.log(factor)
-    left: Floats
     if abs(growth) < 1e-9:  # an upper bound: the sum has m terms of at least min(1, c^(2m))
-        left = np.exp(abs(growth) * m) / m
-        return left
+        return np.asarray(np.exp(abs(growth) * m) / m)
     # (c^2 - 1) / (1 - c^(-2m)), the same for c < 1 with both signs turned
     with np.errstate(over="ignore"):
-        left = math.expm1(growth) / -np.expm1(-growth * m)
-    return left
+        return np.asarray(math.expm1(growth) / -np.expm1(-growth * m))
 
 
 def candidates(steps: int) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,13 @@ def seal(previous: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
     text = canonical(body)
     digest = hashlib.sha256((previous + text).encode()).hexdigest()
     return digest, f'{{"body":{text},"digest":"{digest}"}}\n'.encode()
+
+
+def begin(header: Mapping[str, Any]) -> tuple[LedgerRecord, bytes]:
+    """A new ledger without charges, and its first line."""
+    fields = header_fields(header)
+    digest, line = seal(GENESIS, {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields})
+    return LedgerRecord(header=fields, identity=digest, entries=()), line
 
 
 def header_fields(header: Mapping[str, Any]) -> dict[str, Any]:

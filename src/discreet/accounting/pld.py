@@ -109,11 +109,11 @@ class LossLine:
 
     def above(self, x: Floats) -> Floats:
         """The mass above x, precise in the upper tail."""
-        return self._sum(lambda scaled: _ndtr(-scaled), x)
+        return self._sum(lambda scaled: special.ndtr(-scaled), x)
 
     def below(self, x: Floats) -> Floats:
         """The mass below x."""
-        return self._sum(_ndtr, x)
+        return self._sum(special.ndtr, x)
 
     def between(self, x: Floats) -> Floats:
         """The masses between successive x (non-decreasing), from the smaller tail."""
@@ -126,13 +126,8 @@ class LossLine:
         return total
 
 
-def _ndtr(x: Floats) -> Floats:
-    values: Floats = special.ndtr(x)
-    return values
-
-
 def _normal_between(x: Floats) -> Floats:
-    tail = _ndtr(-np.abs(x))
+    tail: Floats = special.ndtr(-np.abs(x))
     left, right = tail[:-1], tail[1:]
     outside = np.abs(left - right)
     return np.where((x[:-1] <= 0) & (x[1:] > 0), 1 - left - right, outside)
@@ -178,15 +173,13 @@ def _places(first: int, last: int) -> NDArray[np.int64]:
 
     High losses are rare, so coarse rounding of them costs little and saves most of the work.
     """
-    below, above = _ladder(-first) if first < 0 else _ladder(0), _ladder(last)
-    return np.concatenate([-below[:0:-1], above])
+    return np.concatenate([-_ladder(max(-first, 0))[:0:-1], _ladder(last)])
 
 
 def _ladder(end: int) -> NDArray[np.int64]:
     """0, 1, .., 1024, and from 1024 * 2^k on in steps of 2^k, to `end`."""
-    rungs = _rungs(max(0, (max(end, 1) // _DENSE).bit_length()))
-    inside = rungs[: np.searchsorted(rungs, end)]
-    return np.append(inside, end)
+    rungs = _rungs((max(end, 1) // _DENSE).bit_length())
+    return np.append(rungs[: np.searchsorted(rungs, end)], end)
 
 
 @functools.lru_cache(maxsize=64)
@@ -236,8 +229,7 @@ def _log_unmixed(losses: Floats, rate: float) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         near = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + rate, 0.0))
         far = losses + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 1.0)))
-    unmixed: Floats = np.where(losses < 1.0, near, far) - math.log(rate)
-    return unmixed
+    return np.asarray(np.where(losses < 1.0, near, far) - math.log(rate))
 
 
 def without_replacement(rate: float, noise: float, grid: float, log_tail: float) -> Pld:

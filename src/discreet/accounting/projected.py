@@ -56,8 +56,7 @@ def gaussian_profile(t: Floats, mu: float | Floats) -> Floats:
 
 def _mills(u: Floats) -> Floats:
     """Phi(-u) e^{u^2/2}."""
-    scaled: Floats = 0.5 * special.erfcx(u / math.sqrt(2))
-    return scaled
+    return np.asarray(0.5 * special.erfcx(u / math.sqrt(2)))
 
 
 def _amplified(epsilons: Floats, rate: float) -> tuple[Floats, Floats]:
@@ -98,9 +97,6 @@ def _left(epsilons: Floats, rate: float) -> Floats:
     return np.maximum(0.0, -np.expm1(epsilons + math.log1p(-rate)))
 
 
-# Discretisation ------------------------------------------------------------------------------------------
-
-
 def pld_from_profiles(*, removed: Floats, added: Floats, grid: float) -> Pld:
     """The pessimistic (connect-the-dots) PLD of a pair, from both its profiles at 0, grid, 2 grid, ...
 
@@ -138,9 +134,6 @@ def reach_on_grid(delta_at: Callable[[float], float], grid: float, enough: float
     while high < _POINTS and delta_at(high * grid) > enough:
         high *= 2
     return max(2, least_whole(lambda index: delta_at(index * grid) <= enough, high // 2 + 1, min(high, _POINTS)))
-
-
-# The random sensitivity ------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=64)
@@ -187,9 +180,6 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
     weights[1:] += (inner * share).sum(axis=1)
     weights[:-1] += (inner * (1 - share)).sum(axis=1)
     return points, weights, beyond
-
-
-# One step ---------------------------------------------------------------------------------------------------
 
 
 def _mixed(epsilons: Floats, rate: float, noise: float, mixture: tuple[Floats, Floats, float]) -> tuple[Floats, Floats]:
@@ -255,9 +245,6 @@ def highest_loss(*, rate: float, noise: float, dims: tuple[float, ...], tail: fl
     while unit < 1e12 and _removed(unit, rate, noise, mixture) > tail / 10:
         unit *= 1.25
     return unit
-
-
-# Renyi divergence -----------------------------------------------------------------------------------------
 
 
 def rdp(*, rate: float, noise: float, dims: tuple[float, ...], orders: Sequence[float]) -> Floats:

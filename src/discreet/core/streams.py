@@ -265,11 +265,8 @@ class Stream:
         check.require(ours, f"{self.name} to be used in the process that made it", repeats, remedy)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:  # what copy, deepcopy and pickle call
-        check.refuse(
-            "one owner for a random stream",
-            "a copy or a pickle",
-            "a copied position would repeat noise; make new streams with discreet.Streams.from_os()",
-        )
+        remedy = "a copied position would repeat noise; make new streams with discreet.Streams.from_os()"
+        check.refuse("one owner for a random stream", "a copy or a pickle", remedy)
 
 
 def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:

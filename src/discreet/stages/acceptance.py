@@ -54,12 +54,9 @@ class LossTest:
         check.positive(
             "choose positive values, e.g. loss_clip=0.01 and share=4.0", loss_clip=self.loss_clip, share=self.share
         )
-        check.require(
-            abs(self.threshold) < self.loss_clip,
-            f"|threshold| < loss_clip={self.loss_clip}",
-            f"threshold={self.threshold!r}",
-            "use threshold=0 to keep every update that lowers the loss",
-        )
+        expected = f"|threshold| < loss_clip={self.loss_clip}"
+        remedy = "use threshold=0 to keep every update that lowers the loss"
+        check.require(abs(self.threshold) < self.loss_clip, expected, f"threshold={self.threshold!r}", remedy)
 
     def queries(self) -> tuple[Query, ...]:
         return (Query(self.loss_clip, self.share),)

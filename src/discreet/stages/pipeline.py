@@ -131,15 +131,9 @@ class Pipeline:
         return digest(self.to_json())
 
     def _check_tests(self) -> None:
-        check.require(
-            not self.has_tests or isinstance(self.sampling, (Poisson, FullBatch)),
-            "Poisson or FullBatch sampling for tested updates",
-            type(self.sampling).__name__,
-            "change `sampling`: the cost of the test's fresh batch is proven for these two only",
-        )
-        check.require(
-            not self.has_tests or self.analysis.composes,
-            "an analysis that charges every release, for tested updates",
-            type(self.analysis).__name__,
-            "remove `acceptance`, or use analysis=Composition()",
-        )
+        fits = not self.has_tests or isinstance(self.sampling, (Poisson, FullBatch))
+        remedy = "change `sampling`: the cost of the test's fresh batch is proven for these two only"
+        check.require(fits, "Poisson or FullBatch sampling for tested updates", type(self.sampling).__name__, remedy)
+        expected = "an analysis that charges every release, for tested updates"
+        remedy = "remove `acceptance`, or use analysis=Composition()"
+        check.require(not self.has_tests or self.analysis.composes, expected, type(self.analysis).__name__, remedy)

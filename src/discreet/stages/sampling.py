@@ -59,18 +59,11 @@ class Horizon:
         """Set rate = batch / records. One epoch is ceil(records / batch) steps."""
         check.count("give a public number of records, not len(dataset) of private data", records=records)
         check.positive("give the expected number of records in a step", batch=batch)
-        check.require(
-            batch <= records,
-            f"batch <= records={records}",
-            f"batch={batch!r}",
-            "use a batch size of at most the number of records",
-        )
-        check.require(
-            (epochs is None) != (steps is None),
-            "either epochs or steps",
-            f"epochs={epochs!r} and steps={steps!r}",
-            "give exactly one of them",
-        )
+        remedy = "use a batch size of at most the number of records"
+        check.require(batch <= records, f"batch <= records={records}", f"batch={batch!r}", remedy)
+        expected = "either epochs or steps"
+        remedy = "give exactly one of them"
+        check.require((epochs is None) != (steps is None), expected, f"epochs={epochs!r} and steps={steps!r}", remedy)
         per_epoch = math.ceil(records / batch)
         if epochs is not None:
             check.count("give the number of epochs", epochs=epochs)
@@ -88,30 +81,20 @@ class Horizon:
     def size(self) -> Size:
         """The numbers of records and batch size; refused for a horizon that was built from a rate."""
         if self.records is None or self.batch is None:
-            check.refuse(
-                "a public number of records and a batch size",
-                "only a rate",
-                "use discreet.Horizon.of(records=, batch=)",
-            )
+            remedy = "use discreet.Horizon.of(records=, batch=)"
+            check.refuse("a public number of records and a batch size", "only a rate", remedy)
         return Size(self.records, self.batch)
 
     def check_at_most(self, size: int) -> None:
         """Refuse a dataset with more than the public number of records, without saying how many it has."""
-        check.require(
-            size <= self.size.records,
-            "no more records than the plan's public upper bound",
-            "a larger dataset",
-            "build the plan with a larger `records`",
-        )
+        expected = "no more records than the plan's public upper bound"
+        remedy = "build the plan with a larger `records`"
+        check.require(size <= self.size.records, expected, "a larger dataset", remedy)
 
     def check_exactly(self, size: int) -> None:
         """Refuse any other number of records; for the replace-one relation, under which the number is public."""
-        check.require(
-            size == self.size.records,
-            f"exactly records={self.size.records} records",
-            size,
-            "pass the dataset's size as `records`: under replace-one it is public",
-        )
+        remedy = "pass the dataset's size as `records`: under replace-one it is public"
+        check.require(size == self.size.records, f"exactly records={self.size.records} records", size, remedy)
 
 
 class Sampling(Protocol):
@@ -263,8 +246,5 @@ class OwnLoader(Sampling):
         return events.Unamplified(release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
-        check.refuse(
-            "a plan that samples from a dataset",
-            "a plan with sampling=discreet.OwnLoader()",
-            "iterate private.over(loader) and call private.step",
-        )
+        remedy = "iterate private.over(loader) and call private.step"
+        check.refuse("a plan that samples from a dataset", "a plan with sampling=discreet.OwnLoader()", remedy)

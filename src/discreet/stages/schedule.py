@@ -69,12 +69,9 @@ class Table:
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
         index = self.period.before(step, steps_per_epoch)
-        check.require(
-            index < len(self.factors),
-            f"a table of more than {index} entries",
-            f"{len(self.factors)} entries",
-            f"give one factor for every {self.period.value} of the run",
-        )
+        expected = f"a table of more than {index} entries"
+        remedy = f"give one factor for every {self.period.value} of the run"
+        check.require(index < len(self.factors), expected, f"{len(self.factors)} entries", remedy)
         return self.factors[index]
 
     def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:

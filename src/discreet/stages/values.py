@@ -35,12 +35,9 @@ class BoundedSum:
     value: Tensor
 
     def __init__(self, value: Tensor, sensitivity: float, *, key: object) -> None:
-        check.require(
-            key is _AGGREGATION,
-            "a BoundedSum from aggregation, which proves the bound",
-            "a BoundedSum built elsewhere",
-            "sum the records with Aggregation",
-        )
+        expected = "a BoundedSum from aggregation, which proves the bound"
+        remedy = "sum the records with Aggregation"
+        check.require(key is _AGGREGATION, expected, "a BoundedSum built elsewhere", remedy)
         check.positive("pass the sensitivity that the bounder proves", sensitivity=sensitivity)
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "sensitivity", sensitivity)
@@ -114,8 +111,5 @@ class PrivateState:
         return "PrivateState(<hidden>)"
 
     def __reduce__(self) -> str:
-        check.refuse(
-            "private state to stay in memory",
-            "a copy or pickle of a PrivateState",
-            "do not copy or pickle objects that hold it",
-        )
+        remedy = "do not copy or pickle objects that hold it"
+        check.refuse("private state to stay in memory", "a copy or pickle of a PrivateState", remedy)
