@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from deltas import delta_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.accounting.accountants import Certificate, certify, delta_at, pld_epsilon, rdp_epsilon
+from discreet.accounting.accountants import Certificate, certify, pld_epsilon, rdp_epsilon
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import (
     BallsInBinsEpoch,

@@ -70,15 +70,6 @@ def epsilon(run: ClippedFeedback, *, delta: float, grid: float | None = None) ->
     return min(bounds, key=lambda bound: bound.value)
 
 
-def delta(run: ClippedFeedback, *, epsilon: float, grid: float | None = None) -> Bound:
-    """The smallest certified delta at `epsilon`."""
-    bounds = [Bound(bound(run, epsilon=epsilon), name) for name, bound in BOUNDS.items()]
-    if _mixture_may_win(run, epsilon):
-        sides = _composed(run, grid or _grid(epsilon))
-        bounds.append(Bound(max((side.delta(epsilon) for side in sides), default=1.0), "mixture"))
-    return min(bounds, key=lambda bound: bound.value)
-
-
 def bound_epsilon(bound: Callable[..., float], run: ClippedFeedback, *, delta: float) -> float:
     """The epsilon of one of the `BOUNDS` at `delta`."""
     return least(lambda epsilon: bound(run, epsilon=epsilon) <= delta, tolerance=1e-10, limit=1e9)

@@ -114,19 +114,6 @@ def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Boun
     return min(bounds, key=lambda bound: bound.value)
 
 
-def delta(run: BoundedRun, *, epsilon: float, grid: float | None = None) -> Bound:
-    """The smallest certified delta of the run at `epsilon`, by loss distributions."""
-    grid = grid or _grid(run, run.step.noise, epsilon)
-    composed = max(ComposedLoss(parts).delta(epsilon) for parts in _whole(run, grid))
-    bounds = [Bound(value=composed, name="composition, PLD")]
-    for m, beta in {pair for at in (1e-3, 1e-6, 1e-9) for pair in _by_rdp(run, at)[1]}:
-        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
-        sides = _absorbing(run, m, beta, coarser)
-        value = 1.0 if sides is None else max(ComposedLoss(parts).delta(epsilon) for parts in sides)
-        bounds.append(Bound(value=value, name="last iterate, PLD"))
-    return min(bounds, key=lambda bound: bound.value)
-
-
 def _grid(run: BoundedRun, noise: float, about: float) -> float:
     """A grid on which epsilon moves by less than 0.5 % when it is halved, if a step and epsilon fit on it."""
     longest = max(run.step.highest(noise), about if math.isfinite(about) else 0.0)

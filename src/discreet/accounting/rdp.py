@@ -165,10 +165,3 @@ def epsilon(rdp: Floats, delta: float, orders: Orders = ORDERS) -> float:
     a = np.array(orders)
     values = rdp + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
     return max(0.0, float(np.min(values)))
-
-
-def delta(rdp: Floats, epsilon: float, orders: Orders = ORDERS) -> float:
-    """min over a of e^((a-1)(r(a) - epsilon)) (1 - 1/a)^(a-1) / a, at most 1 [Canonne et al. 2020]."""
-    a = np.array(orders)
-    logs = (a - 1) * (rdp - epsilon + np.log1p(-1 / a)) - np.log(a)
-    return min(1.0, math.exp(min(0.0, float(np.min(logs)))))

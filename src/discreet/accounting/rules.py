@@ -18,19 +18,6 @@ from discreet.core.relation import Neighbouring
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """Bounds for a run that is one event: (epsilon, name of the bound) at a delta, and delta at an epsilon.
-
-    composed  whether they include composition of its steps, which is then not computed again
-    """
-
-    epsilon: Callable[[Any, Neighbouring, float], tuple[float, str]]
-    delta: Callable[[Any, Neighbouring, float], float]
-    composed: bool = False
-
-
-@final
 @dataclass(frozen=True)
 class Rule:
     """The proven bounds of one kind of event.
@@ -38,7 +25,8 @@ class Rule:
     relations  where the proof holds; other relations are refused
     mu         the distance of the Gaussian release that the event is; None: it is not Gaussian
     pld, rdp   dominating loss distributions (with counts) and Rényi divergence of one occurrence
-    whole      bounds for a run that consists of this event only
+    whole      (epsilon, name of the bound) at a delta for a run that consists of this event only
+    composed   whether `whole` includes composition of its steps, which is then not computed again
     assumes    what must hold outside of the mathematics, in words
     """
 
@@ -46,7 +34,8 @@ class Rule:
     mu: Callable[[Any, Neighbouring], float | None] | None = None
     pld: Callable[[Any, Neighbouring, Resolution], Parts] | None = None
     rdp: Callable[[Any, Neighbouring, Orders], Floats] | None = None
-    whole: Whole | None = None
+    whole: Callable[[Any, Neighbouring, float], tuple[float, str]] | None = None
+    composed: bool = False
     assumes: tuple[str, ...] = ()
 
 
@@ -90,7 +79,8 @@ RULES: dict[type[events.Event], Rule] = {
         _ADD_REMOVE,
         whole_runs.feedback_mu,
         whole_runs.feedback_pld,
-        whole=Whole(epsilon=whole_runs.feedback_epsilon, delta=whole_runs.feedback_delta, composed=True),
+        whole=whole_runs.feedback_epsilon,
+        composed=True,
         assumes=(
             _POISSON,
             "the accumulated error starts at zero and is never released",
@@ -102,7 +92,7 @@ RULES: dict[type[events.Event], Rule] = {
         whole_runs.last_iterate_mu,
         whole_runs.last_iterate_pld,
         whole_runs.last_iterate_rdp,
-        whole=Whole(epsilon=whole_runs.last_iterate_epsilon, delta=whole_runs.last_iterate_delta),
+        whole=whole_runs.last_iterate_epsilon,
         assumes=(
             "only the last iterate is seen",
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",

@@ -28,10 +28,6 @@ def feedback_epsilon(event: ClippedFeedback, relation: Neighbouring, delta: floa
     return bound.value, f"error feedback, {bound.name}"
 
 
-def feedback_delta(event: ClippedFeedback, relation: Neighbouring, epsilon: float) -> float:
-    return feedback.delta(event, epsilon=epsilon).value
-
-
 def last_iterate_mu(event: LastIterateRun, relation: Neighbouring) -> float | None:
     """With full batches the run is one Gaussian: sqrt(m)/z + shift sqrt(E(m, c)) at the best m."""
     if _noise(event) == 0:
@@ -54,12 +50,8 @@ def last_iterate_rdp(event: LastIterateRun, relation: Neighbouring, orders: Orde
 
 
 def last_iterate_epsilon(event: LastIterateRun, relation: Neighbouring, delta: float) -> tuple[float, str]:
-    bound = last_iterate.epsilon(_last_iterate_run(event, relation), delta=delta)
+    bound = last_iterate.epsilon(last_iterate_run(event, relation), delta=delta)
     return bound.value, bound.name
-
-
-def last_iterate_delta(event: LastIterateRun, relation: Neighbouring, epsilon: float) -> float:
-    return last_iterate.delta(_last_iterate_run(event, relation), epsilon=epsilon).value
 
 
 def _noise(event: LastIterateRun) -> float:
@@ -87,7 +79,8 @@ def _step_rdp(event: LastIterateRun, noise: float, relation: Neighbouring, order
     return bound(_step(event, noise, relation), relation, orders)
 
 
-def _last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.BoundedRun:
+def last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.BoundedRun:
+    """The run as `last_iterate` takes it."""
     step = last_iterate.StepBound(
         noise=_noise(event) / units(relation),
         pld=lambda noise, grid: _step_pld(event, noise, relation, Resolution(grid)),
