@@ -61,9 +61,8 @@ class Horizon:
         check.positive("give the expected number of records in a step", batch=batch)
         remedy = "use a batch size of at most the number of records"
         check.require(batch <= records, f"batch <= records={records}", f"batch={batch!r}", remedy)
-        expected = "either epochs or steps"
-        remedy = "give exactly one of them"
-        check.require((epochs is None) != (steps is None), expected, f"epochs={epochs!r} and steps={steps!r}", remedy)
+        both = f"epochs={epochs!r} and steps={steps!r}"
+        check.require((epochs is None) != (steps is None), "either epochs or steps", both, "give exactly one of them")
         per_epoch = math.ceil(records / batch)
         if epochs is not None:
             check.count("give the number of epochs", epochs=epochs)
@@ -198,12 +197,10 @@ class BallsInBins(Sampling):
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         per_epoch = horizon.steps_per_epoch
-        check.require(
-            start % per_epoch == 0 or start >= horizon.steps,
-            "to start at the first step of an epoch",
-            f"step {start} with {per_epoch} steps per epoch",
-            "resume at the next epoch: drawing this one again could use a record twice",
-        )
+        if start % per_epoch and start < horizon.steps:
+            remedy = "resume at the next epoch: drawing this one again could use a record twice"
+            got = f"step {start} with {per_epoch} steps per epoch"
+            check.refuse("to start at the first step of an epoch", got, remedy)
         for step in range(start, horizon.steps):
             if step % per_epoch == 0:
                 bins = stream.integers(size, below=per_epoch)
@@ -218,9 +215,8 @@ class FullBatch(Sampling):
     relations: ClassVar[tuple[Neighbouring, ...]] = tuple(Neighbouring)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
-        check.require(
-            horizon.rate == 1.0, "rate 1 for full batches", f"rate={horizon.rate}", "set batch equal to records"
-        )
+        remedy = "set batch equal to records"
+        check.require(horizon.rate == 1.0, "rate 1 for full batches", f"rate={horizon.rate}", remedy)
         event: events.Event = release
         return event
 

@@ -67,13 +67,12 @@ class Released:
 
         `value` may hold all coordinates or the active ones only.
         """
-        if mask is None:
-            return Released(value.div_(batch), layout)
-        from discreet.engine.active import Active
+        if mask is not None:
+            from discreet.engine.active import Active
 
-        index = Active.of(mask, layout, value.device).whole
-        active = value if len(value) == len(index) else value.index_select(0, index)
-        return Released(active.div_(batch), layout, mask)
+            index = Active.of(mask, layout, value.device).whole
+            value = value if len(value) == len(index) else value.index_select(0, index)
+        return Released(value.div_(batch), layout, mask)
 
     @property
     def value(self) -> Tensor:
