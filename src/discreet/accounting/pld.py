@@ -56,14 +56,10 @@ class Pld:
     without_with: Pmf
 
     @classmethod
-    def symmetric(cls, pmf: Pmf) -> Pld:
-        """A pair whose two directions have the same loss distribution."""
-        return cls(pmf, pmf)
-
-    @classmethod
     def unbounded(cls, grid: float) -> Pld:
         """No bound: every loss is infinite."""
-        return cls.symmetric(Pmf(grid, 0, np.zeros(1), 1.0))
+        nothing = Pmf(grid, 0, np.zeros(1), 1.0)
+        return cls(nothing, nothing)
 
 
 Parts = list[tuple[Pld, int]]
@@ -208,7 +204,7 @@ def sampled_gaussian(rate: float, noise: float, grid: float, log_tail: float) ->
     mixed, plain = LossLine((1 - rate, rate), (0.0, 1.0), noise), LossLine((1.0,), (0.0,), noise)
     upper = discretise(mixed, plain, threshold, grid, lowest, highest)
     if rate == 1:
-        return Pld.symmetric(upper)
+        return Pld(upper, upper)
     mirrored = LossLine((1 - rate, rate), (0.0, -1.0), noise)
     return Pld(upper, discretise(plain, mirrored, reflected, grid, -highest, -lowest))
 
@@ -245,4 +241,5 @@ def without_replacement(rate: float, noise: float, grid: float, log_tail: float)
     negative, positive = below.mass[: max(0, -below.first)], above.mass[max(0, 1 - above.first) :]
     middle = 1.0 - math.fsum(negative) - math.fsum(positive) - above.infinite
     mass = np.concatenate([negative, [max(0.0, middle)], positive])
-    return Pld.symmetric(Pmf(grid, min(0, below.first), mass, above.infinite))
+    both = Pmf(grid, min(0, below.first), mass, above.infinite)
+    return Pld(both, both)

@@ -104,9 +104,7 @@ def pld_from_profiles(*, removed: Floats, added: Floats, grid: float) -> Pld:
     trivial part 1 - e^epsilon, which does not affect second differences, so nothing cancels.
     """
     forward = _pmf(removed, added, grid)
-    if removed is added:
-        return Pld.symmetric(forward)
-    return Pld(forward, _pmf(added, removed, grid))
+    return Pld(forward, forward if removed is added else _pmf(added, removed, grid))
 
 
 def _pmf(above: Floats, dual: Floats, grid: float) -> Pmf:

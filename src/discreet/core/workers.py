@@ -45,9 +45,7 @@ class JobFailed(RuntimeError):
 
 def cores() -> int:
     """The number of processors that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def worker_count(jobs: int, workers: int | None = None) -> int:
@@ -176,7 +174,9 @@ class _Worker:
                 listener.news(self.job, answer["news"])
             else:
                 job, self.job = self.job, None
-                listener.ended(job, answer.get("result"), _failure(answer))
+                failure = answer.get("failure")  # the error of the job, as its worker wrote it
+                error = None if failure is None else (check.Refused if answer["refused"] else JobFailed)(failure)
+                listener.ended(job, answer.get("result"), error)
         return True
 
     def stop(self, saves: bool) -> None:
@@ -191,13 +191,6 @@ class _Worker:
             pass  # what it says while it stops would fill the pipe
         self._process.wait()
         self._output.close()
-
-
-def _failure(answer: dict[str, Any]) -> Exception | None:
-    """The error of a job, from the line that its worker wrote."""
-    if "failure" not in answer:
-        return None
-    return check.Refused(answer["failure"]) if answer["refused"] else JobFailed(answer["failure"])
 
 
 def main() -> None:
