@@ -206,8 +206,8 @@ def test_samplers_are_refused_under_the_wrong_relation(event: Event, relation: N
 
 
 def test_an_unknown_event_is_refused() -> None:
-    class Guess(Event):
-        kind = "guess"
+    class Guess(Event, kind="guess"):
+        pass
 
     with pytest.raises(Refused, match="proven bound"):
         certify(Charge.of(Guess()), delta=1e-5, relation=ADD_REMOVE)

@@ -1,6 +1,7 @@
 """The noise multiplier, number of steps or batch size that a budget allows.
 
-Every result was certified itself, so its epsilon is at most the budget.
+Every result was certified itself, so its epsilon is at most the budget. More noise must not cost more; more steps or a
+larger batch must not cost less.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ def calibrate_noise(
     charge_of_noise: Callable[[float], Charge], *, epsilon: float, delta: float, relation: Neighbouring
 ) -> float:
     """Return the smallest noise whose certified epsilon is within the budget; at most 0.5 % of it stays unused.
-
-    More noise must not cost more.
 
     >>> from discreet.accounting.events import Gaussian
     >>> noise = calibrate_noise(
@@ -66,10 +65,7 @@ def _least_noise(spent: Callable[[float], float], epsilon: float) -> float:
 def calibrate_steps(
     charge_of_steps: Callable[[int], Charge], *, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """Return the largest number of steps whose certified epsilon is within the budget; 0 if there is none.
-
-    More steps must not cost less.
-    """
+    """Return the largest number of steps whose certified epsilon is within the budget; 0 if there is none."""
     fits = _within(charge_of_steps, epsilon, delta, relation)
     most = 1
     while fits(most):
@@ -82,10 +78,7 @@ def calibrate_steps(
 def calibrate_batch(
     charge_of_batch: Callable[[int], Charge], *, largest: int, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """Return the largest batch up to `largest` whose certified epsilon is within the budget.
-
-    A larger batch must not cost less.
-    """
+    """Return the largest batch up to `largest` whose certified epsilon is within the budget."""
     fits = _within(charge_of_batch, epsilon, delta, relation)
     check.count("the largest batch to consider, at most the public number of records", largest=largest)
     if fits(largest):

@@ -27,9 +27,12 @@ _ABOUT_RATE = "the rate is a probability; for batch 256 of 50000 records use 256
 
 @dataclass(frozen=True)
 class Event:
-    """One access to the data. Equal events cost the same."""
+    """One access to the data. Equal events cost the same. `kind` is its name in JSON."""
 
     kind: ClassVar[str] = "event"
+
+    def __init_subclass__(cls, kind: str) -> None:
+        cls.kind = kind
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, with the kind of the event."""
@@ -58,11 +61,10 @@ def _nested(value: Any, allowed: UnionType | type[Event], owner: str) -> None:
 
 @final
 @dataclass(frozen=True)
-class Gaussian(Event):
+class Gaussian(Event, kind="gaussian"):
     """One sum of records, each of norm <= clip, released with noise N(0, (noise * clip)^2 I)."""
 
     noise: float
-    kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
         check.not_negative(_ABOUT_NOISE, noise=self.noise)
@@ -75,7 +77,7 @@ class Gaussian(Event):
 
 @final
 @dataclass(frozen=True)
-class CountQuery(Event):
+class CountQuery(Event, kind="count-query"):
     """The count of adaptive quantile clipping: every record adds -1/2 or +1/2; noise N(0, sigma^2).
 
     The add/remove sensitivity is 1/2, so the noise multiplier is sigma / (1/2).
@@ -85,7 +87,6 @@ class CountQuery(Event):
     """
 
     sigma: float
-    kind: ClassVar[str] = "count-query"
 
     def __post_init__(self) -> None:
         check.not_negative("sigma is the standard deviation of the noise on the count", sigma=self.sigma)
@@ -97,7 +98,7 @@ class CountQuery(Event):
 
 @final
 @dataclass(frozen=True)
-class SelectionQuery(Event):
+class SelectionQuery(Event, kind="selection-query"):
     """A noisy test on private data, which accepts or rejects an update: a statistic plus N(0, sigma^2).
 
     `sensitivity` bounds its change when one record is added or removed; replacing a record changes it by twice as much.
@@ -105,7 +106,6 @@ class SelectionQuery(Event):
 
     sigma: float
     sensitivity: float
-    kind: ClassVar[str] = "selection-query"
 
     def __post_init__(self) -> None:
         check.not_negative("sigma is the standard deviation of the noise on the test", sigma=self.sigma)
@@ -121,7 +121,7 @@ Query = Gaussian | CountQuery | SelectionQuery
 
 @final
 @dataclass(frozen=True)
-class Queries(Event):
+class Queries(Event, kind="queries"):
     """Several queries on ONE sample, equivalent to one Gaussian with z = (sum_i z_i^-2)^(-1/2).
 
     >>> round(Queries((Gaussian(1.2), Gaussian(4.0))).whitened.noise, 6)
@@ -129,7 +129,6 @@ class Queries(Event):
     """
 
     queries: tuple[Query, ...]
-    kind: ClassVar[str] = "queries"
 
     def __post_init__(self) -> None:
         remedy = "give the tuple of queries that saw the same sample"
@@ -150,7 +149,7 @@ class Queries(Event):
 
 @final
 @dataclass(frozen=True)
-class ProjectedGaussian(Event):
+class ProjectedGaussian(Event, kind="projected-gaussian"):
     """y_l = A_l^T S_l / sqrt(p_l) + N(0, (noise * clip)^2 I), A_l dense, iid N(0, 1), fresh and public.
 
     `dims` are the widths p_l of the projection of each layer. Orthonormal projections are plain `Gaussian`.
@@ -158,7 +157,6 @@ class ProjectedGaussian(Event):
 
     noise: float
     dims: tuple[int, ...]
-    kind: ClassVar[str] = "projected-gaussian"
 
     def __post_init__(self) -> None:
         check.not_negative(_ABOUT_NOISE, noise=self.noise)
@@ -175,12 +173,11 @@ Release = Whitenable | ProjectedGaussian
 
 @final
 @dataclass(frozen=True)
-class PoissonSampled(Event):
+class PoissonSampled(Event, kind="poisson-sampled"):
     """`event` on a sample that contains each record independently with probability `rate`."""
 
     rate: float
     event: Release
-    kind: ClassVar[str] = "poisson-sampled"
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
@@ -189,7 +186,7 @@ class PoissonSampled(Event):
 
 @final
 @dataclass(frozen=True)
-class TruncatedPoissonSampled(Event):
+class TruncatedPoissonSampled(Event, kind="truncated-poisson"):
     """`event` on a Poisson sample, of which at most `cap` records, chosen uniformly, are kept.
 
     `records` is a PUBLIC upper bound on the number of records.
@@ -199,7 +196,6 @@ class TruncatedPoissonSampled(Event):
     cap: int
     records: int
     event: Whitenable
-    kind: ClassVar[str] = "truncated-poisson"
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
@@ -209,13 +205,12 @@ class TruncatedPoissonSampled(Event):
 
 @final
 @dataclass(frozen=True)
-class WithoutReplacement(Event):
+class WithoutReplacement(Event, kind="without-replacement"):
     """`event` on `batch` of exactly `records` records, drawn uniformly without replacement. Replace-one only."""
 
     records: int
     batch: int
     event: Whitenable
-    kind: ClassVar[str] = "without-replacement"
 
     def __post_init__(self) -> None:
         remedy = "a sample without replacement takes batch <= records"
@@ -226,12 +221,11 @@ class WithoutReplacement(Event):
 
 @final
 @dataclass(frozen=True)
-class BallsInBinsEpoch(Event):
+class BallsInBinsEpoch(Event, kind="balls-in-bins"):
     """A whole run: in each of `epochs` epochs every record joins one step, chosen uniformly and independently."""
 
     epochs: int
     event: Whitenable
-    kind: ClassVar[str] = "balls-in-bins"
 
     def __post_init__(self) -> None:
         check.count("count the passes over the data", epochs=self.epochs)
@@ -240,11 +234,10 @@ class BallsInBinsEpoch(Event):
 
 @final
 @dataclass(frozen=True)
-class Unamplified(Event):
+class Unamplified(Event, kind="unamplified"):
     """One step on a batch from an unknown loader: `event`, without amplification by sampling."""
 
     event: Whitenable
-    kind: ClassVar[str] = "unamplified"
 
     def __post_init__(self) -> None:
         _nested(self.event, Whitenable, "Unamplified")
@@ -252,7 +245,7 @@ class Unamplified(Event):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ClippedFeedback(Event):
+class ClippedFeedback(Event, kind="clipped-feedback"):
     """A whole run with clipped error feedback: v_t = clip(e_t, feedback_clip) + mean clip(g, clip) + noise.
 
     The mean divides by the public `batch`, and the noise has standard deviation `noise_std_on_mean`. The error e_{t+1}
@@ -266,7 +259,6 @@ class ClippedFeedback(Event):
     feedback_clip: float
     noise_std_on_mean: float
     preclip: float | None = None
-    kind: ClassVar[str] = "clipped-feedback"
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
@@ -280,7 +272,7 @@ class ClippedFeedback(Event):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LastIterateRun(Event):
+class LastIterateRun(Event, kind="last-iterate-run"):
     """A whole run of updates x <- project(x - learning_rate * (sum/batch + noise)) that publishes only the last x.
 
     step       one step with its sampling; its noise is relative to the clip on the sum
@@ -296,7 +288,6 @@ class LastIterateRun(Event):
     learning_rate: float
     diameter: float
     expansion: float
-    kind: ClassVar[str] = "last-iterate-run"
 
     def __post_init__(self) -> None:
         _nested(self.step, Gaussian | TruncatedPoissonSampled | WithoutReplacement, "LastIterateRun")
@@ -311,18 +302,14 @@ class LastIterateRun(Event):
 
 @final
 @dataclass(frozen=True)
-class Free(Event):
+class Free(Event, kind="free"):
     """Post-processing of earlier releases; costs nothing."""
-
-    kind: ClassVar[str] = "free"
 
 
 @final
 @dataclass(frozen=True)
-class NonPrivate(Event):
+class NonPrivate(Event, kind="non-private"):
     """An access for which no bound is proven: epsilon is infinite."""
-
-    kind: ClassVar[str] = "non-private"
 
 
 _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement, BallsInBinsEpoch, Unamplified)

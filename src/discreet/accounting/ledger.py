@@ -197,16 +197,13 @@ class Ledger:
 
     @property
     def digest(self) -> str:
-        """The digest of the last line."""
         return self._digest
 
     @property
     def length(self) -> int:
-        """The number of charges."""
         return len(self._entries)
 
     def charge(self) -> Charge:
-        """The sum of all charges so far."""
         return chain.charge_of(self.header, self._counts.items(), self._said)
 
     def close(self) -> None:

@@ -53,11 +53,9 @@ class LedgerRecord:
 
     @property
     def length(self) -> int:
-        """The number of charges."""
         return len(self.entries)
 
     def charge(self) -> Charge:
-        """The sum of all charges."""
         said = {text for entry in self.entries for text in randomness_of(entry.note)}
         return charge_of(self.header, [(entry.event, 1) for entry in self.entries], said)
 

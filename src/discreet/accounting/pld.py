@@ -38,12 +38,10 @@ class Pmf:
 
     @property
     def last(self) -> int:
-        """The index of the highest finite loss."""
         return self.first + len(self.mass) - 1
 
     @property
     def losses(self) -> Floats:
-        """The finite losses."""
         return self.grid * np.arange(self.first, self.last + 1, dtype=np.float64)
 
 
@@ -108,7 +106,6 @@ class LossLine:
         return self._sum(lambda scaled: special.ndtr(-scaled), x)
 
     def below(self, x: Floats) -> Floats:
-        """The mass below x."""
         return self._sum(special.ndtr, x)
 
     def between(self, x: Floats) -> Floats:
@@ -216,7 +213,6 @@ def _loss(x: float, rate: float, noise: float) -> float:
 
 
 def highest_loss(rate: float, noise: float, log_tail: float) -> float:
-    """The highest finite loss of a sampled Gaussian."""
     return _loss(1 + noise * reach(log_tail), rate, noise)
 
 

@@ -182,7 +182,6 @@ class ComposedLoss:
         return total
 
     def _variance(self, tilt: float) -> float:
-        """Variance of the tilted sum."""
         variance, fading = 0.0, self._fading(tilt)
         for part, count in self._parts:
             mass = part.mass * self._factors(fading, tilt, part)[0]

@@ -23,17 +23,14 @@ class Damaged(Refused):
 
 
 def refuse(expected: str, got: object, remedy: str) -> NoReturn:
-    """Raise `Refused`."""
     raise Refused(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
 
 
 def damaged(expected: str, got: object, remedy: str) -> NoReturn:
-    """Raise `Damaged`."""
     raise Damaged(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
 
 
 def require(condition: bool, expected: str, got: object, remedy: str) -> None:
-    """Refuse unless `condition` holds."""
     if not condition:
         refuse(expected, got, remedy)
 

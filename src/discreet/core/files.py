@@ -37,7 +37,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
-    """Replace a JSON file, as `replace_file` does."""
     write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 

@@ -117,7 +117,6 @@ class Plan(Pipeline):
         return min(charges * (self.horizon.steps_per_epoch if by_epoch else 1), steps)
 
     def noise_at(self, step: int) -> float:
-        """The noise multiplier of `step`."""
         return self.noise * self.schedule.factor(step, self.horizon.steps_per_epoch)
 
     def _bill(self, release: OneRelease, stop: int) -> Bill:
