@@ -270,9 +270,8 @@ def _divergence(rate: float, noise: float, p: float, order: float) -> float:
         return _between(rate, noise, p, order)
     else:
         log_excess = _real(rate, noise, p, order)
-    return (
-        float(np.logaddexp(0.0, log_excess)) / (order - 1) if log_excess > -30 else math.exp(log_excess) / (order - 1)
-    )
+    log_moment = float(np.logaddexp(0.0, log_excess)) if log_excess > -30 else math.exp(log_excess)
+    return log_moment / (order - 1)
 
 
 def _between(rate: float, noise: float, p: float, order: float) -> float:

@@ -25,29 +25,29 @@ class Rule:
     relations  where the proof holds; other relations are refused
     mu         the distance of the Gaussian release that the event is; None: it is not Gaussian
     pld, rdp   dominating loss distributions (with counts) and Rényi divergence of one occurrence
+    assumes    what must hold outside of the mathematics, in words
     whole      (epsilon, name of the bound) at a delta for a run that consists of this event only
     composed   whether `whole` includes composition of its steps, which is then not computed again
-    assumes    what must hold outside of the mathematics, in words
     """
 
     relations: frozenset[Neighbouring]
     mu: Callable[[Any, Neighbouring], float | None] | None = None
     pld: Callable[[Any, Neighbouring, Resolution], Parts] | None = None
     rdp: Callable[[Any, Neighbouring, Orders], Floats] | None = None
+    assumes: tuple[str, ...] = ()
     whole: Callable[[Any, Neighbouring, float], tuple[float, str]] | None = None
     composed: bool = False
-    assumes: tuple[str, ...] = ()
 
 
 _ADD_REMOVE = frozenset({Neighbouring.ADD_REMOVE})
 _REPLACE_ONE = frozenset({Neighbouring.REPLACE_ONE})
 _BOTH = _ADD_REMOVE | _REPLACE_ONE
 
-_FRESH_MATRIX = "the projection is drawn afresh for each step, after the data is fixed and independent of it"
-_POISSON = "each record is sampled independently with the stated rate, and the sample itself stays hidden"
-_AT_MOST = "the data never holds more records than the stated public bound"
-_UNIFORM = "every batch is a uniform subset of the stated size, and stays hidden"
-_ONE_BIN = "in every epoch each record joins one step, chosen independently of the other records"
+_FRESH = ("the projection is drawn afresh for each step, after the data is fixed and independent of it",)
+_POISSON = ("each record is sampled independently with the stated rate, and the sample itself stays hidden",)
+_AT_MOST = ("the data never holds more records than the stated public bound",)
+_SUBSET = ("every batch is a uniform subset of the stated size, and stays hidden",)
+_ONE_BIN = ("in every epoch each record joins one step, chosen independently of the other records",)
 _LOADER = (
     "the loader walks over the records in an order that is secret or does not depend on them, in batches of one size",
     "no batch holds a record twice",
@@ -61,19 +61,15 @@ RULES: dict[type[events.Event], Rule] = {
     events.CountQuery: _GAUSSIAN,
     events.SelectionQuery: _GAUSSIAN,
     events.Queries: _GAUSSIAN,
-    events.ProjectedGaussian: Rule(
-        _BOTH, sampled.noiseless_mu, sampled.poisson_pld, sampled.poisson_rdp, assumes=(_FRESH_MATRIX,)
-    ),
-    events.PoissonSampled: Rule(
-        _ADD_REMOVE, sampled.poisson_mu, sampled.poisson_pld, sampled.poisson_rdp, assumes=(_POISSON,)
-    ),
+    events.ProjectedGaussian: Rule(_BOTH, sampled.noiseless_mu, sampled.poisson_pld, sampled.poisson_rdp, _FRESH),
+    events.PoissonSampled: Rule(_ADD_REMOVE, sampled.poisson_mu, sampled.poisson_pld, sampled.poisson_rdp, _POISSON),
     events.TruncatedPoissonSampled: Rule(
-        _ADD_REMOVE, sampled.noiseless_mu, sampled.truncated_pld, sampled.truncated_rdp, assumes=(_POISSON, _AT_MOST)
+        _ADD_REMOVE, sampled.noiseless_mu, sampled.truncated_pld, sampled.truncated_rdp, (*_POISSON, *_AT_MOST)
     ),
     events.WithoutReplacement: Rule(
-        _REPLACE_ONE, sampled.without_mu, sampled.without_pld, sampled.without_rdp, assumes=(_UNIFORM,)
+        _REPLACE_ONE, sampled.without_mu, sampled.without_pld, sampled.without_rdp, _SUBSET
     ),
-    events.BallsInBinsEpoch: Rule(_BOTH, sampled.balls_mu, assumes=(_ONE_BIN,)),
+    events.BallsInBinsEpoch: Rule(_BOTH, sampled.balls_mu, assumes=_ONE_BIN),
     events.Unamplified: Rule(_BOTH, sampled.loader_mu, assumes=_LOADER),
     events.ClippedFeedback: Rule(
         _ADD_REMOVE,
@@ -82,7 +78,7 @@ RULES: dict[type[events.Event], Rule] = {
         whole=whole_runs.feedback_epsilon,
         composed=True,
         assumes=(
-            _POISSON,
+            *_POISSON,
             "the accumulated error starts at zero and is never released",
             "where there is a pre-clip, it bounds every gradient, and both clips are projections on balls",
         ),

@@ -107,8 +107,11 @@ def _with_processes(
     crew: list[_Worker] = []
     try:
         while True:
-            while waiting and (idle := _idle(crew, call, at_once, threads)) is not None:
-                idle.begin(*waiting.popleft(), listener)
+            idle = [worker for worker in crew if worker.job is None]
+            while waiting and (idle or len(crew) < at_once):
+                if not idle:
+                    crew.append(_Worker(call, threads))
+                (idle.pop(0) if idle else crew[-1]).begin(*waiting.popleft(), listener)
             busy = [worker for worker in crew if worker.job is not None]
             if not busy:
                 return
@@ -124,26 +127,13 @@ def _with_processes(
             worker.dismiss()
 
 
-def _idle(crew: list[_Worker], call: str, at_once: int, threads: int) -> _Worker | None:
-    """A worker without a job, a new one if the limit allows, or None."""
-    idle = next((worker for worker in crew if worker.job is None), None)
-    if idle is None and len(crew) < at_once:
-        crew.append(idle := _Worker(call, threads))
-    return idle
-
-
 @final
 class _Worker:
     """A process that does one job at a time. Terminal signals do not reach it."""
 
     def __init__(self, call: str, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "discreet.core.workers", call, str(threads), *sys.argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        command, pipe = [sys.executable, "-m", "discreet.core.workers", call, str(threads), *sys.argv], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._orders: IO[bytes] = self._process.stdin

@@ -87,10 +87,8 @@ class Table(PerPeriod):
             check.positive("use positive factors only: they multiply the noise", factor=factor)
 
     def at(self, k: int) -> float:
-        expected, remedy = (
-            f"a table of more than {k - 1} entries",
-            f"give one factor for every {self.period} of the run",
-        )
+        expected = f"a table of more than {k - 1} entries"
+        remedy = f"give one factor for every {self.period} of the run"
         check.require(k <= len(self.factors), expected, f"{len(self.factors)} entries", remedy)
         return self.factors[k - 1]
 
