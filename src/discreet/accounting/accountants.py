@@ -10,8 +10,6 @@ and the bounds that a rule proves for a whole run that is one event
 A schedule with more than 200 noise multipliers is rounded down to 200, which costs about 0.2 % of epsilon.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

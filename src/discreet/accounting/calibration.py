@@ -4,8 +4,6 @@ Every result was certified itself, so its epsilon is at most the budget. More no
 larger batch must not cost less.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

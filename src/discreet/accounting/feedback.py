@@ -14,8 +14,6 @@ Four bounds hold under add/remove in both directions; the smallest counts.
 docs/proofs/ClippedFeedback.md.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -13,8 +13,6 @@ beta). c is a Lipschitz constant of the noiseless update for every possible batc
 valid, and so is composition of all T steps. Both directions. Proof: docs/proofs/LastIterateRun.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

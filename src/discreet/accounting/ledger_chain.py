@@ -1,7 +1,5 @@
 """The lines of a ledger: canonical JSON, each with a digest that covers the line before it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

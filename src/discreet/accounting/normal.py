@@ -1,7 +1,5 @@
 """A charge in normal form: all Gaussian releases as one, other events counted; and its rounding."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace

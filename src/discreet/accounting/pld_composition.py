@@ -8,8 +8,6 @@ Mass beyond the right end of the window is charged as infinite loss (Chernoff). 
 right, where it can only raise delta. So the result is an upper bound.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

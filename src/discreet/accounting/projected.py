@@ -11,8 +11,6 @@ ones, means no projection: the plain sampled Gaussian. Proof: docs/proofs/Projec
 `feedback` shares the profile of a sampled Gaussian (`profile`) and its discretisation (`pld_from_profiles`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -3,8 +3,6 @@
 At other orders the binomial series alternates and cancels; quadrature of a positive integrand does not.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -4,8 +4,6 @@ A rule bounds ONE occurrence; `accountants` composes. A new event needs its clas
 docs/proofs, and one row here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final

@@ -3,8 +3,6 @@
 Only this file divides a multiplier by `units(relation)`, the number of clips by which neighbours differ.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Bounds of whole runs: events to the numbers that `feedback` and `last_iterate` take."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

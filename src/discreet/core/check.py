@@ -6,8 +6,6 @@ Traceback (most recent call last):
 discreet.core.check.Refused: Expected clip > 0, got clip=-1. Remedy: the clip bounds each record's norm.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Write whole files atomically, and check before the work that its result can be written."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

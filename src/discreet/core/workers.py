@@ -5,8 +5,6 @@ answers with lines {"news": ...} and, at the end of a job, {"result": ...} or {"
 stops when standard input closes, so no worker outlives its parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Acceptance of updates: keep all of them, or only those that pass a noisy test, which is charged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol, final
 

@@ -1,7 +1,5 @@
 """How large delta may be beside the public number of records."""
 
-from __future__ import annotations
-
 from discreet.core import check
 
 

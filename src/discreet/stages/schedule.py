@@ -1,7 +1,5 @@
 """Noise schedules: a public factor on the noise multiplier for each step."""
 
-from __future__ import annotations
-
 import enum
 import itertools
 import math

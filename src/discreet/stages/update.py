@@ -1,7 +1,5 @@
 """Run the optimizer on a released gradient: on all coordinates, or on the active ones only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
