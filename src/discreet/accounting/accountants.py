@@ -116,10 +116,7 @@ def _tightest(run: NormalForm, delta: float) -> tuple[float, str]:
 
 
 def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: float | None = None) -> float:
-    """Epsilon by loss distributions only, on this grid, or on one that is refined until epsilon settles.
-
-    With `grid`, a schedule is not rounded.
-    """
+    """Epsilon by loss distributions only: on `grid`, without rounding a schedule, or refined until epsilon settles."""
     check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
     if run.lost:

@@ -24,10 +24,8 @@ def calibrate_noise(
     """Return the smallest noise whose certified epsilon is within the budget; at most 0.5 % of it stays unused.
 
     >>> from discreet.accounting.events import Gaussian
-    >>> noise = calibrate_noise(
-    ...     lambda z: Charge.of(Gaussian(z)), epsilon=4.37718, delta=1e-5, relation=Neighbouring.ADD_REMOVE
-    ... )
-    >>> 1.0 <= noise <= 1.01
+    >>> budget = {"epsilon": 4.37718, "delta": 1e-5, "relation": Neighbouring.ADD_REMOVE}
+    >>> 1.0 <= calibrate_noise(lambda z: Charge.of(Gaussian(z)), **budget) <= 1.01
     True
     """
     _check_budget(epsilon, delta)
