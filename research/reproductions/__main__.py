@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli import entry
-from discreet.cli.flags import DataDirFlag, JsonFlag, flag
-from discreet.cli.output import INTERRUPTED, emit
+from discreet.cli.flags import INTERRUPTED, DataDirFlag, JsonFlag, emit, flag
 from discreet.core import check
 from discreet.core.files import check_directory, check_file
 from research.command import typed

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, final
 
+from discreet.cli import flags as shared
 from discreet.cli import recipes
-from discreet.cli.flags import JsonFlag, TaskFlags, flag, given, required_epsilon, required_out
-from discreet.cli.output import FAILED, INTERRUPTED, emit
+from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, TaskFlags, emit, flag
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
@@ -85,14 +85,13 @@ def _settings(task: TaskFlags, flags: CompareFlags) -> CompareSettings:
     from discreet.runs import comparison
 
     epsilon, others = _budgets(flags)
-    settings = given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth"))
+    settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth"))
     data = task.data or "digits"
     if flags.methods is not None:
-        names = [recipes.method_called(name.strip()).name for name in flags.methods.split(",")]
-        settings["rows"] = comparison.candidates(data, names)
+        settings["rows"] = comparison.candidates(data, recipes.methods_called(flags.methods))
     return comparison.CompareSettings(
         **settings,
-        out=required_out(task.out),
+        out=shared.required_out(task.out),
         **task.settings(),
         epsilon=epsilon,
         others=others,
@@ -104,19 +103,18 @@ def _settings(task: TaskFlags, flags: CompareFlags) -> CompareSettings:
 
 def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
     """The budget of the ranking, and the others."""
-    if flags.epsilon is None:
-        check.refuse("--epsilon", "none", "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8")
+    remedy = "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8"
+    parts = shared.required("epsilon", flags.epsilon, remedy).split(",")
     try:
-        budgets = [required_epsilon(float(part)) for part in flags.epsilon.split(",")]
-    except ValueError as error:
-        if isinstance(error, check.Refused):
-            raise
+        budgets = [shared.required_epsilon(float(part)) for part in parts]
+    except check.Refused:
+        raise
+    except ValueError:
         check.refuse("--epsilon to be a list of numbers", repr(flags.epsilon), "e.g. --epsilon 1,3,8")
     main = sorted(budgets)[(len(budgets) - 1) // 2] if flags.main is None else flags.main
     check.require(main in budgets, f"--main to be one of {flags.epsilon}", f"{main:g}", "name one of these budgets")
-    single = len(budgets) == 1
     given = [name for name, value in (("--main", flags.main), ("--other-repeats", flags.other_repeats)) if value]
-    check.require(not (single and given), "several budgets with " + " and ".join(given), "one", "drop the flag")
+    check.require(len(budgets) > 1 or not given, "several budgets with " + " and ".join(given), "one", "drop the flag")
     return main, tuple(budget for index, budget in enumerate(budgets) if index != budgets.index(main))
 
 

@@ -8,16 +8,15 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, final
+from typing import Annotated, NamedTuple, final
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 import discreet
-from discreet.cli.output import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
+from discreet.cli.flags import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
 from discreet.cli.signature import Command, expanded
 from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
@@ -26,8 +25,7 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 
 @final
-@dataclass(frozen=True)
-class ListedCommand:
+class ListedCommand(NamedTuple):
     """A command of `discreet`. Its module is imported only if the command is called.
 
     summary  the first line of the help, which is the docstring of the function `name` in `discreet.cli.<module>`
@@ -38,7 +36,6 @@ class ListedCommand:
     summary: str
 
     def load(self) -> Command:
-        """The function of the command."""
         command: Command = getattr(import_module(f"discreet.cli.{self.module}"), self.name)
         return command
 
@@ -51,40 +48,20 @@ class ListedCommand:
         return command
 
 
-COMMANDS = (
-    ListedCommand(
-        "account",
-        "account",
-        "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
-    ),
-    ListedCommand(
-        "calibrate",
-        "account",
-        "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
-    ),
-    ListedCommand(
-        "plan",
-        "plan",
-        "The noise that a budget needs, by method, sampler and batch size, with time and memory. Nothing is trained.",
-    ),
-    ListedCommand(
-        "train", "train", "Train privately and leave a run directory: model, ledger, metrics and a privacy statement."
-    ),
-    ListedCommand(
-        "resume", "train", "Resume a run after a crash or Ctrl-C; steps that were charged are not run again."
-    ),
-    ListedCommand(
-        "compare",
-        "compare",
-        "Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume.",
-    ),
-    ListedCommand(
-        "audit",
-        "audit",
-        "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
-    ),
-    ListedCommand("methods", "methods", "Every method: its guarantee in words and its own parameters."),
-)
+_SUMMARIES = {
+    "account": "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
+    "calibrate": "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
+    "plan": "The noise that a budget needs, by method, sampler and batch size, with time and memory. "
+    "Nothing is trained.",
+    "train": "Train privately and leave a run directory: model, ledger, metrics and a privacy statement.",
+    "resume": "Resume a run after a crash or Ctrl-C; steps that were charged are not run again.",
+    "compare": "Train every certified method at equal budgets, rank them, and write one page; "
+    "rerun the command to resume.",
+    "audit": "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
+    "methods": "Every method: its guarantee in words and its own parameters.",
+}
+_MODULES = {"calibrate": "account", "resume": "train"}  # others have a module of their own
+COMMANDS = tuple(ListedCommand(name, _MODULES.get(name, name), text) for name, text in _SUMMARIES.items())
 
 
 def _without_validation(option: TyperOption | None) -> TyperOption | None:
@@ -145,9 +122,8 @@ def main(
     except RunStopped as error:
         code, message = _told(error.__cause__)
         _say(f"{message} {error.outcome}")
-        if code == BAD_INPUT:
-            return FILES if isinstance(error.__cause__, OSError) else STOPPED
-        return code
+        spent = FILES if isinstance(error.__cause__, OSError) else STOPPED
+        return spent if code == BAD_INPUT else code
     except Exception as error:
         code, message = _told(error)
         _say(message)

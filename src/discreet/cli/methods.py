@@ -7,8 +7,7 @@ from typing import Any
 import typer
 
 from discreet.cli import recipes
-from discreet.cli.flags import JsonFlag
-from discreet.cli.output import emit
+from discreet.cli.flags import JsonFlag, emit
 
 
 def methods(as_json: JsonFlag = False) -> None:

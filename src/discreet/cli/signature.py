@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 RECIPE_FLAGS = "recipe_flags"
@@ -15,26 +15,24 @@ Command = Callable[..., int | None]
 
 def expanded(command: Command) -> Command:
     """The command with one keyword for each flag, for Typer to read."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    kinds: dict[str, Any] = {name: parameter.annotation for name, parameter in parameters.items()}
     groups = _groups(command)
-    generated = _recipe_flags() if any(_takes_recipes(p.annotation) for p in _parameters(command)) else []
-    parameters = [parameter for group in groups.values() for parameter in group.values()]
+    takers = {name for name, kind in kinds.items() if RECIPE_FLAGS in _fields(kind)}
+    generated = _recipe_flags() if takers else []
 
     def call(**values: Any) -> int | None:
         arguments: dict[str, Any] = {}
-        for parameter in _parameters(command):
-            own = {name: values[name] for name in groups[parameter.name]}
-            kind: Any = parameter.annotation
-            if not _is_group(kind):
-                arguments.update(own)
-                continue
-            if _takes_recipes(kind):
+        for name, kind in kinds.items():
+            own = {flag: values[flag] for flag in groups[name]}
+            if name in takers:
                 own[RECIPE_FLAGS] = {flag.name: values[flag.name] for flag in generated}
-            arguments[parameter.name] = kind(**own)
+            arguments |= {name: kind(**own)} if _fields(kind) else own
         return command(**arguments)
 
-    signature = inspect.Signature(parameters + generated)
     call.__name__, call.__doc__ = command.__name__, command.__doc__
-    vars(call)["__signature__"] = signature
+    own = [parameter for group in groups.values() for parameter in group.values()]
+    vars(call)["__signature__"] = inspect.Signature(own + generated)
     return call
 
 
@@ -44,30 +42,22 @@ def _recipe_flags() -> list[inspect.Parameter]:
     return recipes.flags()
 
 
-def _parameters(command: Command) -> Iterable[inspect.Parameter]:
-    return inspect.signature(command, eval_str=True).parameters.values()
-
-
 def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
     """The flags behind each parameter of the command: itself, or the fields of its dataclass."""
     groups: dict[str, dict[str, inspect.Parameter]] = {}
-    for parameter in _parameters(command):
-        kind = inspect.Parameter.KEYWORD_ONLY
-        if not _is_group(parameter.annotation):
-            groups[parameter.name] = {parameter.name: parameter.replace(kind=kind)}
-            continue
-        hints = get_type_hints(parameter.annotation, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        fields = _fields(parameter.annotation)
+        hints = get_type_hints(parameter.annotation, include_extras=True) if fields else {}
         groups[parameter.name] = {
-            field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
-            for field in dataclasses.fields(parameter.annotation)
-            if field.name != RECIPE_FLAGS
-        }
+            name: inspect.Parameter(name, kind, default=field.default, annotation=hints[name])
+            for name, field in fields.items()
+            if name != RECIPE_FLAGS
+        } or {parameter.name: parameter.replace(kind=kind)}
     return groups
 
 
-def _is_group(annotation: Any) -> bool:
-    return dataclasses.is_dataclass(annotation)
-
-
-def _takes_recipes(annotation: Any) -> bool:
-    return _is_group(annotation) and any(field.name == RECIPE_FLAGS for field in dataclasses.fields(annotation))
+def _fields(annotation: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a dataclass; none for other types."""
+    is_group = dataclasses.is_dataclass(annotation)
+    return {field.name: field for field in dataclasses.fields(annotation)} if is_group else {}

@@ -11,22 +11,9 @@ from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
+from discreet.cli import flags as shared
 from discreet.cli import recipes
-from discreet.cli.flags import (
-    CapFlag,
-    EpsilonFlag,
-    JsonFlag,
-    MethodFlag,
-    NoiseFlag,
-    RelationFlag,
-    SamplingFlag,
-    TaskFlags,
-    ToClaimFlag,
-    flag,
-    given,
-    required_out,
-)
-from discreet.cli.output import INTERRUPTED, emit
+from discreet.cli.flags import INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required_out
 from discreet.core import check
 from discreet.core.files import check_directory
 
@@ -46,14 +33,14 @@ class Optimizer(enum.Enum):
 class TrainFlags:
     """What one run takes besides; a flag that is not given has the default of the data."""
 
-    method: MethodFlag = None
+    method: shared.MethodFlag = None
     accept_uncertified: Annotated[bool, flag("Train with a method for which nothing is proven.")] = False
-    epsilon: EpsilonFlag = None
-    noise: NoiseFlag = None
-    calibrate_to_claim: ToClaimFlag = False
-    relation: RelationFlag = None
-    sampling: SamplingFlag = None
-    cap: CapFlag = None
+    epsilon: shared.EpsilonFlag = None
+    noise: shared.NoiseFlag = None
+    calibrate_to_claim: shared.ToClaimFlag = False
+    relation: shared.RelationFlag = None
+    sampling: shared.SamplingFlag = None
+    cap: shared.CapFlag = None
     optimizer: Annotated[Optimizer | None, flag("Takes the noisy gradient.", "Training")] = None
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
     momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training")] = None
@@ -117,18 +104,15 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
         with terminal.training_bar(quiet=as_json) as listener:
             result = runs.train(settings, on_progress=listener, resume=resuming)
     except KeyboardInterrupt:
-        print(_interrupted(place), file=sys.stderr)
+        from discreet.runs.folder import RunFolder, resume_line
+
+        told = "Stopped before the run began: nothing was charged."
+        if place is not None and RunFolder(place).run.is_file():
+            told = f"Stopped and saved. Resume with: {resume_line(place)}"
+        print(told, file=sys.stderr)
         return INTERRUPTED
     if as_json:
         emit({**result.to_json(), "directory": str(result.directory)})
     else:
         terminal.show(terminal.run_table(result), *(f"Warning: {warning}" for warning in result.spent.warnings))
     return 0
-
-
-def _interrupted(place: Path | None) -> str:
-    from discreet.runs.folder import RunFolder, resume_line
-
-    if place is not None and RunFolder(place).run.is_file():
-        return f"Stopped and saved. Resume with: {resume_line(place)}"
-    return "Stopped before the run began: nothing was charged."
