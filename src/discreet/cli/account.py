@@ -128,11 +128,7 @@ def calibrate(
     _show_plan(method.name, plan, {"noise": plan.noise, **solved}, as_json)
 
 
-# -- flags to a plan ----------------------------------------------------------------------------------------
-
-
 def _not_both(flags: PlanFlags, first: tuple[str, ...], second: tuple[str, ...]) -> None:
-    """Refuse flags that say the same thing twice."""
     one, other = flags.given(*first), flags.given(*second)
     expected, got = f"{' with '.join(first)} or {' with '.join(second)}", " and ".join([*one, *other])
     check.require(not (one and other), expected, got, "they contradict each other: drop one of them")
@@ -146,7 +142,6 @@ def recipe_of(flags: PlanFlags) -> tuple[Method, Recipe]:
 
 
 def _horizon(flags: PlanFlags) -> Horizon:
-    """The public numbers of the run."""
     _not_both(flags, ("--rate",), ("--records", "--batch"))
     _not_both(flags, ("--steps",), ("--epochs",))
     check.require(flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "give either")
@@ -212,18 +207,15 @@ def _factors(text: str) -> tuple[tuple[float, ...], Period | None]:
 
 
 def _bound(recipe: Recipe, flags: PlanFlags, horizon: Horizon) -> Plan:
-    """The plan with the noise that --noise gives."""
     noise, delta = required_noise(flags.noise), required_delta(flags.delta)
     return recipe.bind(noise=noise, horizon=horizon, delta=delta, accept_large_delta=flags.accept_delta)
 
 
 def _calibrated(calibrate: Callable[..., Plan], flags: PlanFlags) -> Plan:
-    """The plan with the least noise for --epsilon."""
     return calibrate(**flags.budget(), horizon=_horizon(flags), accept_large_delta=flags.accept_delta)
 
 
 def _most_steps(recipe: Recipe, flags: PlanFlags) -> Plan:
-    """The plan with the most steps that the budget pays for."""
     given, remedy = flags.given("--steps", "--epochs"), "drop it: the number of steps is the result"
     check.require(not given, "neither --steps nor --epochs with --solve steps", " and ".join(given), remedy)
     once = _horizon(dataclasses.replace(flags, steps=1))
@@ -237,7 +229,6 @@ def _most_steps(recipe: Recipe, flags: PlanFlags) -> Plan:
 
 
 def _largest_batch(recipe: Recipe, flags: PlanFlags) -> Plan:
-    """The plan with the largest batch that the budget pays for."""
     given, remedy = flags.given("--batch", "--rate"), "drop it: the batch is the result; give --records"
     check.require(not given, "neither --batch nor --rate with --solve batch", " and ".join(given), remedy)
     records = flags.records
@@ -250,9 +241,6 @@ def _largest_batch(recipe: Recipe, flags: PlanFlags) -> Plan:
 
     budget = flags.budget()
     return plan(calibrate_batch(lambda size: plan(size).charge(), largest=records, relation=recipe.relation, **budget))
-
-
-# -- answers ------------------------------------------------------------------------------------------------
 
 
 def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as_json: bool) -> None:

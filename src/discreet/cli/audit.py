@@ -62,9 +62,6 @@ def audit(
         return INTERRUPTED
 
 
-# -- the table --------------------------------------------------------------------------------------------------
-
-
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing import rows, truth
     from discreet.report import terminal
@@ -96,9 +93,6 @@ def _in_words(row: AuditRow) -> AuditRow:
     return dataclasses.replace(row, method=label, parameters=MappingProxyType(numbers))
 
 
-# -- one run ----------------------------------------------------------------------------------------------------
-
-
 def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing.planted import CANARIES, audit_training
     from discreet.report import terminal
@@ -127,7 +121,6 @@ def _config(method: str | None, run: Path | None, quick: bool) -> RunConfig:
 
 
 def told(found: RunAudit) -> str:
-    """What canaries showed, in a few lines."""
     certified = "nothing" if math.isinf(found.certified) else f"epsilon {found.certified:.3g}"
     lines = [
         f"{found.method}: {found.canaries} {found.kind.value} canaries in one run of {found.steps} steps",

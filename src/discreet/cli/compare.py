@@ -75,7 +75,6 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
 
 
 def _charges(out: Path) -> int:
-    """The charges of all runs below a directory."""
     from discreet.runs import RunFolder
 
     return sum(RunFolder(ledger.parent).charges() for ledger in out.rglob("ledger.jsonl"))
@@ -102,7 +101,6 @@ def _settings(task: TaskFlags, flags: CompareFlags) -> CompareSettings:
 
 
 def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
-    """The budget of the ranking, and the others."""
     remedy = "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8"
     parts = shared.required("epsilon", flags.epsilon, remedy).split(",")
     try:

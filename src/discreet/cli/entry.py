@@ -91,7 +91,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def build(commands: Sequence[Command]) -> typer.Typer:
-    """The application of these commands, with the flags of every recipe."""
     app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(invoke_without_command=True)(_root)
     for command in commands:

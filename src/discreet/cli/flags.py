@@ -47,7 +47,6 @@ class SamplingName(enum.Enum):
 
 
 def flag(text: str, panel: str | None = None) -> Any:
-    """An option with its help."""
     return typer.Option(help=text, rich_help_panel=panel, show_default=False)
 
 
@@ -116,28 +115,24 @@ def given(flags: Any, *, leave_out: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def required_delta(delta: float | None) -> float:
-    """delta, which the user must give."""
     delta = required("delta", delta, "choose it far below 1/records, e.g. --delta 1e-5")
     check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=delta)
     return delta
 
 
 def required_noise(noise: float | None) -> float:
-    """The noise multiplier, which the user must give here."""
     noise = required("noise", noise, "give the multiplier, e.g. --noise 1.1, or a budget with --epsilon")
     check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=noise)
     return noise
 
 
 def required_epsilon(epsilon: float | None) -> float:
-    """The budget, which the user must give here."""
     epsilon = required("epsilon", epsilon, "give the budget, e.g. --epsilon 3")
     check.positive("the budget that the certificate stays within", epsilon=epsilon)
     return epsilon
 
 
 def required_out(out: Path | None) -> Path:
-    """The directory, which the user must give here."""
     return required("out", out, "name a directory to write, e.g. --out runs/first")
 
 

@@ -63,7 +63,6 @@ class Parameter:
 
     @property
     def about(self) -> str:
-        """Its type and its default, as text."""
         given = "required" if self.default is _REQUIRED else f"default {shown(self.default)}"
         return f"{self.kind.words}, {given}"
 
@@ -114,7 +113,6 @@ def method_called(name: str | None) -> Method:
 
 
 def methods_called(text: str) -> list[str]:
-    """The names of a list a,b,c."""
     return [method_called(name.strip()).name for name in text.split(",")]
 
 
@@ -130,9 +128,6 @@ def arguments(method: Method, given: Given) -> dict[str, Any]:
     missing = [p.flag for p in own.values() if p.default is _REQUIRED and p.key not in texts]
     check.require(not missing, f"{' and '.join(missing)} for {method.name}", "none", "give it: it has no default")
     return {own[key].name: read(own[key], text) for key, text in texts.items()}
-
-
-# -- text to values -----------------------------------------------------------------------------------------
 
 
 @final

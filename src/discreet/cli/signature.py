@@ -58,6 +58,5 @@ def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
 
 
 def _fields(annotation: Any) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a dataclass; none for other types."""
     is_group = dataclasses.is_dataclass(annotation)
     return {field.name: field for field in dataclasses.fields(annotation)} if is_group else {}

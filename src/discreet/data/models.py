@@ -50,7 +50,6 @@ def build(name: str, *, shape: Shape, classes: int, seed: int | None = None) -> 
 
 
 def parameters(model: nn.Module) -> int:
-    """The number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

@@ -51,7 +51,6 @@ class Series:
 
     @staticmethod
     def exact(name: str, style: int, points: Sequence[tuple[float, float]]) -> Series:
-        """A line of single values, without intervals."""
         return Series(name=name, style=style, points=tuple((float(x), y, y, y) for x, y in points))
 
 
@@ -78,7 +77,6 @@ class Chart:
 
     @property
     def x_range(self) -> Interval:
-        """Where the x axis begins and ends."""
         xs = [x for line in self.series for x, *_ in line.points]
         if self.log_x:
             return (min(xs), max(xs) * (1 + 1e-9)) if xs and min(xs) < max(xs) else (1.0, 10.0)
@@ -86,12 +84,10 @@ class Chart:
 
 
 def means(series: Sequence[Series]) -> list[float]:
-    """The values of all lines."""
     return [mean for line in series for _, mean, *_ in line.points]
 
 
 def from_zero(series: Sequence[Series]) -> Interval:
-    """From zero to slightly above the largest value."""
     return 0.0, max(means(series), default=1.0) * 1.08 or 1.0
 
 
@@ -133,11 +129,7 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9))
 
 
-# -- files --------------------------------------------------------------------------------------------------
-
-
 def files(folder: Path, key: str) -> tuple[Path, Path]:
-    """The SVG and the PNG file of a figure."""
     return folder / f"{key}.svg", folder / f"{key}.png"
 
 
@@ -184,7 +176,6 @@ def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]
 
 
 def light_grid(axes: Axes, axis: str) -> None:
-    """Thin lines behind the data."""
     axes.grid(axis=axis, color="#e3e5e8", linewidth=0.8)  # type: ignore[arg-type]
 
 

@@ -57,7 +57,6 @@ def every_chart(comparison: Comparison) -> tuple[Chart, ...]:
 
 
 def charts(comparison: Comparison) -> tuple[Chart, ...]:
-    """Accuracy against steps and against certified epsilon."""
     numbers = styles(comparison.entries)
 
     def chart(key: str, title: str, x_label: str, x_short: str, *, by_step: bool, x_least: float = 0.0) -> Chart:
@@ -168,9 +167,6 @@ def _draw_ranking(comparison: Comparison, axes: Axes) -> None:
     axes.xaxis.set_major_formatter(as_percent)
 
 
-# -- ranges -------------------------------------------------------------------------------------------------
-
-
 def _in_steps(low: float, high: float) -> Interval:
     """A range of accuracies in steps of 5 %."""
     first, last = math.floor(low * 20 + 1e-9) / 20, math.ceil(high * 20 - 1e-9) / 20
@@ -192,7 +188,6 @@ def _where_lines_end(series: Sequence[Series]) -> Interval:
 
 
 def _where_points_are(series: Sequence[Series]) -> Interval:
-    """The part of [0, 1] that holds the means."""
     values = _in_the_race(means(series))
     return _in_steps(min(values) - 0.02, max(values) + 0.01) if values else (0.0, 1.0)
 

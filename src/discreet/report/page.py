@@ -44,7 +44,6 @@ def write(comparison: Comparison, directory: Path) -> Written:
 
 
 def read(path: Path) -> Comparison:
-    """The comparison of a report.json."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -54,7 +53,6 @@ def read(path: Path) -> Comparison:
 
 
 def render(comparison: Comparison) -> str:
-    """The page as a string."""
     from markupsafe import Markup
 
     frontier, numbers = figures.frontier(comparison), figures.styles(comparison.entries)

@@ -19,7 +19,6 @@ UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) t
 
 
 def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
-    """Noise by method and sampler, batches, time and memory."""
     of = answer.question
     names = _samplers(answer)
     title = (
@@ -45,7 +44,6 @@ def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> Renderabl
 
 
 def advice(answer: Answer) -> list[str]:
-    """Two recommended batch sizes, in words."""
     quiet, sensible = answer.quietest, answer.sensible
     return [
         f"Least noise on a step: batch {quiet.batch:,} ({quiet.effective:.2e} clipping norms on the mean gradient), "
@@ -56,7 +54,6 @@ def advice(answer: Answer) -> list[str]:
 
 
 def costs(answer: Answer, trial: StepCost | None, micro_batch: int) -> list[tuple[str, str]]:
-    """Time and memory, measured or unknown."""
     of = answer.question
     if trial is None:
         return [("time", UNKNOWN), ("memory", UNKNOWN)]
@@ -100,7 +97,6 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
 
 
 def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: str) -> str:
-    """The page as one string."""
     shown = charts(answer)
     names = _samplers(answer)
     return filled(

@@ -122,7 +122,6 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
 
 
 def marker(style: int) -> str:
-    """A marker for legends and table rows."""
     root = Tree.Element(
         "svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"}
     )

@@ -28,7 +28,6 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output."""
     console = Console(highlight=False, markup=False, emoji=False)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))  # do not wrap paths
@@ -85,7 +84,6 @@ def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int =
 
 
 def run_table(result: RunResult) -> RenderableType:
-    """A finished run: its accuracy and its privacy cost."""
     proven = result.spent.certified
     claimed = "nothing claimed" if result.spent.claimed is None else format_epsilon(result.spent.claimed)
     seeded = f", {SEEDED}" if result.spent.seeded else ""
@@ -133,7 +131,6 @@ def comparison_table(found: Comparison) -> RenderableType:
 
 
 def _frontier_table(found: Comparison) -> RenderableType:
-    """Each method at each budget."""
     held = [{entry.name: entry.accuracy for entry in budget.entries} for budget in found.budgets]
     columns = ("method", *(f"epsilon {budget.label}" for budget in found.budgets))
     table = _table("each budget", columns)
@@ -164,7 +161,6 @@ def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
 
 @contextlib.contextmanager
 def audit_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error for an audit."""
     with _bar(quiet) as follow:
         seen: list[str] = []
 
@@ -178,7 +174,6 @@ def audit_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[str, int, int], N
 
 @contextlib.contextmanager
 def pricing_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error that follows the planner."""
     with _bar(quiet) as follow:
         yield lambda label, done, total: follow(f"pricing {label}", done, total, "")
 
@@ -192,7 +187,6 @@ def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
 
 @contextlib.contextmanager
 def comparison_bar(*, quiet: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
-    """A progress bar for a comparison, which also shows the current run."""
     with _bar(quiet) as follow:
 
         def listen(news: ComparisonProgress) -> None:
@@ -233,7 +227,6 @@ def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -
 
 
 def _between(points: Sequence[tuple[int, float]], step: float) -> float:
-    """Linear interpolation."""
     left = (0, 0.0)
     for right in points:
         if step <= right[0]:

@@ -24,7 +24,6 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference of percentages."""
     return f"{value * 100:.1f}"
 
 
@@ -47,7 +46,6 @@ def epsilon(value: float | None, missing: str = "–") -> str:
 
 
 def rounded_down(value: float | None) -> str:
-    """A lower bound."""
     if value is None:
         return "–"
     return "infinite" if math.isinf(value) else f"{math.floor(value * 100) / 100:.2f}"
@@ -59,7 +57,6 @@ def sort_value(value: float | None) -> float:
 
 
 def audit_settings(row: AuditRow) -> str:
-    """The settings of a row of an audit."""
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
         for name, value in row.parameters.items()
@@ -208,6 +205,5 @@ def tuning(of: Comparison) -> str:
 
 
 def assumptions(of: Comparison) -> list[str]:
-    """What the certificates rest on, as sentences."""
     said = {text for entry in of.entries for run in entry.runs for text in run.assumptions}
     return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sorted(said)]

@@ -56,7 +56,6 @@ class AuditRow:
 
     @property
     def verdict(self) -> AuditVerdict:
-        """The strongest statement that the numbers support."""
         if self.certified is not None and self.audited > self.certified:
             return AuditVerdict.CERTIFICATE_BROKEN
         if self.claimed is not None and self.audited > self.claimed:
@@ -66,8 +65,7 @@ class AuditRow:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; infinity is the string "inf"."""
-        held = plain(self)
-        del held["is"]
+        held = {name: value for name, value in plain(self).items() if name != "is"}
         return {**held, "verdict": self.verdict.value}
 
     @staticmethod

@@ -59,24 +59,12 @@ class RunResult:
         return self.accuracy if self.averaged_accuracy is None else self.averaged_accuracy
 
     def to_json(self) -> dict[str, Any]:
-        """For result.json."""
-        return {
-            "method": self.method,
-            "data": self.data,
-            "test_accuracy": self.test_accuracy,
-            "accuracy": self.accuracy,
-            "averaged_accuracy": self.averaged_accuracy,
-            "spent": self.spent.to_json(),
-            "seconds": self.seconds,
-            "steps": self.steps,
-            "lost": self.lost,
-            "resumes": self.resumes,
-            "curve": plain(self.curve),
-        }
+        order = ("method", "data", "test_accuracy", "accuracy", "averaged_accuracy", "spent", "seconds", "steps")
+        held = {name: getattr(self, name) for name in (*order, "lost", "resumes", "curve")}
+        return {**held, "spent": self.spent.to_json(), "curve": plain(self.curve)}
 
 
 def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -> RunResult:
-    """The result that a run directory holds."""
     spent = body["spent"]
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
     return RunResult(

@@ -40,7 +40,6 @@ def statement(private: Private, *, data: str) -> str:
 
 
 def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
-    """The statement of a finished run of the command line."""
     parameters = ", ".join(f"{name}={value}" for name, value in config.parameters) or "no parameters"
     rows = _rows(plan, spent, f"the training records of {task.name}", f"{plan.method} ({parameters})")
     not_covered = [_EVALUATION, *_NOT_COVERED, *([_PUBLIC] if config.public_data else [])]
@@ -93,21 +92,23 @@ def _headline(spent: Spent, records: int | None) -> str:
 def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, str]]:
     proven, horizon = spent.certified, plan.horizon
     seeded = f" ({SEEDED})" if spent.seeded else ""
+    claimed = "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed)
+    final = "the final parameters only: earlier ones, for example in a checkpoint, must never be published"
+    steady = isinstance(plan.schedule, Constant)
+    changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
+    noise = f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
     return [
         ("protected", data),
         ("unit", "one record; a person with several records is protected less"),
         ("neighbours", _NEIGHBOURS[plan.relation]),
         ("epsilon, certified", f"{format_epsilon(proven.epsilon)}{seeded}, by {proven.accountant} accounting"),
-        (
-            "epsilon, claimed by the method's paper",
-            "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed),
-        ),
+        ("epsilon, claimed by the method's paper", claimed),
         ("delta", f"{proven.delta:g}"),
         ("method", method),
         ("sampling", _sampling(plan.sampling, horizon.rate)),
-        ("noise", _noise(plan)),
+        ("noise", noise),
         ("steps", f"{spent.steps} charged of {horizon.steps} planned"),
-        ("covers", _covers(plan)),
+        ("covers", "the parameters after every step of the run" if plan.analysis.visible else final),
         ("randomness", spent.statement),
     ]
 
@@ -126,18 +127,6 @@ def _sampling(sampling: Sampling, rate: float) -> str:
             return "all records in every step"
         case _:
             return "batches from the user's own loader; sampling is not credited"
-
-
-def _covers(plan: Plan) -> str:
-    if plan.analysis.visible:
-        return "the parameters after every step of the run"
-    return "the final parameters only: earlier ones, for example in a checkpoint, must never be published"
-
-
-def _noise(plan: Plan) -> str:
-    steady = isinstance(plan.schedule, Constant)
-    changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
-    return f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
 
 
 _LIMITS = (

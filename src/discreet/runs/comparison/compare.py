@@ -190,7 +190,6 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
 
 
 def _truth(settings: CompareSettings) -> tuple[tuple[AuditRow, ...], str]:
-    """The audit's rows and the name of their file."""
     shipped = settings.out / SHIPPED
     path = settings.truth or (shipped if shipped.is_file() else None)
     return ((), "") if path is None else (read_audit(path), path.name)

@@ -32,7 +32,6 @@ class Estimate:
 
     @staticmethod
     def of(values: Sequence[float]) -> Estimate:
-        """From one value for each run."""
         from scipy.special import stdtrit
 
         is_valid = len(values) > 0 and all(math.isfinite(value) for value in values)

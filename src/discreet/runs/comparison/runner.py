@@ -107,7 +107,6 @@ class ComparisonRunner:
         self._notes: dict[int, str] = {}
 
     def comparison(self) -> Comparison:
-        """Run everything and collect the results."""
         rows = [self._calibrated(place, row) for place, row in enumerate(self._settings.chosen)]
         pairs = itertools.product(self._settings.keys, [row for row in rows if not row.unfit])
         self._jobs = [
@@ -119,8 +118,6 @@ class ComparisonRunner:
         orders = [order for _, order in ordered]
         run_jobs(f"{__name__}:train_order", orders, self, workers=self._settings.workers, saves=True)
         return self._gathered(rows)
-
-    # -- one row, one run ------------------------------------------------------------------------------
 
     def _calibrated(self, place: int, candidate: Candidate) -> _Row:
         self._listener(
@@ -170,12 +167,10 @@ class ComparisonRunner:
         return {"config": config.to_json(), "resume": begun}
 
     def started(self, job: int) -> None:
-        """A run is being trained."""
         run = self._ordered[job]
         self._tell(Phase.TRAINING, run, steps=self.horizon.steps, note=self._notes.get(run.index, ""))
 
     def news(self, job: int, news: Any) -> None:
-        """A step was taken."""
         progress = runs.RunProgress(**news)
         averaged = progress.averaged_accuracy
         self._tell(
@@ -188,7 +183,6 @@ class ComparisonRunner:
         )
 
     def ended(self, job: int, result: Any, failure: Exception | None) -> None:
-        """A run is over, finished unless there is a failure."""
         if failure is None:
             self._take(self._ordered[job], Phase.FINISHED)
         else:
@@ -237,8 +231,6 @@ class ComparisonRunner:
         name, seed = job.row.candidate.name, job.seed
         progress = ComparisonProgress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
         self._listener(dataclasses.replace(progress, **news))  # type: ignore[arg-type]
-
-    # -- results -------------------------------------------------------------------------------------
 
     def _gathered(self, rows: list[_Row]) -> Comparison:
         of, task, shared, horizon = self._settings, self.task, self.shared, self.horizon
@@ -295,7 +287,6 @@ class ComparisonRunner:
 
 
 def train_order(order: dict[str, Any], tell: Callable[[Any], None]) -> None:
-    """Train one run; called by a worker."""
     config = runs.RunConfig.from_json(order["config"])
     runs.train(config, on_progress=lambda news: tell(dataclasses.asdict(news)), resume=order["resume"])
 
@@ -318,16 +309,12 @@ def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
     return (*unfit, *(Excluded(method=m.name, guarantee=m.guarantee) for m in uncertified))
 
 
-# -- runs of an earlier comparison --------------------------------------------------------------------------
-
-
 def _compared(config: runs.RunConfig) -> dict[str, object]:
     """The settings that decide what a run computes."""
     return {name: value for name, value in config.to_json().items() if name not in FREE_TO_CHANGE}
 
 
 def _same(config: runs.RunConfig, plan: Plan, folder: runs.RunFolder) -> bool:
-    """Whether the run in this folder has these settings and this plan."""
     try:
         begun = runs.load_config(config.out)
         planned = read_json(folder.plan)["digest"]

@@ -108,12 +108,10 @@ class MethodResult:
 
     @property
     def epsilon(self) -> float | None:
-        """The largest certified epsilon of its runs."""
         return max((run.epsilon for run in self.runs), default=None)
 
     @property
     def claimed(self) -> float | None:
-        """What the method's paper claims for such a run."""
         return max((run.claimed for run in self.runs if run.claimed is not None), default=None)
 
     @property
@@ -126,7 +124,6 @@ class MethodResult:
 
     @property
     def seconds(self) -> float | None:
-        """The mean wall time of a run."""
         return statistics.fmean(run.seconds for run in self.runs) if self.runs else None
 
     @property
@@ -170,7 +167,6 @@ class BudgetResult:
 
     @property
     def label(self) -> str:
-        """The epsilon as text."""
         return f"{self.epsilon:g}"
 
 
@@ -258,7 +254,6 @@ class Comparison:
 
     @property
     def finished(self) -> tuple[MethodResult, ...]:
-        """The entries with at least one finished run, best first."""
         return tuple(entry for entry in self.entries if entry.runs)
 
     @property
@@ -273,7 +268,6 @@ class Comparison:
 
     @property
     def budgets(self) -> tuple[BudgetResult, ...]:
-        """All budgets, the smallest first."""
         own = BudgetResult(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
         return tuple(sorted((own, *self.others), key=lambda budget: budget.epsilon))
 
@@ -313,7 +307,6 @@ class Comparison:
 
 
 def settings_in_words(entry: MethodResult) -> str:
-    """How a row was run, in one line."""
     given = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in entry.parameters]
     rate = "" if entry.learning_rate is None else f", learning rate {entry.learning_rate:g}"
     optimizer = f"{entry.optimizer}{rate}"
