@@ -131,6 +131,7 @@ def _chart(figure: Figure) -> Chart:
         key=figure.name,
         title=figure.title,
         x_label=figure.x_label,
+        x_short="",
         y_label=figure.y_label,
         series=lines,
         y_range=charts.above_zero(lines) if figure.log_y else (min(values) - margin, max(values) + margin),

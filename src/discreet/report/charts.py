@@ -41,7 +41,7 @@ Points = tuple[tuple[float, float, float, float], ...]
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Series:
     """A line, and the number of its colour and marker."""
 
@@ -51,11 +51,11 @@ class Series:
 
     @staticmethod
     def exact(name: str, style: int, points: Sequence[tuple[float, float]]) -> Series:
-        return Series(name=name, style=style, points=tuple((float(x), y, y, y) for x, y in points))
+        return Series(name, style, tuple((float(x), y, y, y) for x, y in points))
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chart:
     """Lines over one public quantity.
 
@@ -66,9 +66,9 @@ class Chart:
     key: str
     title: str
     x_label: str
+    x_short: str
     series: tuple[Series, ...]
     y_range: Interval
-    x_short: str = ""
     y_label: str = "test accuracy"
     percent: bool = False
     x_least: float = 0.0
@@ -138,6 +138,11 @@ def save(chart: Chart, *paths: Path, titled: bool = False) -> tuple[Path, ...]:
     return save_drawing(partial(_draw, chart, titled), *paths)
 
 
+def save_both(chart: Chart, folder: Path) -> tuple[Path, ...]:
+    """The chart as an SVG and as a PNG file."""
+    return save(chart, *files(folder, chart.key))
+
+
 def check_picture(path: Path) -> None:
     """Refuse a picture that cannot be written, before the computation starts."""
     check.require(path.suffix.lower() in (".svg", ".png"), "a file name ending in .svg or .png", path, "rename it")
@@ -150,8 +155,7 @@ def epsilon_chart(title: str, points: Sequence[tuple[int, float]]) -> Chart:
     finite = [(step, epsilon) for step, epsilon in points if math.isfinite(epsilon)]
     check.require(bool(finite), "a finite epsilon to draw", "no proven guarantee", "choose a certified plan")
     line = Series.exact("", 0, [(0, 0.0), *finite])
-    top = from_zero([line])
-    return Chart(key="epsilon", title=title, x_label="steps", y_label="certified epsilon", series=(line,), y_range=top)
+    return Chart("epsilon", title, "steps", "", (line,), from_zero([line]), "certified epsilon")
 
 
 def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]:

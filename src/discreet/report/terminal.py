@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,17 +108,11 @@ def comparison_table(found: Comparison) -> RenderableType:
 
     title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
     columns = ("", "method", "test accuracy", "certified", "claimed", "seconds")
-    rows = [
-        (
-            str(rank),
-            _bold(entry.name),
-            _accuracy(entry.accuracy),
-            _epsilon(entry.epsilon),
-            _epsilon(entry.claimed),
-            "-" if entry.seconds is None else f"{entry.seconds:.1f}",
-        )
-        for rank, entry in enumerate(found.finished, start=1)
-    ]
+    rows = []
+    for rank, entry in enumerate(found.finished, start=1):
+        seconds = "-" if entry.seconds is None else f"{entry.seconds:.1f}"
+        numbers = (_accuracy(entry.accuracy), _epsilon(entry.epsilon), _epsilon(entry.claimed), seconds)
+        rows.append((str(rank), _bold(entry.name), *numbers))
     notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
     notes += [f"not comparable: {o.method} ({o.reason or o.guarantee})" for o in found.excluded]
     if found.close_to_best:
@@ -133,10 +128,8 @@ def comparison_table(found: Comparison) -> RenderableType:
 def _frontier_table(found: Comparison) -> RenderableType:
     held = [{entry.name: entry.accuracy for entry in budget.entries} for budget in found.budgets]
     columns = ("method", *(f"epsilon {budget.label}" for budget in found.budgets))
-    table = _table("each budget", columns)
-    for entry in found.entries:
-        table.add_row(_bold(entry.name), *(_accuracy(by_name.get(entry.name)) for by_name in held))
-    return table
+    names = (entry.name for entry in found.entries)
+    return _table("each budget", columns, ((_bold(n), *(_accuracy(at.get(n)) for at in held)) for n in names))
 
 
 def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
@@ -162,11 +155,10 @@ def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
 @contextlib.contextmanager
 def audit_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     with _bar(quiet) as follow:
-        seen: list[str] = []
+        seen: dict[str, int] = {}
 
         def listen(label: str, done: int, total: int) -> None:
-            if label not in seen:
-                seen.append(label)
+            seen.setdefault(label, len(seen))
             follow(f"row {len(seen)}/{rows}: {label}, trial", done, total, "")
 
         yield listen
@@ -221,18 +213,15 @@ def _bar(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
 
 
 def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -> str:
-    mark = f" ({SEEDED})" if seeded else ""
-    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}{mark}"
+    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}" + (f" ({SEEDED})" if seeded else "")
     return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
 
 
 def _between(points: Sequence[tuple[int, float]], step: float) -> float:
-    left = (0, 0.0)
-    for right in points:
-        if step <= right[0]:
-            return left[1] + (right[1] - left[1]) * (step - left[0]) / (right[0] - left[0])
-        left = right
-    return left[1]
+    for (start, low), (end, high) in itertools.pairwise([(0, 0.0), *points]):
+        if step <= end:
+            return low + (high - low) * (step - start) / (end - start)
+    return points[-1][1]
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:

@@ -16,11 +16,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(value: float) -> str:
-    """
-    >>> percent(0.9561)
-    '95.6%'
-    """
-    return f"{value * 100:.1f}%"
+    return f"{points(value)}%"
 
 
 def points(value: float) -> str:
@@ -132,10 +128,8 @@ def significance(of: Comparison) -> str:
 
 def interval(of: Comparison) -> str:
     """What the ± includes and what it leaves out."""
-    text = (
-        f"± is half the width of the {CONFIDENCE:.0%} t interval of the mean over runs, drawn as a bar; dots are "
-        "single runs."
-    )
+    width = f"half the width of the {CONFIDENCE:.0%} t interval of the mean over runs"
+    text = f"± is {width}, drawn as a bar; dots are single runs."
     best = None if of.best is None else of.best.accuracy
     if best is None or of.test_records < 1:
         return text
@@ -167,14 +161,9 @@ def together(of: Comparison) -> str:
         return each
     seeded = f" ({SEEDED})" if of.seeded else ""
     composed = f"All {count} runs together cost ε\u00a0=\u00a0{epsilon(of.together)} {at}, by composition{seeded}."
-    if of.public:
-        rest = (
-            f"The records of {of.data} are published, so this exposes nobody; on private data it would be the cost "
-            "of publishing this page."
-        )
-    else:
-        rest = "That is the cost of publishing this page. To release one model, train one."
-    return f"{each} {composed} {rest}"
+    cost = "the cost of publishing this page."
+    public = f"The records of {of.data} are published, so this exposes nobody; on private data it would be {cost}"
+    return f"{each} {composed} {public if of.public else f'That is {cost} To release one model, train one.'}"
 
 
 def warning(of: Comparison) -> str:
