@@ -10,7 +10,7 @@ import pytest
 import synthetic
 
 from discreet.report import planned, render
-from discreet.runs.comparison import Comparison
+from discreet.runs.comparison.values import Comparison
 from discreet.runs.planner import Answer, BatchPrice, MethodPrice, Price, Question
 
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ import synthetic
 
 from discreet import Refused
 from discreet.report import read, render, wording, write
-from discreet.runs.comparison import Failure, MethodResult
+from discreet.runs.comparison.values import Failure, MethodResult
 
 
 class Parsed(HTMLParser):

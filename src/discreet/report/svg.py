@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as Tree
 
 from discreet.report.charts import LIGHT, MARKERS, Chart, Series, log_ticks, shape, ticks
-from discreet.runs.comparison.estimates import Estimate
+from discreet.runs.comparison.values import Estimate
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46

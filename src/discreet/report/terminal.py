@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from discreet.runs import RunProgress, RunResult
     from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress
-    from discreet.runs.comparison.estimates import Estimate
-    from discreet.runs.comparison.values import Comparison
+    from discreet.runs.comparison.values import Comparison, Estimate
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 

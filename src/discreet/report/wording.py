@@ -6,8 +6,7 @@ import math
 
 from discreet.core.randomness import SEEDED
 from discreet.runs.audit_rows import AuditRow
-from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
-from discreet.runs.comparison.values import Comparison, MethodResult
+from discreet.runs.comparison.values import CONFIDENCE, Comparison, Estimate, MethodResult
 from discreet.stages.delta import delta_warning
 from discreet.training import spending
 

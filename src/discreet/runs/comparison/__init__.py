@@ -8,21 +8,5 @@ Nothing here imports torch before a run starts.
 
 from discreet.runs.comparison.candidates import Candidate, candidates
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Phase, compare, default_seeds
-from discreet.runs.comparison.estimates import Estimate
-from discreet.runs.comparison.values import (
-    BudgetResult,
-    Comparison,
-    Excluded,
-    Failure,
-    MethodResult,
-    PlanTimeline,
-    Point,
-    Provenance,
-    TrainedRun,
-    TunedSetting,
-    TuningSummary,
-)
 
-__all__ = ["Candidate", "CompareSettings", "Comparison", "ComparisonProgress", "Estimate", "Failure"]
-__all__ += ["BudgetResult", "Excluded", "MethodResult", "Phase", "PlanTimeline", "Point", "Provenance", "TrainedRun"]
-__all__ += ["TunedSetting", "TuningSummary", "candidates", "compare", "default_seeds"]
+__all__ = ["Candidate", "CompareSettings", "ComparisonProgress", "Phase", "candidates", "compare", "default_seeds"]

@@ -66,9 +66,9 @@ class CompareSettings:
     command: str = ""
 
     def __post_init__(self) -> None:
-        for epsilon in (self.epsilon, *self.others):
-            check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=epsilon)
         budgets = (self.epsilon, *self.others)
+        for epsilon in budgets:
+            check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=epsilon)
         check.require(len(budgets) == len(set(budgets)), "different budgets", f"{budgets}", "drop one")
         if self.other_repeats is not None:
             check.count("how many runs each method gets at further budgets", other_repeats=self.other_repeats)

@@ -21,19 +21,11 @@ from discreet.core.relation import Neighbouring
 from discreet.core.workers import failure_of, run_jobs
 from discreet.data import DATASETS, build, parameters
 from discreet.methods import METHODS
+from discreet.runs.comparison import values
 from discreet.runs.comparison.candidates import SET_ASIDE, Candidate
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
 from discreet.runs.comparison.timelines import timeline_of
-from discreet.runs.comparison.values import (
-    Comparison,
-    Excluded,
-    Failure,
-    MethodResult,
-    PlanTimeline,
-    Point,
-    Provenance,
-    TrainedRun,
-)
+from discreet.runs.comparison.values import Comparison, Excluded, Failure, MethodResult, TrainedRun
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import load_task, records_of, settle
 from discreet.runs.folder import read_json
@@ -46,7 +38,6 @@ _SHARED = (
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta"),
 )
 """Settings of a comparison that each of its runs has."""
-_PACKAGES = ("discreet", "torch", "numpy", "scipy")
 
 
 @final
@@ -120,9 +111,7 @@ class ComparisonRunner:
         return self._gathered(rows)
 
     def _calibrated(self, place: int, candidate: Candidate) -> _Row:
-        self._listener(
-            ComparisonProgress(phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count)
-        )
+        self._tell(Phase.CALIBRATING, candidate.name, None, place)
         config, is_valid = self._config(candidate), False
         try:
             config = runs.complete(config)
@@ -130,10 +119,8 @@ class ComparisonRunner:
             is_valid = True  # from here on, a refusal is about this task or this budget
             config, plan = settle(config, self.task)
         except Exception as error:
-            why = failure_of(error)
-            if is_valid and isinstance(error, check.Refused):
-                return _Row(candidate=candidate, config=config, unfit=why)
-            return _Row(candidate=candidate, config=config, reason=why)
+            why, unfit = failure_of(error), is_valid and isinstance(error, check.Refused)
+            return _Row(candidate=candidate, config=config, unfit=why if unfit else "", reason="" if unfit else why)
         return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
@@ -157,10 +144,8 @@ class ComparisonRunner:
         config = job.config
         begun = folder.run.exists() or folder.ledger.exists()
         if begun and not _same(config, plan, folder):
-            self._notes[job.index] = (
-                f"an earlier run with other settings was moved to {_set_aside(job.directory, self._settings.out)}"
-            )
-            begun = False
+            place, begun = _set_aside(job.directory, self._settings.out), False
+            self._notes[job.index] = f"an earlier run with other settings was moved to {place}"
         if begun and folder.result.exists():
             self._take(job, Phase.REUSED)
             return None
@@ -168,19 +153,12 @@ class ComparisonRunner:
 
     def started(self, job: int) -> None:
         run = self._ordered[job]
-        self._tell(Phase.TRAINING, run, steps=self.horizon.steps, note=self._notes.get(run.index, ""))
+        self._tell_run(Phase.TRAINING, run, steps=self.horizon.steps, note=self._notes.get(run.index, ""))
 
     def news(self, job: int, news: Any) -> None:
-        progress = runs.RunProgress(**news)
-        averaged = progress.averaged_accuracy
-        self._tell(
-            Phase.TRAINING,
-            self._ordered[job],
-            step=progress.step,
-            steps=progress.steps,
-            epsilon=progress.epsilon,
-            accuracy=progress.accuracy if averaged is None else averaged,
-        )
+        run, at = self._ordered[job], runs.RunProgress(**news)
+        accuracy = at.accuracy if at.averaged_accuracy is None else at.averaged_accuracy
+        self._tell_run(Phase.TRAINING, run, step=at.step, steps=at.steps, epsilon=at.epsilon, accuracy=accuracy)
 
     def ended(self, job: int, result: Any, failure: Exception | None) -> None:
         if failure is None:
@@ -195,11 +173,11 @@ class ComparisonRunner:
             self._fail(job, failure_of(error))
             return
         self._finished[job.index] = run
-        self._tell(phase, job, step=run.steps, steps=run.steps, epsilon=run.epsilon, accuracy=run.accuracy)
+        self._tell_run(phase, job, step=run.steps, steps=run.steps, epsilon=run.epsilon, accuracy=run.accuracy)
 
     def _fail(self, job: _Job, why: str) -> None:
         self._failed[job.index] = Failure(seed=job.seed, reason=why)
-        self._tell(Phase.FAILED, job, note=why)
+        self._tell_run(Phase.FAILED, job, note=why)
 
     def _finished_run(self, job: _Job) -> TrainedRun:
         folder, result = runs.RunFolder(job.directory), runs.load_result(job.directory)
@@ -220,17 +198,18 @@ class ComparisonRunner:
             steps=result.steps,
             seconds=result.seconds,
             noise=None if job.row.plan is None else job.row.plan.noise,
-            curve=tuple(Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve),
+            curve=tuple(values.Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve),
             randomness=result.spent.statement,
             directory=folder.directory.relative_to(self._root).as_posix(),
             ledger=read(folder.ledger).digest,
             config=digest(_compared(job.config)),
         )
 
-    def _tell(self, phase: Phase, job: _Job, **news: object) -> None:
-        name, seed = job.row.candidate.name, job.seed
-        progress = ComparisonProgress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
-        self._listener(dataclasses.replace(progress, **news))  # type: ignore[arg-type]
+    def _tell_run(self, phase: Phase, job: _Job, **news: Any) -> None:
+        self._tell(phase, job.row.candidate.name, job.seed, job.index, **news)
+
+    def _tell(self, phase: Phase, name: str, seed: int | None, index: int, **news: Any) -> None:
+        self._listener(ComparisonProgress(phase=phase, name=name, seed=seed, index=index, runs=self._count, **news))
 
     def _gathered(self, rows: list[_Row]) -> Comparison:
         of, task, shared, horizon = self._settings, self.task, self.shared, self.horizon
@@ -252,10 +231,10 @@ class ComparisonRunner:
             entries=Comparison.ranked(self._entry(row) for row in rows if not row.unfit),
             excluded=_excluded(rows),
             together=together(self.ledgers, of.delta, str(shared.relation)),
-            provenance=Provenance(
+            provenance=values.Provenance(
                 command=of.command,
                 created=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-                versions=tuple(package_versions(*_PACKAGES).items()),
+                versions=tuple(package_versions("discreet", "torch", "numpy", "scipy").items()),
                 checksum=task.checksum,
                 constants=task.constants,
             ),
@@ -274,7 +253,7 @@ class ComparisonRunner:
             learning_rate=config.learning_rate,
             average=config.average or None,
             given=row.candidate.given,
-            course=PlanTimeline() if row.plan is None else timeline_of(row.plan),
+            course=values.PlanTimeline() if row.plan is None else timeline_of(row.plan),
             runs=tuple(self._finished[index] for index in places if index in self._finished),
             failures=tuple(self._failed[index] for index in places if index in self._failed),
         )
@@ -300,13 +279,9 @@ def together(ledgers: list[Path], delta: float, relation: str) -> float | None:
 
 def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
     """Rows that cannot be run on the task, and every method without a certificate."""
-    unfit = [
-        Excluded(method=row.candidate.name, guarantee=METHODS[row.candidate.method].guarantee, reason=row.unfit)
-        for row in rows
-        if row.unfit
-    ]
-    uncertified = [method for method in METHODS.values() if not method.certified]
-    return (*unfit, *(Excluded(method=m.name, guarantee=m.guarantee) for m in uncertified))
+    unfit = [(row.candidate.name, METHODS[row.candidate.method], row.unfit) for row in rows if row.unfit]
+    uncertified = [(method.name, method, "") for method in METHODS.values() if not method.certified]
+    return tuple(Excluded(method=name, guarantee=m.guarantee, reason=why) for name, m, why in unfit + uncertified)
 
 
 def _compared(config: runs.RunConfig) -> dict[str, object]:

@@ -75,11 +75,15 @@ def search(
         accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / records,  # they are public
     )
     found = ComparisonRunner(trial_settings, listener, root=place).comparison()
-    best: dict[str, MethodResult | None] = {}
-    for name, row in trials.items():
-        names = {trial.name for trial in row}
-        best[name] = next((entry for entry in found.finished if entry.name in names), None)  # they are ranked
-    rows = tuple(_with(row, best[row.name]) for row in settings.chosen)
+    best: dict[str, MethodResult] = {}
+    for result in found.finished:  # they are ranked
+        best.setdefault(result.name.rpartition(".")[0], result)
+    rows = tuple(
+        dataclasses.replace(row, parameters=best[row.name].parameters, learning_rate=best[row.name].learning_rate)
+        if row.name in best
+        else row
+        for row in settings.chosen
+    )
     summary = TuningSummary(
         data=str(settings.tune_on),
         model=found.model,
@@ -88,8 +92,8 @@ def search(
         held_out=held_out,
         choices=tuple(
             TunedSetting(name=name, settings=settings_in_words(entry), score=entry.accuracy.mean)
-            for name, entry in best.items()
-            if entry is not None and entry.accuracy is not None
+            for name in trials
+            if (entry := best.get(name)) is not None and entry.accuracy is not None
         ),
     )
     return dataclasses.replace(settings, rows=rows), summary
@@ -98,11 +102,9 @@ def search(
 def check_stand_in(settings: CompareSettings) -> None:
     """Refuse to tune on the private records: each trial would be a release that is not charged."""
     assert settings.tune_on is not None
-    same = settings.tune_on == settings.data or (
-        settings.data.endswith(".npz")
-        and settings.tune_on.endswith(".npz")
-        and Path(settings.tune_on).resolve() == Path(settings.data).resolve()
-    )
+    both = (settings.tune_on, settings.data)
+    files = all(name.endswith(".npz") for name in both)
+    same = len(set(both)) == 1 or (files and len({Path(name).resolve() for name in both}) == 1)
     public = settings.data in DATASETS or settings.public_data
     got = f"{settings.tune_on}, the private records"
     remedy = "every trial on them would cost privacy: name a published dataset, e.g. --tune-on digits"
@@ -132,17 +134,9 @@ def _load(settings: CompareSettings) -> Task:
 def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Candidate, ...]:
     """The grid around a row, with the momentum and the average that the row will run with."""
     usual = defaults_for(settings.data)
-    completed = runs.complete(
-        runs.RunConfig(
-            out="unused",
-            data=settings.data,
-            method=row.method,
-            parameters=row.parameters,
-            epsilon=settings.epsilon,
-            delta=settings.delta,
-        )
-    )
-    parameters, method = dict(completed.parameters), METHODS[row.method]
+    config = runs.RunConfig(out="unused", data=settings.data, epsilon=settings.epsilon, delta=settings.delta)
+    config = runs.complete(dataclasses.replace(config, method=row.method, parameters=row.parameters))
+    parameters, method = dict(config.parameters), METHODS[row.method]
     bounder = method.recipe(**parameters).bounder
     start = row.learning_rate or usual_learning_rate(settings.data, bounder, adam=method.adam)
     clip = parameters.get("clip")
@@ -159,9 +153,3 @@ def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Cand
         )
         for number, (wider, faster) in enumerate(factors, start=1)
     )
-
-
-def _with(row: Candidate, best: MethodResult | None) -> Candidate:
-    if best is None:
-        return row
-    return dataclasses.replace(row, parameters=best.parameters, learning_rate=best.learning_rate)
