@@ -21,8 +21,7 @@ _REQUIRED = inspect.Parameter.empty
 _PANEL = "Parameters of a method"
 
 
-Given = Mapping[str, str | bool | None]
-"""The generated flags of one command, by key; None where a flag was not given."""
+Given = Mapping[str, str | bool | None]  # the generated flags of one command, by key; None where a flag was not given
 
 RESERVED = frozenset(
     {

@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
-RECIPE_FLAGS = "recipe_flags"
-"""The field that takes the flags which the recipes give."""
+RECIPE_FLAGS = "recipe_flags"  # the field that takes the flags which the recipes give
 
 Command = Callable[..., int | None]
 

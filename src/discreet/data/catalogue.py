@@ -14,8 +14,7 @@ from discreet.data import adult, formats
 from discreet.data.formats import Bytes
 from discreet.data.sources import Parts, Source
 
-Splits = tuple[TensorDataset, TensorDataset]
-"""Training and test records."""
+Splits = tuple[TensorDataset, TensorDataset]  # training and test records
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,7 @@ from discreet.core.check import count, refuse, require
 from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256
 from discreet.data.sources import checksum, obtain, verified
 
-DATASETS = ("digits", *BENCHMARKS)
-"""The names that `load` knows; a path that ends in `.npz` is a file of the user."""
+DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user
 
 PRIVATE_CHECKSUM = "not computed: a digest of private records would distinguish neighbouring datasets"
 

@@ -24,8 +24,7 @@ Reader = Callable[[Path], Parts | None]
 """Canonical bytes of every part, or None if the folder does not contain this format."""
 
 TIMEOUT = 60.0
-LARGEST = 512 * 2**20
-"""A limit above the largest standard file (CIFAR-10, 162 MiB)."""
+LARGEST = 512 * 2**20  # a limit above the largest standard file (CIFAR-10, 162 MiB)
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError)
 
 

@@ -36,8 +36,7 @@ MARKERS = (
 )
 
 Interval = tuple[float, float]
-Points = tuple[tuple[float, float, float, float], ...]
-"""(x, mean, low, high) in order of x."""
+Points = tuple[tuple[float, float, float, float], ...]  # (x, mean, low, high) in order of x
 
 
 @final

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN_BELOW_WORST = 0.12
-FAR = 50.0
-"""The ratio of the largest to the smallest value above which an axis is logarithmic."""
+FAR = 50.0  # the ratio of the largest to the smallest value above which an axis is logarithmic
 
 
 def styles(entries: Iterable[MethodResult]) -> dict[str, int]:

@@ -19,22 +19,16 @@ from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, OwnLoader, Sampling, TruncatedPoisson
 
-Curve = tuple[tuple[float, float], ...]
-"""(epsilon, noise) in order of epsilon."""
+Curve = tuple[tuple[float, float], ...]  # (epsilon, noise) in order of epsilon
 
-Listener = Callable[[str, int, int], None]
-"""Receives what is being priced, how much is done, and the total."""
+Listener = Callable[[str, int, int], None]  # receives what is being priced, how much is done, and the total
 
-CURVE = (0.6, 0.75, 1.5, 2.0, 3.0, 4.0)
-"""Multiples of the calibrated noise at which the curve is priced."""
+CURVE = (0.6, 0.75, 1.5, 2.0, 3.0, 4.0)  # multiples of the calibrated noise at which the curve is priced
 PATIENCE = 5.0
 """Processor seconds for the samplers of one method, and for its curve; what takes longer is left out with a reason."""
-FEW = 3
-"""Different steps of a run that are priced quickly under every sampler."""
-WIDE_CAP = 6.0
-"""Deviations above the expected batch at which truncated Poisson batches are cut."""
-NEARLY = 1.25
-"""A batch is sensible if its noise over the whole run is at most this many times the least one."""
+FEW = 3  # different steps of a run that are priced quickly under every sampler
+WIDE_CAP = 6.0  # deviations above the expected batch at which truncated Poisson batches are cut
+NEARLY = 1.25  # a batch is sensible if its noise over the whole run is at most this many times the least one
 
 
 @final

@@ -10,8 +10,7 @@ from discreet.accounting.accountants import Certificate
 from discreet.core.plain import from_plain, plain
 from discreet.training.spending import Spent
 
-CurvePoint = tuple[int, float, float]
-"""(step, test accuracy, certified epsilon so far)"""
+CurvePoint = tuple[int, float, float]  # (step, test accuracy, certified epsilon so far)
 
 
 @final

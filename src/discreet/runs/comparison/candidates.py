@@ -50,8 +50,7 @@ class Candidate:
         check.require(is_name, expected, repr(self.name), "it names a directory")
 
 
-SET_ASIDE = "superseded"
-"""The directory for earlier runs whose settings differ."""
+SET_ASIDE = "superseded"  # the directory for earlier runs whose settings differ
 
 
 def _row(method: str, learning_rate: float | None = None, **parameters: Setting) -> Candidate:

@@ -14,8 +14,7 @@ from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.candidates import Candidate, candidates
 from discreet.runs.comparison.values import BudgetResult, Comparison
 
-SHIPPED = "truth-table.json"
-"""The audit's table, where it lies in the report's directory itself."""
+SHIPPED = "truth-table.json"  # the audit's table, where it lies in the report's directory itself
 
 
 @final

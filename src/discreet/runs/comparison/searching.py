@@ -25,10 +25,8 @@ from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSu
 from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
 
 FOLDER = "tuning"
-LONGEST = 300
-"""The most steps of a trial."""
-SEED = 20_000
-"""The seed of all trials, which use public data; comparisons do not use it by default."""
+LONGEST = 300  # the most steps of a trial
+SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
 
 
 @final

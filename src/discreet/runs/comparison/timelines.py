@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from discreet.runs.comparison.values import PlanTimeline
 from discreet.stages.plan import Plan
 
-MOST = 400
-"""The most changes that are kept of a schedule."""
+MOST = 400  # the most changes that are kept of a schedule
 
 
 def timeline_of(plan: Plan) -> PlanTimeline:

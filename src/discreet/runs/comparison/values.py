@@ -16,8 +16,7 @@ FORMAT = "discreet.comparison/2"
 CONFIDENCE = 0.95
 
 Setting = str | int | float | bool | None
-Changes = tuple[tuple[int, float], ...]
-"""(first step, value) wherever a value changes."""
+Changes = tuple[tuple[int, float], ...]  # (first step, value) wherever a value changes
 
 
 @final
