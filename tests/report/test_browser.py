@@ -9,7 +9,8 @@ import headless
 import pytest
 import synthetic
 
-from discreet.report import planned, render
+from discreet.report import planned
+from discreet.report.page import render
 from discreet.runs.comparison.values import Comparison
 from discreet.runs.planner import Answer, BatchPrice, MethodPrice, Price, Question
 

@@ -12,7 +12,7 @@ import pytest
 from discreet import Refused, runs
 from discreet.core import check
 from discreet.methods import METHODS
-from discreet.report import render
+from discreet.report.page import render
 from discreet.runs.audit_rows import read_audit
 from discreet.runs.comparison import Candidate, CompareSettings, ComparisonProgress, Phase, candidates, compare
 from discreet.runs.comparison.searching import Grid, search

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, final
 
 import typer
 
@@ -18,7 +17,7 @@ from discreet.accounting.charges import Charge
 from discreet.accounting.ledger import merge, read
 from discreet.cli import flags as shared
 from discreet.cli import recipes
-from discreet.cli.flags import JsonFlag, SamplingName, emit, flag, required_delta, required_epsilon, required_noise
+from discreet.cli.flags import JsonFlag, emit, flag, required_delta, required_epsilon, required_noise
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods import Method
@@ -29,15 +28,7 @@ from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table
 
-_WITHOUT_RATE = (SamplingName.FULL_BATCH, SamplingName.OWN_LOADER)
-
-
-class Unknown(enum.Enum):
-    """What calibration solves for."""
-
-    NOISE = "noise"
-    STEPS = "steps"
-    BATCH = "batch"
+Unknown = Literal["noise", "steps", "batch"]  # what calibration solves for
 
 
 @final
@@ -106,20 +97,20 @@ def account(
 
 def calibrate(
     flags: PlanFlags,
-    solve: Annotated[Unknown, typer.Option(help="What to choose; steps and batch need --noise.")] = Unknown.NOISE,
+    solve: Annotated[Unknown, typer.Option(help="What to choose; steps and batch need --noise.")] = "noise",
     calibrate_to_claim: shared.ToClaimFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """The least noise, the most steps or the largest batch whose certificate stays within a budget."""
     method, recipe = recipe_of(flags)
-    is_valid = solve is Unknown.NOISE or not calibrate_to_claim
+    is_valid = solve == "noise" or not calibrate_to_claim
     remedy = "only noise can be calibrated to a claim: drop one of the two"
-    check.require(is_valid, "--calibrate-to-claim for the noise", f"--solve {solve.value}", remedy)
+    check.require(is_valid, "--calibrate-to-claim for the noise", f"--solve {solve}", remedy)
     solved: dict[str, Any] = {}
-    if solve is Unknown.NOISE:
+    if solve == "noise":
         _not_both(flags, ("--noise",), ("--epsilon",))
         plan = _calibrated(recipe.for_claim if calibrate_to_claim else recipe.for_horizon, flags)
-    elif solve is Unknown.STEPS:
+    elif solve == "steps":
         plan = _most_steps(recipe, flags)
         solved = {"steps": plan.horizon.steps}
     else:
@@ -146,7 +137,12 @@ def _horizon(flags: PlanFlags) -> Horizon:
     _not_both(flags, ("--steps",), ("--epochs",))
     check.require(flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "give either")
     rate = flags.rate
-    if rate is None and flags.records is None and flags.batch is None and flags.sampling in _WITHOUT_RATE:
+    if (
+        rate is None
+        and flags.records is None
+        and flags.batch is None
+        and flags.sampling in ("full-batch", "own-loader")
+    ):
         rate = 1.0  # neither sampling is billed by its rate
     if rate is not None:
         if flags.steps is not None:
@@ -163,7 +159,7 @@ def _horizon(flags: PlanFlags) -> Horizon:
 def _sampling(flags: PlanFlags) -> Sampling | None:
     """The sampling that --sampling and --cap name; None without these flags."""
     name, cap = flags.sampling, flags.cap
-    truncated = name is SamplingName.TRUNCATED_POISSON
+    truncated = name == "truncated-poisson"
     if truncated and cap is not None:
         return sampling.TruncatedPoisson(cap)
     check.require(not truncated, "--cap with --sampling truncated-poisson", "none", "give the largest batch")
@@ -171,7 +167,7 @@ def _sampling(flags: PlanFlags) -> Sampling | None:
     check.require(cap is None, "--cap only with --sampling truncated-poisson", f"--cap {cap}", remedy)
     if name is None:
         return None
-    return sampling.OwnLoader() if name is SamplingName.OWN_LOADER else SAMPLERS[name.value]()
+    return sampling.OwnLoader() if name == "own-loader" else SAMPLERS[name]()
 
 
 def _schedule(flags: PlanFlags) -> Schedule | None:

@@ -48,8 +48,7 @@ class CompareFlags:
 
 def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> int:
     """Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume."""
-    from discreet import report
-    from discreet.report import terminal
+    from discreet.report import page, terminal
     from discreet.runs import comparison
 
     settings = _settings(task, flags)
@@ -58,7 +57,7 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
     try:
         with terminal.comparison_bar(quiet=as_json) as listener:
             found = comparison.compare(settings, listener)
-        written = report.write(found, settings.out)
+        written = page.write(found, settings.out)
     except KeyboardInterrupt:
         print("Stopped and saved. Rerun the command to resume.", file=sys.stderr)
         return INTERRUPTED

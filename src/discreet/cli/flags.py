@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, final
+from typing import Annotated, Any, Literal, TypeVar, final
 
 import typer
 
@@ -35,17 +35,6 @@ def emit(answer: dict[str, Any]) -> None:
     print(json.dumps(plain(answer), allow_nan=False))
 
 
-class SamplingName(enum.Enum):
-    """The samplings, as flags name them."""
-
-    POISSON = "poisson"
-    TRUNCATED_POISSON = "truncated-poisson"
-    FIXED_SIZE = "fixed-size"
-    BALLS_IN_BINS = "balls-in-bins"
-    FULL_BATCH = "full-batch"
-    OWN_LOADER = "own-loader"
-
-
 def flag(text: str, panel: str | None = None) -> Any:
     return typer.Option(help=text, rich_help_panel=panel, show_default=False)
 
@@ -64,6 +53,7 @@ StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
 EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
 
 RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee")]
+SamplingName = Literal["poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"]
 SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee")]
 CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee")]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Literal, final
 
 import typer
 
@@ -19,13 +18,6 @@ from discreet.core.files import check_directory
 
 if TYPE_CHECKING:
     from discreet.runs import RunConfig
-
-
-class Optimizer(enum.Enum):
-    """The optimizers, as flags name them."""
-
-    SGD = "sgd"
-    ADAM = "adam"
 
 
 @final
@@ -41,7 +33,7 @@ class TrainFlags:
     relation: shared.RelationFlag = None
     sampling: shared.SamplingFlag = None
     cap: shared.CapFlag = None
-    optimizer: Annotated[Optimizer | None, flag("Takes the noisy gradient.", "Training")] = None
+    optimizer: Annotated[Literal["sgd", "adam"] | None, flag("Takes the noisy gradient.", "Training")] = None
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
     momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training")] = None
     weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training")] = None

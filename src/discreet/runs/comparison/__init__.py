@@ -1,7 +1,7 @@
 """Comparing methods at one certified budget: what is trained, and the values that a page is rendered from.
 
     settings = CompareSettings(data="digits", epsilon=3.0, delta=1e-5, out=Path("runs/compare"))
-    written = report.write(compare(settings), settings.out)      # report.html, report.json, figures
+    written = page.write(compare(settings), settings.out)      # report.html, report.json, figures
 
 Nothing here imports torch before a run starts.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,18 +29,17 @@ LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
 
 
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(NamedTuple):
     """Factors on the learning rate and the clipping norm that the search starts from."""
 
     rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     clips: tuple[float, ...] = (1.0, 4.0)
 
 
-def search(
-    settings: CompareSettings, listener: Listener, grid: Grid | None = None
-) -> tuple[CompareSettings, TuningSummary]:
+USUAL = Grid()
+
+
+def search(settings: CompareSettings, listener: Listener, grid: Grid = USUAL) -> tuple[CompareSettings, TuningSummary]:
     """The settings with the best rows, and a summary of the trials.
 
     Guarantee: no trial uses a record of `settings.data` unless these are public, so nothing is charged.
@@ -51,7 +50,7 @@ def search(
     file = place / "stand-in.npz"
     records, held_out = _split(stand_in, file)
     fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
-    trials = {row.name: _trials(row, settings, grid or Grid()) for row in settings.chosen}
+    trials = {row.name: _trials(row, settings, grid) for row in settings.chosen}
     trial_settings = dataclasses.replace(
         settings,
         out=place,
