@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, final
 
 import typer
 
-from discreet.accounting.accountants import certify
+from discreet.accounting.accountants import Certificate, certify
 from discreet.accounting.calibration import calibrate_batch, calibrate_steps
 from discreet.accounting.charges import Charge
 from discreet.accounting.ledger import merge, read
@@ -19,7 +19,6 @@ from discreet.cli import flags as shared
 from discreet.cli import recipes
 from discreet.cli.flags import JsonFlag, emit, flag, required_delta, required_epsilon, required_noise
 from discreet.core import check
-from discreet.core.relation import Neighbouring
 from discreet.methods import Method
 from discreet.runs.config import SAMPLERS
 from discreet.stages import sampling
@@ -251,24 +250,18 @@ def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as
     remedy = "an epsilon holds for one relation: drop --relation, or account for these runs separately"
     for path, record in records.items():
         check.require(record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy)
-    _show("ledger", merge(paths), required_delta(flags.delta), relation, {}, as_json)
+    charge, delta = merge(paths), required_delta(flags.delta)
+    _show("ledger", charge, certify(charge, delta=delta, relation=relation), {}, as_json)
 
 
 def _show_plan(name: str, plan: Plan, solved: Mapping[str, Any], as_json: bool) -> None:
-    _show(name, plan.charge(), plan.delta, plan.relation, solved, as_json, plan.warnings)
+    _show(name, plan.charge(), plan.certificate(), solved, as_json, *plan.warnings)
 
 
 def _show(
-    name: str,
-    charge: Charge,
-    delta: float,
-    relation: Neighbouring,
-    solved: Mapping[str, Any],
-    as_json: bool,
-    warnings: Sequence[str] = (),
+    name: str, charge: Charge, certificate: Certificate, solved: Mapping[str, Any], as_json: bool, *warnings: str
 ) -> None:
-    certificate = certify(charge, delta=delta, relation=relation)
-    claimed = None if charge.claimed is None else charge.claimed.to_json(delta)
+    claimed = None if charge.claimed is None else charge.claimed.to_json(certificate.delta)
     if as_json:
         warned = {"warnings": list(warnings)} if warnings else {}
         emit({"method": name, "certified": certificate.to_json(), "claimed": claimed, **solved, **warned})

@@ -53,9 +53,6 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-# -- regression and perceptron ------------------------------------------------------------------------------
-
-
 class AgainstZero(nn.Module):
     """[n, 1] to [n, 2]: the score of class 1 beside a score of 0 for class 0.
 
@@ -81,9 +78,6 @@ def _mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 128, tanh (28x28, 10 classes: 118,282 parameters; Adult: 30,594)."""
     first = nn.Linear(math.prod(shape), 128)
     return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, classes))
-
-
-# -- convolutions -------------------------------------------------------------------------------------------
 
 
 def _with_head(shape: Shape, layers: Iterable[nn.Module], hidden: Iterable[int], between: type[nn.Module]) -> nn.Module:
@@ -149,9 +143,6 @@ def _cnn_digits(shape: Shape, classes: int) -> nn.Module:
     return _with_head(shape, (*first, nn.Conv2d(32, 32, 3, padding=1), nn.Tanh()), (classes,), nn.Tanh)
 
 
-# -- ResNet-20 with group normalisation instead of batch normalisation, which would mix records -------------
-
-
 def _norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(channels // 4, channels)  # four channels a group at every width
 
@@ -180,7 +171,10 @@ class ResidualBlock(nn.Module):
 
 @final
 class ResNet20(nn.Module):
-    """Three stages of three blocks at 16, 32 and 64 channels: 269,722 parameters (3 channels, 10 classes)."""
+    """Three stages of three blocks at 16, 32 and 64 channels: 269,722 parameters (3 channels, 10 classes).
+
+    Group normalisation replaces batch normalisation, which would mix records.
+    """
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -195,8 +189,6 @@ class ResNet20(nn.Module):
         scores: Tensor = self.head(features.mean(dim=(2, 3)))
         return scores
 
-
-# -- a small pre-norm transformer over patches of an image --------------------------------------------------
 
 WIDTH, DEPTH, HEADS = 64, 2, 4
 
@@ -242,7 +234,7 @@ class TransformerBlock(nn.Module):
 
 @final
 class PatchTransformer(nn.Module):
-    """An image as a row of patches: 68,810 parameters at 1x28x28 with patches of 4 and 10 classes.
+    """A pre-norm transformer over patches of an image: 68,810 parameters at 1x28x28 (patches of 4, 10 classes).
 
     Positions are fixed sines and cosines, which need no parameters and therefore no noise.
     """

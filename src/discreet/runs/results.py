@@ -64,18 +64,15 @@ class RunResult:
 
 
 def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -> RunResult:
-    spent = body["spent"]
-    names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
-    return RunResult(
-        **{name: body[name] for name in names},
-        spent=Spent(
-            certified=from_plain(Certificate, spent["certified"]),
-            claimed=from_plain(float | None, spent["claimed"]),
-            steps=spent["steps"],
-            statement=spent["randomness"],
-            warnings=tuple(spent.get("warnings", ())),
-        ),
-        curve=from_plain(tuple[CurvePoint, ...], body["curve"]),
-        statement=statement,
-        directory=directory,
+    held = body["spent"]
+    spent = Spent(
+        certified=from_plain(Certificate, held["certified"]),
+        claimed=from_plain(float | None, held["claimed"]),
+        steps=held["steps"],
+        statement=held["randomness"],
+        warnings=tuple(held.get("warnings", ())),
     )
+    curve = from_plain(tuple[CurvePoint, ...], body["curve"])
+    names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
+    values = {name: body[name] for name in names}
+    return RunResult(**values, spent=spent, curve=curve, statement=statement, directory=directory)

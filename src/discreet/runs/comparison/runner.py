@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -24,7 +25,6 @@ from discreet.methods import METHODS
 from discreet.runs.comparison import values
 from discreet.runs.comparison.candidates import SET_ASIDE, Candidate
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
-from discreet.runs.comparison.timelines import timeline_of
 from discreet.runs.comparison.values import Comparison, Excluded, Failure, MethodResult, TrainedRun
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import load_task, records_of, settle
@@ -38,6 +38,7 @@ _SHARED = (
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta"),
 )
 """Settings of a comparison that each of its runs has."""
+MOST = 400  # the most changes that are kept of a schedule
 
 
 @final
@@ -306,3 +307,41 @@ def _set_aside(directory: Path, out: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     directory.rename(place)
     return place
+
+
+def timeline_of(plan: Plan) -> values.PlanTimeline:
+    """The noise, the share of active coordinates and the domain of a bound plan.
+
+    >>> from discreet import methods
+    >>> plan = methods.random_freeze(final_rate=0.5, cooling_epochs=2)
+    >>> plan = plan.for_budget(epsilon=3.0, delta=1e-5, records=1000, batch=100, epochs=3)
+    >>> [(step, round(share, 3)) for step, share in timeline_of(plan).density]
+    [(0, 1.0), (10, 0.5)]
+    """
+    steps = plan.horizon.steps
+    every = max(1, math.ceil(steps / MOST))
+    diameter = plan.domain.diameter
+    return values.PlanTimeline(
+        noise=tuple(_changes((step, plan.noise_at(step)) for step in range(0, steps, every))),
+        density=tuple(_changes(_densities(plan))),
+        diameter=diameter if math.isfinite(diameter) else None,
+        visible=plan.analysis.visible,
+    )
+
+
+def _densities(plan: Plan) -> Iterator[tuple[int, float]]:
+    """The density of each epoch. A selection gives the mean over a run, so this takes differences."""
+    horizon, before = plan.horizon, 0.0
+    for start in range(0, horizon.steps, horizon.steps_per_epoch):
+        stop = min(start + horizon.steps_per_epoch, horizon.steps)
+        active = plan.selection.density(dataclasses.replace(horizon, steps=stop)) * stop
+        yield start, (active - before) / (stop - start)
+        before = active
+
+
+def _changes(pairs: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    last: float | None = None
+    for step, value in pairs:
+        if last is None or not math.isclose(value, last, rel_tol=1e-9):
+            yield step, value
+            last = value

@@ -46,8 +46,10 @@ def search(settings: CompareSettings, listener: Listener, grid: Grid = USUAL) ->
     """
     check_stand_in(settings)
     target = ComparisonRunner(settings.at(settings.epsilon), listener, root=settings.out)
-    stand_in, place = _load(settings), settings.out / FOLDER
-    file = place / "stand-in.npz"
+    data, place = str(settings.tune_on), settings.out / FOLDER
+    classes, file = settings.classes if data.endswith(".npz") else None, place / "stand-in.npz"
+    public = dataclasses.replace(settings, data=data, classes=classes, records=None, public_data=True)
+    stand_in = load_task(public)
     records, held_out = _split(stand_in, file)
     fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
     trials = {row.name: _trials(row, settings, grid) for row in settings.chosen}
@@ -63,7 +65,7 @@ def search(settings: CompareSettings, listener: Listener, grid: Grid = USUAL) ->
         classes=stand_in.classes,
         records=records,
         public_data=True,
-        model=target.shared.model if fits else defaults_for(str(settings.tune_on)).model,
+        model=target.shared.model if fits else defaults_for(data).model,
         batch=int(min(target.horizon.size.batch, records // 4)),
         epochs=None,
         steps=min(target.horizon.steps, LONGEST),
@@ -82,7 +84,7 @@ def search(settings: CompareSettings, listener: Listener, grid: Grid = USUAL) ->
         for row in settings.chosen
     )
     summary = TuningSummary(
-        data=str(settings.tune_on),
+        data=data,
         model=found.model,
         trials=sum(len(entry.runs) for entry in found.entries),
         records=records,
@@ -120,12 +122,6 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
         arrays = {"x_train": x[~scored], "y_train": y[~scored], "x_test": x[scored], "y_test": y[scored]}
         replace_file(path, lambda file: np.savez(file, **arrays))
     return int((~scored).sum()), int(scored.sum())
-
-
-def _load(settings: CompareSettings) -> Task:
-    name = str(settings.tune_on)
-    classes = settings.classes if name.endswith(".npz") else None
-    return load_task(dataclasses.replace(settings, data=name, classes=classes, records=None, public_data=True))
 
 
 def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Candidate, ...]:
