@@ -101,13 +101,10 @@ def _settings(task: TaskFlags, flags: CompareFlags) -> CompareSettings:
 
 def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
     remedy = "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8"
-    parts = shared.required("epsilon", flags.epsilon, remedy).split(",")
-    try:
-        budgets = [shared.required_epsilon(float(part)) for part in parts]
-    except check.Refused:
-        raise
-    except ValueError:
-        check.refuse("--epsilon to be a list of numbers", repr(flags.epsilon), "e.g. --epsilon 1,3,8")
+    text = shared.required("epsilon", flags.epsilon, remedy)
+    budgets = shared.listed("epsilon", text, float, "a list of numbers", "1,3,8")
+    for budget in budgets:
+        shared.required_epsilon(budget)
     main = sorted(budgets)[(len(budgets) - 1) // 2] if flags.main is None else flags.main
     check.require(main in budgets, f"--main to be one of {flags.epsilon}", f"{main:g}", "name one of these budgets")
     given = [name for name, value in (("--main", flags.main), ("--other-repeats", flags.other_repeats)) if value]
@@ -123,7 +120,4 @@ def _seeds(flags: CompareFlags, data: str) -> tuple[int, ...] | None:
     if flags.seeds.strip() == "none":
         return None
     check.require(flags.repeats is None, "--seeds or --repeats", "--seeds and --repeats", "drop --repeats")
-    try:
-        return tuple(int(seed) for seed in flags.seeds.split(","))
-    except ValueError:
-        check.refuse("--seeds to be a list of whole numbers or none", repr(flags.seeds), "e.g. --seeds 0,1,2")
+    return shared.listed("seeds", flags.seeds, int, "a list of whole numbers or none", "0,1,2")

@@ -141,23 +141,20 @@ def _told(error: BaseException | None) -> tuple[int, str]:
         remedy = "free space on the disk, or mend it" if is_full else "check the path"
         message = f"Expected files that can be read and written, got {what}. Remedy: {remedy}."
         return FILES if is_full else BAD_INPUT, message
+    kind, text = type(error).__name__, str(error)
     if is_out_of_memory(error):
-        first = (str(error).splitlines() or [""])[0]
-        return NO_MEMORY, (
-            f"Expected enough memory, got {type(error).__name__}: {first}. "
-            "Remedy: a smaller --micro-batch, a smaller model, or less extreme values."
+        first, remedy = (
+            (text.splitlines() or [""])[0],
+            "a smaller --micro-batch, a smaller model, or less extreme values",
         )
+        return NO_MEMORY, f"Expected enough memory, got {kind}: {first}. Remedy: {remedy}."
     if isinstance(error, ArithmeticError):
-        return BAD_INPUT, (
-            f"Expected numbers that can be computed with, got {type(error).__name__}: {error}. "
-            "Remedy: give less extreme values."
-        )
+        remedy = "give less extreme values"
+        return BAD_INPUT, f"Expected numbers that can be computed with, got {kind}: {text}. Remedy: {remedy}."
     if os.environ.get("DISCREET_TRACEBACK"):
         traceback.print_exception(error)
-    return INTERNAL, (
-        f"A fault in discreet, not in your input: {type(error).__name__}: {error}. "
-        "Remedy: set DISCREET_TRACEBACK=1, run it again and report what it prints."
-    )
+    remedy = "set DISCREET_TRACEBACK=1, run it again and report what it prints"
+    return INTERNAL, f"A fault in discreet, not in your input: {kind}: {text}. Remedy: {remedy}."
 
 
 def _sentence(message: str, words: list[str], program: str) -> str:

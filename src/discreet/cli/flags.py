@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, final
@@ -102,6 +102,14 @@ def given(flags: Any, *, leave_out: Sequence[str] = ()) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None and name not in leave_out
     }
+
+
+def listed(name: str, text: str, kind: Callable[[str], _Value], words: str, example: str) -> tuple[_Value, ...]:
+    """The values of a flag that takes a list a,b,c."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        check.refuse(f"--{name} to be {words}", repr(text), f"e.g. --{name} {example}")
 
 
 def required_delta(delta: float | None) -> float:

@@ -109,7 +109,4 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
         return known[flags.data]
     if flags.record_shape is None or flags.classes is None:
         check.refuse("--data, or --record-shape with --classes", "none", "e.g. --record-shape 1,28,28 --classes 10")
-    try:
-        return tuple(int(size) for size in flags.record_shape.split(",")), flags.classes
-    except ValueError:
-        check.refuse("--record-shape to be whole numbers", repr(flags.record_shape), "e.g. --record-shape 1,28,28")
+    return shared.listed("record-shape", flags.record_shape, int, "whole numbers", "1,28,28"), flags.classes

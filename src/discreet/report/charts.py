@@ -183,7 +183,6 @@ def light_grid(axes: Axes, axis: str) -> None:
 
 
 def as_percent(value: float, _: object = None) -> str:
-    """A tick of an axis of shares."""
     return f"{value * 100:.0f}%"
 
 

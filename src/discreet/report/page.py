@@ -30,8 +30,6 @@ PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The files of a report."""
-
     page: Path
     data: Path
     figures: tuple[Path, ...]

@@ -36,7 +36,6 @@ def show(*parts: RenderableType) -> None:
 def account_table(
     name: str, certificate: Certificate, claimed: Mapping[str, Any] | None, solved: Mapping[str, Any]
 ) -> RenderableType:
-    """Certified and claimed side by side, followed by the assumptions of the certificate."""
     paper = claimed or {"epsilon": None, "delta": None, "theorem": "nothing claimed"}
     delta = "-" if paper["delta"] is None else f"{paper['delta']:g}"
     rows: list[tuple[RenderableType, ...]] = [

@@ -27,7 +27,6 @@ def half(accuracy: Estimate | None) -> str:
 
 
 def error(accuracy: Estimate | None) -> str:
-    """The standard error of the mean, and over how many runs."""
     if accuracy is None:
         return ""
     if accuracy.error is None:

@@ -30,8 +30,6 @@ class CanaryKind(enum.StrEnum):
 
 
 class AuditVerdict(enum.Enum):
-    """What the numbers of a row say."""
-
     HOLDS = "holds"
     CLAIM_BROKEN = "claim broken"
     NOT_TESTED = "claim not tested"

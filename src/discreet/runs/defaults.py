@@ -58,7 +58,6 @@ DEFAULTS: Final = MappingProxyType(
 
 
 def load_task(settings: RunConfig | CompareSettings) -> Task:
-    """The dataset that the settings of a run or of a comparison name."""
     own = settings.data.endswith(".npz")  # a published dataset's size and content are known
     return load(
         settings.data,

@@ -29,8 +29,6 @@ from discreet.core.files import write_text
 
 @final
 class RunFolder:
-    """The files of one run."""
-
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.plan = self.directory / "plan.json"

@@ -107,8 +107,6 @@ class BatchPrice:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Everything priced."""
-
     question: Question
     methods: tuple[MethodPrice, ...]
     batches: tuple[BatchPrice, ...]

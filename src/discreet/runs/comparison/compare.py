@@ -124,8 +124,6 @@ def default_seeds(data: str, repeats: int) -> tuple[int, ...] | None:
 
 
 class Phase(enum.Enum):
-    """What happens to a run of the comparison."""
-
     CALIBRATING = "calibrating"
     TRAINING = "training"
     FINISHED = "finished"

@@ -60,8 +60,6 @@ class _Row:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """One run of a row."""
-
     index: int
     row: _Row
     seed: int | None
@@ -183,12 +181,11 @@ class ComparisonRunner:
     def _finished_run(self, job: _Job) -> TrainedRun:
         folder, result = runs.RunFolder(job.directory), runs.load_result(job.directory)
         proven = result.spent.certified
-        check.require(
-            proven.epsilon <= self._settings.epsilon and proven.delta == self._settings.delta,
-            f"a run within epsilon={self._settings.epsilon:g} at delta={self._settings.delta:g}",
-            f"epsilon={proven.epsilon:g} at delta={proven.delta:g}",
-            f"it spent more than the budget, so it is not ranked; {folder.directory} has its ledger",
-        )
+        epsilon, delta = self._settings.epsilon, self._settings.delta
+        within, expected = proven.epsilon <= epsilon, f"a run within epsilon={epsilon:g} at delta={delta:g}"
+        remedy = f"it spent more than the budget, so it is not ranked; {folder.directory} has its ledger"
+        got = f"epsilon={proven.epsilon:g} at delta={proven.delta:g}"
+        check.require(within and proven.delta == delta, expected, got, remedy)
         return TrainedRun(
             seed=job.seed,
             accuracy=result.test_accuracy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from discreet.core import check
@@ -125,9 +125,6 @@ class PlanTimeline:
     visible: bool = True
 
 
-_NOTHING = PlanTimeline()
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
@@ -142,7 +139,7 @@ class MethodResult:
     learning_rate: float | None
     average: float | None = None
     given: bool = False
-    course: PlanTimeline = _NOTHING
+    course: PlanTimeline = field(default_factory=PlanTimeline)
     runs: tuple[TrainedRun, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -240,8 +237,6 @@ class TuningSummary:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where the numbers come from."""
-
     command: str
     created: str
     versions: tuple[tuple[str, str], ...]
