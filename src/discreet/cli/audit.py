@@ -17,12 +17,11 @@ from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
 from discreet.core.plain import plain
-from discreet.runs.audit_rows import CanaryKind
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind
+from discreet.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from discreet.auditing.planted import RunAudit
-    from discreet.runs import RunConfig
-    from discreet.runs.audit_rows import AuditRow
 
 
 def audit(
@@ -65,7 +64,6 @@ def audit(
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing import rows, truth
     from discreet.report import terminal
-    from discreet.runs.audit_rows import AuditVerdict
 
     effort = rows.QUICK if quick else rows.FULL
     planned = truth.attacks(effort, method)
@@ -112,7 +110,7 @@ def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out
 
 def _config(method: str | None, run: Path | None, quick: bool) -> RunConfig:
     """The run's, or the method on digits with noise 1.5: any recipe takes it, also one without a guarantee."""
-    from discreet.runs import RunConfig, load_config
+    from discreet.runs import load_config
 
     if run is not None:
         return load_config(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, final
 
 from discreet.cli import flags as shared
 from discreet.cli import recipes
@@ -14,9 +14,8 @@ from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
 from discreet.core.files import check_directory
-
-if TYPE_CHECKING:
-    from discreet.runs.comparison import CompareSettings
+from discreet.runs import comparison
+from discreet.runs.folder import RunFolder
 
 
 @final
@@ -49,7 +48,6 @@ class CompareFlags:
 def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> int:
     """Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume."""
     from discreet.report import page, terminal
-    from discreet.runs import comparison
 
     settings = _settings(task, flags)
     check_directory(settings.out)
@@ -74,14 +72,10 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
 
 
 def _charges(out: Path) -> int:
-    from discreet.runs import RunFolder
-
     return sum(RunFolder(ledger.parent).charges() for ledger in out.rglob("ledger.jsonl"))
 
 
-def _settings(task: TaskFlags, flags: CompareFlags) -> CompareSettings:
-    from discreet.runs import comparison
-
+def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSettings:
     epsilon, others = _budgets(flags)
     settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth"))
     data = task.data or "digits"
@@ -113,8 +107,6 @@ def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
 
 
 def _seeds(flags: CompareFlags, data: str) -> tuple[int, ...] | None:
-    from discreet.runs import comparison
-
     if flags.seeds is None:
         return comparison.default_seeds(data, 3 if flags.repeats is None else flags.repeats)
     if flags.seeds.strip() == "none":

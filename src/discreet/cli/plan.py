@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, final
 
 from discreet.cli import flags as shared
 from discreet.cli import recipes
@@ -13,10 +13,8 @@ from discreet.cli.flags import INTERRUPTED, JsonFlag, emit, flag, required_delta
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file
+from discreet.runs.planner import Question, answer
 from discreet.stages.delta import delta_warning
-
-if TYPE_CHECKING:
-    from discreet.runs.planner import Question
 
 
 @final
@@ -51,7 +49,6 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     command = command_line()
     try:
         from discreet.report import planned, terminal
-        from discreet.runs.planner import answer
         from discreet.runs.step_cost import measure
 
         trial = None
@@ -76,8 +73,6 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
 
 
 def _question(flags: QuestionFlags) -> Question:
-    from discreet.runs.planner import Question
-
     numbers = {"records": flags.records, "batch": flags.batch, "epochs": flags.epochs}
     examples = {"records": 60000, "batch": 1024, "epochs": 20}
     given = {

@@ -6,18 +6,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, final
+from typing import Annotated, Literal, final
 
 import typer
 
+from discreet import runs
 from discreet.cli import flags as shared
 from discreet.cli import recipes
 from discreet.cli.flags import INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required_out
 from discreet.core import check
 from discreet.core.files import check_directory
-
-if TYPE_CHECKING:
-    from discreet.runs import RunConfig
+from discreet.runs.config import RunConfig
+from discreet.runs.folder import RunFolder, resume_line
 
 
 @final
@@ -55,12 +55,7 @@ def resume(
 ) -> int:
     """Resume a run after a crash or Ctrl-C; steps that were charged are not run again."""
 
-    def config() -> RunConfig:
-        from discreet import runs
-
-        return runs.load_config(directory)
-
-    return _run(config, True, as_json)
+    return _run(lambda: runs.load_config(directory), True, as_json)
 
 
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
@@ -79,10 +74,7 @@ def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
         if name in settings:
             check.count("leave the flag out for the usual value", **{name: settings[name]})
-
-    from discreet import runs
-
-    return runs.RunConfig(**settings, parameters=tuple(parameters.items()))
+    return RunConfig(**settings, parameters=tuple(parameters.items()))
 
 
 def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
@@ -90,14 +82,11 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
     try:
         settings = config()
         place = Path(settings.out)
-        from discreet import runs
         from discreet.report import terminal
 
         with terminal.training_bar(quiet=as_json) as listener:
             result = runs.train(settings, on_progress=listener, resume=resuming)
     except KeyboardInterrupt:
-        from discreet.runs.folder import RunFolder, resume_line
-
         told = "Stopped before the run began: nothing was charged."
         if place is not None and RunFolder(place).run.is_file():
             told = f"Stopped and saved. Resume with: {resume_line(place)}"

@@ -18,9 +18,6 @@ from discreet.runs.step_cost import StepCost
 UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"
 
 
-_UNIT = "noise, in units of the clip"
-
-
 def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
     of = answer.question
     names = _samplers(answer)
@@ -89,9 +86,10 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
     lines = tuple(Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items()))
     step = Series.exact("on a step's mean gradient", 0, [(at.batch, at.effective) for at in answer.batches])
     whole = Series.exact("over the whole run", 1, [(at.batch, at.path) for at in answer.batches])
+    unit = "noise, in units of the clip"
     names = (
         ("noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", lines, "noise multiplier"),
-        ("noise-by-batch", "Noise against batch, at the same epochs", "batch", "batch", (step, whole), _UNIT),
+        ("noise-by-batch", "Noise against batch, at the same epochs", "batch", "batch", (step, whole), unit),
     )
     return tuple(
         Chart(key, title, x_label, x_short, series, above_zero(series), y_label, log_x=True, log_y=True)
