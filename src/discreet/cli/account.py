@@ -20,8 +20,9 @@ from discreet.cli import recipes
 from discreet.cli.flags import JsonFlag, emit, flag, required_delta, required_epsilon, required_noise
 from discreet.core import check
 from discreet.methods import Method
-from discreet.runs.config import SAMPLERS
-from discreet.stages import sampling
+from discreet.report import charts
+from discreet.runs.config import sampler_of
+from discreet.runs.planner import epsilon_curve
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon, Sampling
@@ -80,9 +81,7 @@ def account(
         return
     _not_both(flags, ("--noise",), ("--epsilon",))
     if curve is not None:
-        from discreet.report.charts import check_picture
-
-        check_picture(curve)
+        charts.check_picture(curve)
     method, recipe = recipe_of(flags)
     is_budget = flags.epsilon is not None
     plan = _calibrated(recipe.for_horizon, flags) if is_budget else _bound(recipe, flags, _horizon(flags))
@@ -157,16 +156,12 @@ def _horizon(flags: PlanFlags) -> Horizon:
 
 def _sampling(flags: PlanFlags) -> Sampling | None:
     """The sampling that --sampling and --cap name; None without these flags."""
-    name, cap = flags.sampling, flags.cap
-    truncated = name == "truncated-poisson"
-    if truncated and cap is not None:
-        return sampling.TruncatedPoisson(cap)
-    check.require(not truncated, "--cap with --sampling truncated-poisson", "none", "give the largest batch")
-    remedy = "drop it, or choose that sampling"
-    check.require(cap is None, "--cap only with --sampling truncated-poisson", f"--cap {cap}", remedy)
-    if name is None:
-        return None
-    return sampling.OwnLoader() if name == "own-loader" else SAMPLERS[name]()
+    name, cap, capped = flags.sampling, flags.cap, flags.sampling == "truncated-poisson"
+    is_valid, remedy = not capped or cap is not None, "give the largest batch"
+    check.require(is_valid, "--cap with --sampling truncated-poisson", "none", remedy)
+    is_valid, remedy = capped or cap is None, "drop it, or choose that sampling"
+    check.require(is_valid, "--cap only with --sampling truncated-poisson", f"--cap {cap}", remedy)
+    return None if name is None else sampler_of(name, cap)
 
 
 def _schedule(flags: PlanFlags) -> Schedule | None:
@@ -274,9 +269,6 @@ def _show(
 
 def _saved(plan: Plan, path: Path) -> Sequence[tuple[int, float]]:
     """The curve, once its picture is written."""
-    from discreet.report import charts
-    from discreet.runs.planner import epsilon_curve
-
     points = epsilon_curve(plan)
     chart = charts.epsilon_chart(f"{plan.method}, delta {plan.delta:g}, {plan.relation}", points)
     charts.save(chart, path, titled=True)

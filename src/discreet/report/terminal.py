@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from discreet.core.randomness import SEEDED
+from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
@@ -102,8 +103,6 @@ def run_table(result: RunResult) -> RenderableType:
 
 def comparison_table(found: Comparison) -> RenderableType:
     """The methods of a comparison, best first, and notes on the numbers."""
-    from discreet.report import wording
-
     title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
     columns = ("", "method", "test accuracy", "certified", "claimed", "seconds")
     rows = []
@@ -244,12 +243,8 @@ def _accuracy(estimate: Estimate | None) -> str:
     """A mean, with half the width of its interval where there are several runs."""
     if estimate is None:
         return "-"
-    from discreet.report import wording
-
     return " ".join(filter(None, (wording.points(estimate.mean), wording.half(estimate), "%")))
 
 
 def _epsilon(value: float | str | None) -> str:
-    from discreet.report import wording
-
     return "infinite" if isinstance(value, str) else wording.epsilon(value, missing="-")

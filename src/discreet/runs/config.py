@@ -11,7 +11,7 @@ from typing import Any, Final, final
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
-from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, Sampling, TruncatedPoisson
 
 SAMPLERS: Final = MappingProxyType(
     {
@@ -132,10 +132,7 @@ class RunConfig:
         return RunConfig(**{**body, "parameters": pairs})
 
     def sampler(self) -> Sampling:
-        if self.cap is not None:
-            return TruncatedPoisson(self.cap)
-        sampler: Sampling = SAMPLERS[self.sampling]()
-        return sampler
+        return sampler_of(self.sampling, self.cap)
 
     def check_resumes(self, begun: RunConfig) -> None:
         remedy = "resume with the settings of the run, or begin a new one in another directory"
@@ -143,6 +140,14 @@ class RunConfig:
             expected, got = getattr(begun, field.name), getattr(self, field.name)
             same, got = field.name in FREE_TO_CHANGE or expected == got, f"{field.name}={got!r}"
             check.require(same, f"{field.name}={expected!r}, as the run began", got, remedy)
+
+
+def sampler_of(name: str, cap: int | None = None) -> Sampling:
+    """The sampling stage of this name; `cap` is for truncated-poisson."""
+    if cap is not None:
+        return TruncatedPoisson(cap)
+    sampler: Sampling = OwnLoader() if name == "own-loader" else SAMPLERS[name]()
+    return sampler
 
 
 def _one_of(name: str, value: object, known: Any) -> None:

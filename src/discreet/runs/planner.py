@@ -13,11 +13,11 @@ from discreet.accounting.charges import Counted
 from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
-from discreet.runs.config import SAMPLERS
+from discreet.runs.config import CAPPED, sampler_of
 from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
-from discreet.stages.sampling import Horizon, OwnLoader, Sampling, TruncatedPoisson
+from discreet.stages.sampling import Horizon
 
 Curve = tuple[tuple[float, float], ...]  # (epsilon, noise) in order of epsilon
 
@@ -188,7 +188,8 @@ class _Pricing:
 
     def _sampled(self, recipe: Recipe, name: str) -> Price:
         batch = self._of.records if name == "full-batch" else self._of.batch
-        sampling = _sampling(name, batch)
+        cap = batch + math.ceil(WIDE_CAP * math.sqrt(batch)) if name == CAPPED else None
+        sampling = sampler_of(name, cap)
         try:
             drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
             pieces = len(self._unit_charge(drawn, batch))
@@ -243,12 +244,6 @@ class _Pricing:
     def _tell(self, label: str) -> None:
         self._listener(label, self._done, len(self._of.methods) + len(self._batches))
         self._done += 1
-
-
-def _sampling(name: str, batch: int) -> Sampling:
-    if name == "truncated-poisson":
-        return TruncatedPoisson(batch + math.ceil(WIDE_CAP * math.sqrt(batch)))
-    return OwnLoader() if name == "own-loader" else SAMPLERS[name]()
 
 
 def _grid(question: Question) -> tuple[int, ...]:
