@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import inspect
 import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, final, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -17,9 +19,12 @@ from typer.main import get_command
 
 import discreet
 from discreet.cli.flags import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
-from discreet.cli.signature import Command, expanded
 from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
+
+RECIPE_FLAGS = "recipe_flags"  # the field that takes the flags which the recipes give
+
+Command = Callable[..., int | None]
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
@@ -88,6 +93,55 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         print(f"discreet {discreet.__version__}")
         raise typer.Exit
+
+
+def expanded(command: Command) -> Command:
+    """The command with one keyword for each flag, for Typer to read."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    kinds: dict[str, Any] = {name: parameter.annotation for name, parameter in parameters.items()}
+    groups = _groups(command)
+    takers = {name for name, kind in kinds.items() if RECIPE_FLAGS in _fields(kind)}
+    generated = _recipe_flags() if takers else []
+
+    def call(**values: Any) -> int | None:
+        arguments: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            own = {flag: values[flag] for flag in groups[name]}
+            if name in takers:
+                own[RECIPE_FLAGS] = {flag.name: values[flag.name] for flag in generated}
+            arguments |= {name: kind(**own)} if _fields(kind) else own
+        return command(**arguments)
+
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    own = [parameter for group in groups.values() for parameter in group.values()]
+    vars(call)["__signature__"] = inspect.Signature(own + generated)
+    return call
+
+
+def _recipe_flags() -> list[inspect.Parameter]:
+    from discreet.cli import recipes  # which imports every method
+
+    return recipes.flags()
+
+
+def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
+    """The flags behind each parameter of the command: itself, or the fields of its dataclass."""
+    groups: dict[str, dict[str, inspect.Parameter]] = {}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        fields = _fields(parameter.annotation)
+        hints = get_type_hints(parameter.annotation, include_extras=True) if fields else {}
+        groups[parameter.name] = {
+            name: inspect.Parameter(name, kind, default=field.default, annotation=hints[name])
+            for name, field in fields.items()
+            if name != RECIPE_FLAGS
+        } or {parameter.name: parameter.replace(kind=kind)}
+    return groups
+
+
+def _fields(annotation: Any) -> dict[str, dataclasses.Field[Any]]:
+    is_group = dataclasses.is_dataclass(annotation)
+    return {field.name: field for field in dataclasses.fields(annotation)} if is_group else {}
 
 
 def build(commands: Sequence[Command]) -> typer.Typer:

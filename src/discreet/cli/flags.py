@@ -135,7 +135,6 @@ def required_out(out: Path | None) -> Path:
 
 
 def required(name: str, value: _Value | None, remedy: str) -> _Value:
-    """The value of a flag that the user must give."""
     if value is None:
         check.refuse(f"--{name}", "none", remedy)
     return value

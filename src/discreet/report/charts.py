@@ -91,7 +91,6 @@ def from_zero(series: Sequence[Series]) -> Interval:
 
 
 def above_zero(series: Sequence[Series]) -> Interval:
-    """Slightly more than the positive values, for a log axis."""
     values = [mean for mean in means(series) if mean > 0] or [1.0]
     return min(values) * 0.9, max(values) * 1.1
 

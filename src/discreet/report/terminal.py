@@ -169,7 +169,6 @@ def pricing_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
-    """A progress bar on standard error for a run: step, epsilon spent, accuracy on the test data."""
     with _bar(quiet) as follow:
         yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded))
 

@@ -70,7 +70,6 @@ def load_task(settings: RunConfig | CompareSettings) -> Task:
 
 
 def defaults_for(data: str) -> Defaults:
-    """The defaults of a dataset, or modest ones for a user's own file."""
     return DEFAULTS.get(data, _ANY)
 
 

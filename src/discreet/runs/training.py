@@ -260,7 +260,6 @@ def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
 
 
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
-    """The model of a config with fresh weights, on the config's device."""
     seed = int(streams.init.uniform64(1)[0] >> 1)
     model = build(str(config.model), shape=task.shape, classes=task.classes, seed=seed)
     return fitting(model, plan).to(config.device)

@@ -38,6 +38,7 @@ _SHARED = (
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta"),
 )
 """Settings of a comparison that each of its runs has."""
+_OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row
 MOST = 400  # the most changes that are kept of a schedule
 
 
@@ -124,15 +125,8 @@ class ComparisonRunner:
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
         shared = {name: getattr(self._settings, name) for name in _SHARED}
-        return runs.RunConfig(
-            out=str(self._settings.out / candidate.name),
-            method=candidate.method,
-            parameters=candidate.parameters,
-            learning_rate=candidate.learning_rate,
-            momentum=candidate.momentum,
-            average=candidate.average,
-            **shared,
-        )
+        own = {name: getattr(candidate, name) for name in _OWN}
+        return runs.RunConfig(out=str(self._settings.out / candidate.name), **own, **shared)
 
     def _order(self, job: _Job) -> dict[str, Any] | None:
         """What is left to train, if anything. A finished run is read; a run with other settings is moved away."""

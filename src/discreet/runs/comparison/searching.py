@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,19 +26,10 @@ from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
 FOLDER = "tuning"
 LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
+RATES, CLIPS = (0.5, 1.0, 2.0), (1.0, 4.0)  # factors on the learning rate and the clipping norm
 
 
-class Grid(NamedTuple):
-    """Factors on the learning rate and the clipping norm that the search starts from."""
-
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
-    clips: tuple[float, ...] = (1.0, 4.0)
-
-
-USUAL = Grid()
-
-
-def search(settings: CompareSettings, listener: Listener, grid: Grid = USUAL) -> tuple[CompareSettings, TuningSummary]:
+def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettings, TuningSummary]:
     """The settings with the best rows, and a summary of the trials.
 
     Guarantee: no trial uses a record of `settings.data` unless these are public, so nothing is charged.
@@ -52,7 +42,7 @@ def search(settings: CompareSettings, listener: Listener, grid: Grid = USUAL) ->
     stand_in = load_task(public)
     records, held_out = _split(stand_in, file)
     fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
-    trials = {row.name: _trials(row, settings, grid) for row in settings.chosen}
+    trials = {row.name: _trials(row, settings) for row in settings.chosen}
     trial_settings = dataclasses.replace(
         settings,
         out=place,
@@ -124,7 +114,7 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
     return int((~scored).sum()), int(scored.sum())
 
 
-def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Candidate, ...]:
+def _trials(row: Candidate, settings: CompareSettings) -> tuple[Candidate, ...]:
     """The grid around a row, with the momentum and the average that the row will run with."""
     usual = defaults_for(settings.data)
     config = runs.RunConfig(out="unused", data=settings.data, epsilon=settings.epsilon, delta=settings.delta)
@@ -133,7 +123,7 @@ def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Cand
     bounder = method.recipe(**parameters).bounder
     start = row.learning_rate or usual_learning_rate(settings.data, bounder, adam=method.adam)
     clip = parameters.get("clip")
-    factors = itertools.product(grid.clips if clip is not None else (1.0,), grid.rates)
+    factors = itertools.product(CLIPS if clip is not None else (1.0,), RATES)
     return tuple(
         Candidate(
             method=row.method,
