@@ -19,6 +19,7 @@ import discreet
 from discreet import Private
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
+from discreet.engine.record_watch import RecordWatch
 from discreet.stages.clipping import FlatClip
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import FullBatch, Horizon, OwnLoader
@@ -248,7 +249,7 @@ def test_what_does_not_follow_the_batch_is_accepted(body: Any) -> None:
     assert train(body=body, fixed=False, steps=5).updates == 5
 
 
-def test_the_released_sum_stays_the_same() -> None:
+def test_the_released_sum_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same records in one piece, as batches are in later steps."""
 
     def noiseless(*, whole: bool) -> list[Tensor]:
@@ -258,7 +259,7 @@ def test_the_released_sum_stays_the_same() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         private = Private(model, optimizer, plan, rows(6, records=21), streams=Streams.seeded(1))
         if whole:
-            private._engine.watch._programs.wants_another_size = False
+            monkeypatch.setattr(RecordWatch, "wants_another_size", property(lambda watch: False))
         sizes = []
         for x, y in private:
             sizes.append(len(x))
@@ -267,7 +268,8 @@ def test_the_released_sum_stays_the_same() -> None:
         assert (len(sizes) == 1) is whole
         return [parameter.detach() for parameter in model.parameters()]
 
-    for one, other in zip(noiseless(whole=True), noiseless(whole=False), strict=True):
+    cut = noiseless(whole=False)
+    for one, other in zip(noiseless(whole=True), cut, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -283,4 +285,21 @@ def test_a_declared_choice_is_compared_for_two_sizes() -> None:
 
     with pytest.raises(Refused, match="same calls with the same numbers"):
         train(body=body, steps=6)
-    assert count[0] == 3  # two innocent steps, and the first with the new losses
+    assert count[0] == 2  # two innocent steps, and none with the new losses
+
+
+def test_a_batch_with_new_losses_is_given_again() -> None:
+    """The records of the batch count once."""
+    sizes: list[list[int]] = [[]]
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        if discreet.public(private.progress.step > 1):
+            losses = losses.tanh()
+        sizes[-1].append(len(x))
+        if private.step(losses):
+            sizes.append([])
+
+    assert train(body=body, steps=5).updates == 5
+    assert [sum(own) for own in sizes[:-1]] == [12, 12, 24, 12, 12]
+    assert sizes[2][0] == sum(sizes[2][1:]) == 12

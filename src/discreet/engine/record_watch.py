@@ -10,7 +10,7 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -264,7 +264,7 @@ class RecordWatch(TorchFunctionMode):
         clock, where = table.tick(), line_of_the_call()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
-        rows: list[PublicRows] | None = None
+        rows: Sequence[PublicRows | None] | None = None
         if blamed is not None:
             places, blame, numbers = (MIXED,) * len(made), blamed.blame, ALL_FOLLOW
         else:

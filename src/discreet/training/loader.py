@@ -126,14 +126,19 @@ def sizes_of_pieces(records: int, largest: int, *, two: bool) -> list[int]:
 
 def pieces_of(batch: Any, records: int) -> list[tuple[Any, int]]:
     """A batch in pieces of two sizes; whole if it holds anything but tensors with one row for each record."""
-    sizes = sizes_of_pieces(records, records, two=True)
-    if len(sizes) == 1 or not _is_rows(batch, records):
+    if not is_cuttable(batch, records):
         return [(batch, records)]
+    sizes = sizes_of_pieces(records, records, two=True)
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [
         (replace(batch, lambda tensor, start=start, size=size: tensor.narrow(0, start, size).clone()), size)  # type: ignore[misc]
         for start, size in zip(starts, sizes, strict=True)
     ]
+
+
+def is_cuttable(batch: Any, records: int) -> bool:
+    """Whether a batch can be given in pieces of two sizes."""
+    return len(sizes_of_pieces(records, records, two=True)) > 1 and _is_rows(batch, records)
 
 
 def _is_rows(batch: Any, records: int) -> bool:

@@ -42,6 +42,10 @@ class LoopGuard:
         got, remedy = "an interrupted step", "resume from a checkpoint: two batches must not share one charge"
         check.require(not self._release_pending, "the release of a batch before the next batch is drawn", got, remedy)
 
+    def postpone(self) -> None:
+        """The logical batch is not complete: its last micro-batch comes again in pieces."""
+        self.sample_ended = self._release_pending = False
+
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
         """The user calls `step`. If the losses are refused, nothing was added, and `step` may be called again."""

@@ -37,7 +37,7 @@ from discreet.training.binding import (
     records_in,
     sampling_streams,
 )
-from discreet.training.loader import Loader, pieces_of, to_device
+from discreet.training.loader import Loader, is_cuttable, pieces_of, to_device
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
@@ -98,6 +98,7 @@ class Private:
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
         self._step: PrivateStep | None = None
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
+        self._can_repeat = self._is_repeated = False
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
         check_processes(plan, self.world)
@@ -143,11 +144,7 @@ class Private:
             if micro.records == 0:
                 self._end_empty_sample()
                 continue
-            try:
-                yield self._offer(micro.batch, micro.records, micro.is_last)
-            finally:  # also if the user leaves the loop
-                self._engine.watch.close()
-            self._loop.go_on(loop)
+            yield from self._given(micro.batch, micro.records, micro.is_last, loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the user's own batches, one step each, charged without amplification. Needs an `OwnLoader` plan.
@@ -170,11 +167,20 @@ class Private:
             whole = to_device(batch, self._device)
             pieces = pieces_of(whole, records) if self._engine.watch.wants_another_size else [(whole, records)]
             for number, (piece, size) in enumerate(pieces, 1):
-                try:
-                    yield self._offer(piece, size, number == len(pieces))
-                finally:
-                    self._engine.watch.close()
-                self._loop.go_on(loop)
+                yield from self._given(piece, size, number == len(pieces), loop)
+
+    def _given(self, batch: Any, records: int, is_last: bool, loop: object) -> Iterator[Any]:
+        """Yield a micro-batch; and again in pieces of two sizes, if its losses were made in a way that is new."""
+        try:
+            yield self._offer(batch, records, is_last)
+        finally:  # also if the user leaves the loop
+            self._engine.watch.close()
+        self._loop.go_on(loop)
+        if self._is_repeated:
+            self._is_repeated = False
+            pieces = pieces_of(batch, records)
+            for number, (piece, size) in enumerate(pieces, 1):
+                yield from self._given(piece, size, number == len(pieces), loop)
 
     def step(self, losses: Tensor) -> bool:
         """Process the per-record losses of the current batch. Returns True if the parameters changed."""
@@ -186,13 +192,16 @@ class Private:
                 self._step.add_to_test(losses, self._records, self._views)
             else:
                 self._guard.losses(losses)
-                self._step.add(losses)
+                self._is_repeated = not self._step.add(losses, can_repeat=self._can_repeat)
+                if self._is_repeated:
+                    self._loop.postpone()
         moved = self._loop.sample_ended and self._end_sample()
         self._between.remember()
         return moved
 
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
         self._between.check()
+        can_cut = is_cuttable(batch, records)
         if self._views > 1:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:
@@ -202,7 +211,7 @@ class Private:
         self._engine.follow(batch, records, self._views, private=self._data)
         if self._augment is not None:
             batch = self._augment(batch)
-        self._records = records
+        self._records, self._can_repeat = records, is_last and can_cut
         self._loop.give(is_last=is_last)
         return batch
 

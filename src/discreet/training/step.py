@@ -93,10 +93,16 @@ class PrivateStep:
         """Whether the gradient has been released and its update is being tested on a fresh batch."""
         return self._candidate is not None
 
-    def add(self, losses: Tensor) -> None:
-        """Add the bounded contributions of a micro-batch to the sums. Nothing is released."""
+    def add(self, losses: Tensor, *, can_repeat: bool = False) -> bool:
+        """Add the bounded contributions of a micro-batch to the sums. Nothing is released.
+
+        Returns False, and adds nothing, if the losses were seen for one number of records only and can be made again.
+        """
         self._engine.backward(losses)
+        if can_repeat and self._engine.watch.wants_another_size:
+            return False
         self._sums.add()
+        return True
 
     def add_to_test(self, losses: Tensor, records: int, views: int) -> None:
         """Add a micro-batch of the batch that tests the update."""

@@ -23,7 +23,6 @@ from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE
 
-
 TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
 _PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
 

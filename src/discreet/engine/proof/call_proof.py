@@ -227,7 +227,7 @@ class _Proof:
                 one.sized_by_values |= before != after.shape
 
     def _rows(self, places: Sequence[Place], records: int) -> tuple[tuple[int, RecordAxis], ...] | None:
-        """Public tensors whose rows must go with the records, so that records may change places; None if they may not."""
+        """Public tensors whose rows must go with records that change places; None if records may not change places."""
         leaves, at = self.call.leaves, records if len(self.shapes) == 1 else None
         growing = [(i, leaf.growing(at)) for i, leaf in enumerate(leaves) if leaf.growing(at)]
         if self.draws:

@@ -175,9 +175,7 @@ class KnownPrograms:
         self._programs: dict[tuple[Any, ...], _Program] = {}
         self.wants_another_size = True  # the newest way was not seen for two numbers of records yet
 
-    def check(
-        self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]
-    ) -> None:
+    def check(self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]) -> None:
         """Refuse losses that are made in another way than the first.
 
         read      when and where a value of the records was first read

@@ -21,12 +21,7 @@ from discreet.engine.proof.call_forms import Reading, provable
 from discreet.engine.proof.call_proof import run_on_generic_values
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows
 from discreet.engine.proof.movement import agree
-from discreet.engine.proof.provable_call import (
-    FEW,
-    MANY,
-    choices_of_numbers,
-    first,
-)
+from discreet.engine.proof.provable_call import FEW, MANY, choices_of_numbers, first
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import Form, contents, fits, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
@@ -64,8 +59,8 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
     if unprovable(func, reading) is not None:
         return proof.rows()
     readings = itertools.product(*([*rows.axes, None] for rows in growing.values()))
-    for axes in itertools.islice(readings, _MOST_READINGS):
-        proof.read({i: axis for i, axis in zip(growing, axes, strict=True) if axis is not None})
+    for chosen in itertools.islice(readings, _MOST_READINGS):
+        proof.read({i: axis for i, axis in zip(growing, chosen, strict=True) if axis is not None})
     return proof.rows()
 
 
@@ -88,9 +83,7 @@ def _axes(tensor: Tensor, records: int) -> tuple[RecordAxis, ...]:
 class _RowProof:
     """One call on public tensors, read in several ways."""
 
-    def __init__(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]
-    ) -> None:
+    def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]) -> None:
         self._call, self._reading, self._made = (func, args, kwargs), reading, made
         self._equal: list[set[RecordAxis]] = [set() for _ in made]
         self._placed: list[set[RecordAxis]] = [set() for _ in made]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.engine.proof.call_forms import TENSORS, Opaque, Reading, provable, provable_small, without_values
 from discreet.engine.proof.call_proof import prove
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, PublicRows
+from discreet.engine.proof.lineage import MIXED, PUBLIC, PublicRows
 from discreet.engine.proof.provable_call import (
     ALL_FOLLOW,
     NONE_FOLLOW,
@@ -97,11 +97,10 @@ def verdict_on(
     form: Form, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, outputs: list[Tensor]
 ) -> CallVerdict:
     """What the call does to records; `outputs` are what it gave."""
-    known = form.verdict
-    if known is not None and fits(known, outputs, reading.records):
-        return known
+    if form.verdict is not None and fits(form.verdict, outputs, reading.records):
+        return form.verdict
     at = reading.records, contents(reading)
-    known = form.at.get(at)
+    known: CallVerdict | None = form.at.get(at)
     if known is not None and fits(known, outputs, reading.records):
         return known
     verdict, is_general = _proven(func, args, kwargs, reading, outputs)
