@@ -63,6 +63,11 @@ COMMANDS = (
         "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
     ),
     ListedCommand(
+        "check",
+        "check",
+        "Whether a model can be trained privately, what is refused and where, and what a private step costs.",
+    ),
+    ListedCommand(
         "plan",
         "plan",
         "The noise that a budget needs, by method, sampler and batch size, with time and memory. Nothing is trained.",
