@@ -14,6 +14,7 @@ any of the values; where it says PUBLIC, no entry moved at all; everything else 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -352,7 +353,7 @@ class _Proof:
         shape = leaf.shape(records)
         if leaf.place is PUBLIC:
             if leaf.counts:
-                return torch.arange(shape[0], dtype=leaf.like.dtype, device=leaf.like.device)
+                return torch.arange(math.prod(shape), dtype=leaf.like.dtype, device=leaf.like.device).view(shape)
             if leaf.values is not None:
                 return leaf.values
             steady = pattern if pattern is Pattern.SPREAD else Pattern.MODERATE
