@@ -188,8 +188,10 @@ def _content(tensor: Tensor) -> int:
     """A digest of the values: memory that NumPy shares changes without a new version."""
     if tensor.is_meta or tensor.is_quantized or tensor.numel() == 0:
         return 0
-    values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return zlib.crc32(values.flatten().view(torch.uint8).numpy().data)
+    values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().flatten()
+    if values.stride(0) != 1:  # one entry of an expanded tensor
+        values = values.clone(memory_format=torch.contiguous_format)
+    return zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
 def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
