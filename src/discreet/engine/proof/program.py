@@ -151,9 +151,19 @@ def _at(origin: Origin) -> str:
 
 def _sums_up_the_batch(origin: Origin) -> bool:
     """Whether public entries, one per record, were reduced: torch.ones(len(x)).sum() is the size of the batch."""
-    if origin.lineage is not PUBLIC or origin.form is None or grows(origin.form):
+    if origin.lineage is not PUBLIC or origin.form is None or grows(origin.form) or _is_first_of_equal_rows(origin):
         return False
     return any(parent.lineage is PUBLIC and grows(parent.form) for parent in origin.parents)
+
+
+def _is_first_of_equal_rows(origin: Origin) -> bool:
+    """Whether a public tensor was spread over the records, and its first row taken: row.expand(len(x), -1)[:1]."""
+    if origin.func is not Tensor.__getitem__ or origin.settings[0][1:] != (("slice", None, 1, None),):
+        return False
+    spread = origin.parents[0]
+    while spread.func is Tensor.to:
+        spread = spread.parents[0]
+    return spread.func is Tensor.expand and spread.parents[0].form is not None and not grows(spread.parents[0].form)
 
 
 def _is_chosen_by_size(origin: Origin) -> bool:
