@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from research.extra import LANGUAGE_MODEL, SENTENCES
+from research.vision_operators import declare_vision_operators
+
+declare_vision_operators()  # before a test imports transformers
 
 collect_ignore: list[str] = []
 if any(find_spec(name) is None for name in LANGUAGE_MODEL):

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import floor
+from research.vision_operators import declare_vision_operators
 
 LEAST_TESTS = 3800  # raise it when tests are added
 
 torch.set_num_threads(1)
+declare_vision_operators()  # before a test imports transformers or timm
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=300)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

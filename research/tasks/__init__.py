@@ -1,1 +1,7 @@
 """Language and feature tasks that only the reproductions use."""
+
+from __future__ import annotations
+
+from research.vision_operators import declare_vision_operators
+
+declare_vision_operators()  # before a task imports transformers

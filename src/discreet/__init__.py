@@ -26,6 +26,7 @@ _HOME = {
     "Refused": "discreet.core.check",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
+    "check": "discreet.training.model_check",
     "fix": "discreet.engine.fix",
     "methods": "discreet.methods",
     "public": "discreet.engine.record_watch",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from discreet.stages.sampling import OwnLoader as OwnLoader
     from discreet.stages.sampling import Poisson as Poisson
     from discreet.stages.sampling import TruncatedPoisson as TruncatedPoisson
+    from discreet.training.model_check import check as check
     from discreet.training.private import Private as Private
 
 

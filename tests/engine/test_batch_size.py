@@ -59,6 +59,9 @@ DIVISIONS: dict[str, Change] = {
     "rows of full": lambda losses, x: losses * torch.full((len(x),), float(len(x))),
     "new_full": lambda losses, x: losses * x.new_full((len(x),), 1 / len(x)),
     "last place": lambda losses, x: losses / (torch.arange(len(x))[-1] + 1),
+    "last place with axes": lambda losses, x: losses / (torch.arange(len(x))[:, None][-1, 0] + 1),
+    "first of ones": lambda losses, x: losses * F.normalize(torch.ones(len(x)), dim=0)[:1],
+    "first of a spread sum": lambda losses, x: losses * torch.ones(len(x)).sum().expand(len(x))[:1],
     "softmax of zeros": lambda losses, x: losses * torch.zeros(len(x)).softmax(0),
     "normalised ones": lambda losses, x: losses * F.normalize(torch.ones(len(x)), dim=0),
     "trace": lambda losses, x: losses * torch.eye(len(x)).trace(),
@@ -238,7 +241,18 @@ def indexed(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
     private.step(losses + torch.full((len(x),), 0.5)[: len(x)])
 
 
-INNOCENT = [declared, reshaped, indexed]
+def indexed_as_in_transformers(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    places, keys = torch.arange(len(x))[:, None, None], torch.arange(3)[None, None]
+    private.step(each(model(x)[places, keys].squeeze(1), y))
+
+
+def first_of_equal_rows(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    """As prompt tuning of peft: the tokens are spread over the records, and those of the first are taken."""
+    row = torch.linspace(0.5, 1.0, 3).unsqueeze(0).expand(len(x), -1).to(x.device)[:1]
+    private.step(each(model(x) * row.repeat(len(x), 1), y))
+
+
+INNOCENT = [declared, reshaped, indexed, indexed_as_in_transformers, first_of_equal_rows]
 
 
 @pytest.mark.parametrize("body", INNOCENT, ids=lambda body: body.__name__)

@@ -55,6 +55,41 @@ def test_every_batch_norm_is_found_and_named() -> None:
     assert bool((engine.norms() > 0).all())
 
 
+class NormThenActivation(nn.BatchNorm2d):
+    """As in timm: the layer applies dropout and an activation of its own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
+
+
+class NormAndSkip(NormThenActivation):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_activation_of_a_batch_norm_is_kept(training: bool) -> None:
+    layer = NormThenActivation(8).train(training)
+    model, swaps = fix(nn.Sequential(layer))
+    assert [str(swap) for swap in swaps] == ["0: NormThenActivation(8) -> GroupNorm(2, 8), then SiLU"]
+    x = torch.randn(4, 8, 3, 3)
+    plain = nn.GroupNorm(2, 8)
+    assert torch.equal(model(x), nn.functional.silu(plain(x)))
+    assert model[0].act is layer.act
+    assert list(model.state_dict()) == ["0.weight", "0.bias"]
+    assert bool((layer.running_mean == 0).all())  # the layer itself was not run
+    assert model[0].training is training
+
+
+def test_a_batch_norm_that_computes_something_else_is_refused() -> None:
+    with pytest.raises(Refused, match="NormAndSkip at 0, whose forward"):
+        fix(nn.Sequential(NormAndSkip(8)))
+
+
 def test_the_root_itself() -> None:
     model, swaps = fix(nn.BatchNorm1d(6))
     assert isinstance(model, nn.GroupNorm)

@@ -50,6 +50,8 @@ ATTACKS: dict[str, Run] = {
     "noise with a deviation by place": lambda own, x: torch.normal(x, 1.0 + TABLE[: len(x), None].expand_as(x)),
     "random rows with a sum of one": lambda own, x: x * torch.rand(len(x), 1).softmax(0),
     "sorted random rows": lambda own, x: x * torch.rand(len(x), 1).sort(0).values,
+    "the largest of random rows": lambda own, x: x * (torch.rand(len(x)).max() > 0.999),
+    "the product of equal rows": lambda own, x: x * (torch.full((len(x),), 0.99).prod() < 0.8),
     "a permutation": lambda own, x: x * (torch.randperm(len(x))[:, None] >= 20),
     "a column chosen by the count": lambda own, x: F.pad(x, (0, 100))[:, len(x)][:, None] * x,
     "a fill by the count": lambda own, x: x * x.new_full((len(x), 1), len(x)),
@@ -85,6 +87,7 @@ class Token(nn.Module):
         ids = torch.arange(h.shape[1]).unsqueeze(0).repeat(n, 1)
         h = h + self.table[ids] * torch.bernoulli(torch.full((n, 1, 1), 0.5))
         h, _ = self.cell(h, self.start.expand(2, n, 6).contiguous())
+        h = h + self.table[:1].expand(n, 6)[:1]
         steps = torch.randint(0, 7, (n,))
         return self.head(h[:, -1] + torch.zeros(n, 6) + F.embedding(steps, self.table))
 

@@ -142,6 +142,16 @@ def distilling(*, declared: bool) -> Private:
     return train(model, body, steps=4)
 
 
+def test_an_entry_of_an_expanded_tensor_is_public() -> None:
+    """Its memory has one number, and its stride is zero."""
+    half = torch.full((1,), 0.5).expand(4)[:1]
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x), y) * half)
+
+    assert train(body=body).updates == 4
+
+
 def test_a_teacher_is_public_if_it_is_declared() -> None:
     with pytest.raises(Refused, match=r"changed after the first batch.*discreet\.public\(tensor_or_module\)"):
         distilling(declared=False)

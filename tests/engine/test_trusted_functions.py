@@ -119,6 +119,10 @@ PLACES: dict[str, Run] = {
     "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), 0.0),
     "cat with places": lambda x: torch.cat([x[:, 1:], places(x).unsqueeze(1)], 1),
     "bmm with places": lambda x: torch.bmm(x.unsqueeze(1), places(x).view(-1, 1, 1) * torch.eye(6)).squeeze(1),
+    "places with axes": lambda x: x * (1 + torch.arange(len(x))[:, None]),
+    "rows by places with axes": lambda x: x + x[torch.arange(len(x) - 1, -1, -1)[:, None]].squeeze(1),
+    "other rows by places with axes": lambda x: x + x[torch.arange(len(x))[:, None] // 2].squeeze(1),
+    "a table by places": lambda x: x * torch.linspace(1, 2, 99)[torch.arange(len(x))[:, None]],
     "index_add of places": lambda x: x.index_add(
         0, torch.arange(len(x)), torch.linspace(0, 1, len(x)).unsqueeze(1).expand(-1, 6)
     ),
@@ -127,6 +131,7 @@ ATTEMPTS = MOVES | REDUCTIONS | ELEMENTWISE | SIZES | PLACES
 
 INNOCENT: dict[str, Run] = {
     "places as an index": lambda x: x + x[torch.arange(len(x)), x.argmax(1)].unsqueeze(1),
+    "places with axes as an index": lambda x: x + x[torch.arange(len(x))[:, None], torch.arange(6)],
     "fake labels": lambda x: x * F.cross_entropy(x, torch.zeros(len(x)).long(), reduction="none").unsqueeze(1),
     "a column is zero": lambda x: wrote(x, (slice(None), 0), 0.0),
     "a table": lambda x: x @ torch.linspace(0, 1, 36).view(6, 6).tril(),

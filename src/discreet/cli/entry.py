@@ -56,6 +56,7 @@ class ListedCommand(NamedTuple):
 _SUMMARIES = {
     "account": "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
     "calibrate": "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
+    "check": "Whether a model can be trained privately, what is refused and where, and what a private step costs.",
     "plan": "The noise that a budget needs, by method, sampler and batch size, with time and memory. "
     "Nothing is trained.",
     "train": "Train privately and leave a run directory: model, ledger, metrics and a privacy statement.",

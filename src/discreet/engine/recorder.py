@@ -92,7 +92,7 @@ class Recorder:
         self._script, self._records = script, records
         self._position = self._place = 0
         self._regions: dict[Any, CheckpointedRegion] = {}
-        self.is_reduced = False  # whether a call with parameters computed in half precision (autocast)
+        self.dtypes: set[torch.dtype] = set()  # of the results of calls with parameters (autocast)
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         result = func(*args, **kwargs)
@@ -192,7 +192,7 @@ class Recorder:
             self._regions[frame] = CheckpointedRegion(frame, self, self._position - 1)
         result = self.run(use)
         self.uses.append(use)
-        self.is_reduced |= result.dtype in REDUCED
+        self.dtypes.add(result.dtype)
         if type(result.grad_fn).__name__ != "_SourceBackward":
             if frame is None and type(result.grad_fn).__name__ == "NativeGroupNormBackward0":
                 use.statistics = result.grad_fn._saved_result1, result.grad_fn._saved_result2  # type: ignore[union-attr]

@@ -93,6 +93,7 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
                 for tensor in use.record_tensors():
                     saved.pack(tensor)
         recorder.finish()
+        _no_float16(recorder.dtypes | {root.tensor.dtype for root in roots})
         collector = Collector(recorder.uses, layout)
         collector.watch()  # as in training: while the backward pass runs
         _losses(script, output).sum().backward()
@@ -101,7 +102,7 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
         factors = collector.finish()
     script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
     script.largest = largest_kept(factors)
-    half = recorder.is_reduced or any(root.tensor.dtype in REDUCED for root in roots)
+    half = any(dtype in REDUCED for dtype in recorder.dtypes | {root.tensor.dtype for root in roots})
     comparisons = [_GradientComparison(root, own, half) for root, own in zip(roots, factors, strict=True)]
     with torch.enable_grad():
         losses = _losses(script, run())
@@ -115,6 +116,16 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
     with torch.no_grad():
         for one in comparisons:
             one.compare_sum()
+
+
+def _no_float16(dtypes: set[torch.dtype]) -> None:
+    require(
+        torch.float16 not in dtypes,
+        "layers that compute in float32 or bfloat16",
+        "float16",
+        "use bfloat16 (autocast or parameters): gradients in float16 underflow without a GradScaler, and a GradScaler "
+        "sets its scale by the gradients of the batch, without noise",
+    )
 
 
 def _losses(script: ForwardTrace, output: Any) -> Tensor:

@@ -14,7 +14,7 @@ _WRAPPERS = {
     "DistributedDataParallel": "pass the inner module: discreet sums over processes itself",
     "DataParallel": "pass the inner module; one process per device",
     "FullyShardedDataParallel": "pass an unsharded module",
-    "OptimizedModule": "pass the module before torch.compile",
+    "OptimizedModule": "train the module as it was before torch.compile, and compile it for evaluation only",
 }
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress
     from discreet.runs.comparison.values import Comparison, Estimate
+    from discreet.training.model_check import ModelCheck
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -97,6 +98,14 @@ def run_table(result: RunResult) -> RenderableType:
         ("directory", str(result.directory)),
     ]
     table = _table(f"{result.method} on {result.data}", ("", ""), rows)
+    table.show_header = False
+    return table
+
+
+def check_table(found: ModelCheck) -> RenderableType:
+    """What `discreet check` found."""
+    (question, answer), *rest = found.lines
+    table = _table(found.model, ("", ""), [(question, _bold(answer)), *rest])
     table.show_header = False
     return table
 

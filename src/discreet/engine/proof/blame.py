@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Final, NoReturn
 
 import torch
@@ -42,6 +42,11 @@ UNKNOWN: Final = Blame(
     "from one batch to the next; if it does not come from records, write discreet.public(tensor)",
 )
 
+SCALED: Final = replace(
+    UNKNOWN,
+    why="it is the scale of a GradScaler, which is set by the gradients of the batch, without noise",
+    remedy="leave GradScaler out, and use bfloat16 in place of float16: its gradients do not underflow",
+)
 UNINITIALISED: Final = Blame(
     "torch.empty",
     "",
@@ -134,7 +139,17 @@ def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
 
 def here(blame: Blame) -> Blame:
     """The same at the user's line."""
+    if blame is UNKNOWN and _is_scaling():
+        blame = SCALED
     return replace(blame, where=user_line() or "")
+
+
+def _is_scaling() -> bool:
+    """Whether a GradScaler makes the call under way."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.amp.GradScaler.scale.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def is_uninitialised(origin: Origin) -> bool:

@@ -177,11 +177,20 @@ class Reading:
 
 
 def counts(origin: Origin) -> bool:
-    """Whether a tensor holds 0, 1, 2, ..., one number for each entry."""
+    """Whether a tensor holds 0, 1, 2, ..., one number for each entry, along its one axis that is longer than 1."""
+    while origin.func is Tensor.__getitem__ and _adds_axes(origin.settings):
+        origin = origin.parents[0]
     if origin.func is not torch.arange or not origin.settings:
         return False
     bounds = origin.settings[0]
     return len(bounds) == 1 or (len(bounds) == 2 and bounds[0] == 0 and type(bounds[0]) is int)
+
+
+def _adds_axes(settings: Any) -> bool:
+    """Whether an index is made of None and whole slices, such as [:, None, None]: it keeps all entries."""
+    _, index = settings[0]
+    parts = index if isinstance(index, tuple) and index[:1] != ("slice",) else (index,)
+    return all(part is None or part == ("slice", None, None, None) for part in parts)
 
 
 def sizes_of(tensor: Tensor, axis: RecordAxis, records: int) -> tuple[Any, ...]:

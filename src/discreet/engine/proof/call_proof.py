@@ -15,6 +15,7 @@ any of the values; where it says PUBLIC, no entry moved at all; everything else 
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -70,14 +71,14 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict
     raise error or UnprovableError("it takes none of the values that were tried")
 
 
-def run_on_generic_values(call: ProvableCall, sizes: Sequence[int]) -> list[list[Tensor]] | None:
-    """What a call gives for each number of records, on the same public tensors; None if it fails."""
+def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Tensor]] | None:
+    """What a call gives for each number of records, on the same public tensors and equal rows; None if it fails."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
     for within in ranges(whole, call.special):
         with _apart_from_the_run():
             proof = _Proof(call, within)
-            values = [proof._base(leaf, FEW, Pattern.MODERATE) for leaf in call.leaves]
-            runs = [proof._try(values, records) for records in sizes]
+            pairs = [(leaf, proof._base(leaf, 1, Pattern.MODERATE)) for leaf in call.leaves]
+            runs = [proof._try([leaf.repeated(row, records) for leaf, row in pairs], records) for records in sizes]
         if all(run is not None for run in runs):
             return [run.outputs for run in runs if run is not None]
         if not call.leaves:
@@ -396,7 +397,7 @@ class _Proof:
         shape = leaf.shape(records)
         if leaf.place is PUBLIC:
             if leaf.counts:
-                return torch.arange(shape[0], dtype=leaf.like.dtype, device=leaf.like.device)
+                return torch.arange(math.prod(shape), dtype=leaf.like.dtype, device=leaf.like.device).view(shape)
             if leaf.values is not None:
                 return leaf.values
             steady = pattern if pattern is Pattern.SPREAD else Pattern.MODERATE

@@ -53,7 +53,7 @@ class PublicRows:
 
     A size may also equal the number of records by chance, so that this holds for several readings of the same call.
 
-    equal   axes along which it has a row for each record: equal ones, or independent draws
+    equal   axes along which it has a row for each record: equal ones, or independent draws (`drawn`)
     placed  axes along which the row of a record depends on the record's place, and on no other row
     proven  which arguments may follow the number of records without a value that depends on it: for each reading, the
             places of tensors and those of whole numbers; None for any
@@ -62,6 +62,7 @@ class PublicRows:
     equal: frozenset[RecordAxis] = frozenset()
     placed: frozenset[RecordAxis] = frozenset()
     proven: frozenset[tuple[frozenset[int], frozenset[int]]] | None = frozenset()
+    drawn: bool = False
 
     @property
     def axes(self) -> list[RecordAxis]:
@@ -210,8 +211,10 @@ def _content(tensor: Tensor) -> int:
     """A digest of the values: memory that NumPy shares changes without a new version."""
     if tensor.is_meta or tensor.is_quantized or tensor.numel() == 0:
         return 0
-    values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return zlib.crc32(values.flatten().view(torch.uint8).numpy().data)
+    values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().flatten()
+    if values.stride(0) != 1:  # one entry of an expanded tensor
+        values = values.clone(memory_format=torch.contiguous_format)
+    return zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
 def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:

@@ -174,7 +174,8 @@ def _same_path(first: Passed, *others: Passed) -> None:
             refuse(
                 "the forward pass to make the same calls for every batch",
                 "calls that differ between random batches",
-                "remove control flow that depends on the data or on the batch size",
+                "remove control flow that depends on the data, on the batch size or on chance (layers that are skipped "
+                "at random: layerdrop=0.0 in a configuration of transformers)",
             )
 
 

@@ -91,6 +91,13 @@ class Leaf:
                 value = first(value, RecordAxis(axis))
         return value
 
+    def repeated(self, row: Tensor, records: int) -> Tensor:
+        """The values of one record for as many records."""
+        if not isinstance(self.place, RecordAxis):
+            return row
+        axis = self.place.axis
+        return row.repeat_interleave(records, axis) if self.place.minor else torch.cat([row] * records, axis)
+
     def shape(self, records: int) -> list[int]:
         return [size[0] * records if type(size) is tuple else size for size in self.sizes]
 

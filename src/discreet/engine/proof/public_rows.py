@@ -18,7 +18,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from discreet.engine.proof.call_forms import Reading, provable
-from discreet.engine.proof.call_proof import run_on_generic_values
+from discreet.engine.proof.call_proof import run_on_equal_rows
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows
 from discreet.engine.proof.movement import agree
 from discreet.engine.proof.provable_call import FEW, MANY, choices_of_numbers, first
@@ -54,7 +54,8 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
         is_placed = any(rows.placed or not rows.equal for rows in growing.values())
         proven = _readings_of_a_draw(args, reading) if func in _COUNTED_DRAWS else None
         axes, none = [frozenset(_axes(tensor, reading.records)) for tensor in made], frozenset[RecordAxis]()
-        return [PublicRows(none, own, proven) if is_placed else PublicRows(own, none, proven) for own in axes]
+        pairs = [(none, own) if is_placed else (own, none) for own in axes]
+        return [PublicRows(equal, placed, proven, drawn=True) for equal, placed in pairs]
     proof = _RowProof(func, args, kwargs, reading, made)
     if unprovable(func, reading) is not None:
         return proof.rows()
@@ -92,7 +93,8 @@ class _RowProof:
     def rows(self) -> list[PublicRows]:
         proven = frozenset(self._proven)
         pairs = zip(self._equal, self._placed, strict=True)
-        return [PublicRows(frozenset(equal), frozenset(placed - equal), proven) for equal, placed in pairs]
+        drawn = any(one.rows is not None and one.rows.drawn for one in self._reading.origins)
+        return [PublicRows(frozenset(equal), frozenset(placed - equal), proven, drawn) for equal, placed in pairs]
 
     def read(self, followed: dict[int, RecordAxis]) -> None:
         """With these tensors following the number of records, and any choice of the numbers."""
@@ -104,10 +106,9 @@ class _RowProof:
             other = Reading(self._reading.records, numbers, values=self._reading.values)
             other.tensors, other.origins, other.multiples = self._reading.tensors, origins, self._reading.multiples
             places = frozenset(i for i in range(len(other.multiples)) if numbers.follow(i))
-            if followed and self._is_apart(other, followed):
+            is_apart = bool(followed) and self._is_apart(other, followed)
+            if is_apart or ((followed or places) and self._are_equal(followed) and self._is_same(other)):
                 self._proven.add((frozenset(followed), places))
-            elif not followed and places and self._is_born(other):
-                self._proven.add((frozenset(), places))
 
     def _is_apart(self, reading: Reading, followed: dict[int, RecordAxis]) -> bool:
         verdict = verdict_of_reading(*self._call, reading)
@@ -121,9 +122,13 @@ class _RowProof:
                 own.add(place)
         return True
 
-    def _is_born(self, reading: Reading) -> bool:
-        """Numbers alone follow the number of records: run with the same values for few and for many."""
-        runs = run_on_generic_values(provable(*self._call, reading, exact=False), (FEW, MANY))
+    def _are_equal(self, followed: dict[int, RecordAxis]) -> bool:
+        rows = {i: self._reading.origins[i].rows or UNPROVEN_ROWS for i in followed}
+        return all(axis in rows[i].equal and not rows[i].drawn for i, axis in followed.items())
+
+    def _is_same(self, reading: Reading) -> bool:
+        """Whether the call gives the same for few and for many records, on equal rows."""
+        runs = run_on_equal_rows(provable(*self._call, reading, exact=False), (FEW, MANY))
         if runs is None or not len(runs[0]) == len(runs[1]) == len(self._made):
             return False
         found = []

@@ -286,5 +286,6 @@ def _refuse_other_in_place(func: Callable[..., Any], args: Any, found: list[Trac
         refuse(
             "a call that makes a new tensor",
             f"the in-place call {name} with parameter {found[0].name}",
-            "use torch.where, torch.cat or an ordinary expression instead of writing into a tensor",
+            "use torch.where, torch.cat or an ordinary expression instead of writing into a tensor; for speech models "
+            "of transformers, apply_spec_augment=False",
         )
