@@ -370,11 +370,11 @@ class RecordWatch(TorchFunctionMode):
         return backward_of(tensor, origin, self)
 
     @contextmanager
-    def watched(self, place: RecordAxis, tensors: list[Tensor]) -> Iterator[Callable[[Tensor], Origin]]:
+    def watched(self, place: RecordAxis | Lineage, tensors: list[Tensor]) -> Iterator[Callable[[Tensor], Origin]]:
         """Calls inside the block are watched, with records along `place`; values of them may not be read."""
         with self.paused():
-            for tensor in tensors:
-                self.table.put(tensor, Origin(place, hash(("gradient", place))))
+            for index, tensor in enumerate(tensors):
+                self.table.put(tensor, Origin(place, hash(("gradient", index))))
         before, self._read = self._read, None
         forward, self.forward = self.forward, None
         paused, self._is_paused = self._is_paused, False

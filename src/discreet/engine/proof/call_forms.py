@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE
 
 TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
+_MOST_CHOICES: Final = 8
 _PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
 
 
@@ -46,10 +47,11 @@ class Opaque(enum.Enum):
 class Reading:
     """One call, read once: its description, its tensors and their origins."""
 
-    __slots__ = ("declared", "multiples", "numbers", "opaque", "origins", "records", "tensors", "values")
+    __slots__ = ("declared", "multiples", "numbers", "opaque", "origins", "records", "rows", "tensors", "values")
 
     def __init__(self, records: int, numbers: Numbers = ALL_FOLLOW, *, values: bool = False) -> None:
         self.records, self.numbers, self.values = records, numbers, values
+        self.rows: tuple[int | None, ...] = ()  # for each tensor, which axis of a public one has a row for each record
         self.multiples: list[int] = []  # whole numbers that are multiples of the number of records
         self.tensors: list[Tensor] = []
         self.origins: list[Origin] = []
@@ -144,22 +146,29 @@ class Reading:
         return tensor.dtype, self._public_sizes(tensor, origin), counts(origin), origin.rows
 
     def _public_sizes(self, tensor: Tensor, origin: Origin) -> tuple[Any, ...]:
+        """All sizes that may follow the number of records."""
         if origin.rows is None:
             return tuple(tensor.shape)
         axes = [place.axis for place in origin.rows.axes] or range(tensor.dim())
         factors = [factor_of(size, self.records) if axis in axes else None for axis, size in enumerate(tensor.shape)]
         return tuple(size if factor is None else (factor,) for size, factor in zip(tensor.shape, factors, strict=True))
 
-    def sizes(self, *, exact: bool = False) -> list[tuple[Any, ...]]:
-        """Of every tensor; `exact` if only record axes follow the number of records."""
-        return [
-            sizes_of(tensor, origin.lineage, self.records)
-            if isinstance(origin.lineage, RecordAxis)
-            else tuple(tensor.shape)
-            if exact
-            else self._public_sizes(tensor, origin)
-            for tensor, origin in zip(self.tensors, self.origins, strict=True)
+    def choices_of_rows(self) -> Iterator[tuple[int | None, ...]]:
+        """Which axis of each public tensor may have a row for each record."""
+        found = [
+            () if one.rows is None else dict.fromkeys(place.axis for place in one.rows.axes) for one in self.origins
         ]
+        return itertools.islice(itertools.product(*([*axes, None] for axes in found)), _MOST_CHOICES)
+
+    def sizes(self) -> list[tuple[Any, ...]]:
+        """Of every tensor; (factor,) times the number of records for axes that follow it."""
+        found: list[tuple[Any, ...]] = []
+        for i, (tensor, origin) in enumerate(zip(self.tensors, self.origins, strict=True)):
+            place = origin.lineage
+            row = self.rows[i] if self.rows else None
+            axis = place if isinstance(place, RecordAxis) else None if row is None else RecordAxis(row)
+            found.append(tuple(tensor.shape) if axis is None else sizes_of(tensor, axis, self.records))
+        return found
 
     def leaf(self, tensor: Tensor, origin: Origin, sizes: tuple[Any, ...], *, exact: bool) -> Leaf:
         """What the proof needs to know of one tensor."""
@@ -201,7 +210,7 @@ def sizes_of(tensor: Tensor, axis: RecordAxis, records: int) -> tuple[Any, ...]:
 
 def provable(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, *, exact: bool) -> ProvableCall:
     """The call as something that can be run on other values, for other numbers of records."""
-    return _provable(func, reading, SmallCall(args, kwargs, reading.sizes(exact=exact)), exact=exact)
+    return _provable(func, reading, SmallCall(args, kwargs, reading.sizes()), exact=exact)
 
 
 def provable_small(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> ProvableCall | None:

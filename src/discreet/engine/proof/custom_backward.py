@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Blame, Origin
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Blame, Lineage, Origin
 from discreet.engine.trace.capture import RecordAxis
 
 
 class BackwardWatch(Protocol):
     """What runs a function under the watch."""
 
-    def watched(self, place: RecordAxis, tensors: list[Tensor]) -> AbstractContextManager[Callable[[Tensor], Origin]]:
+    def watched(
+        self, place: RecordAxis | Lineage, tensors: list[Tensor]
+    ) -> AbstractContextManager[Callable[[Tensor], Origin]]:
         """Inside the block, `tensors` are records along `place` and calls are watched; reading values is refused."""
 
 
@@ -30,7 +32,7 @@ def backward_of(tensor: Tensor, origin: Origin, watch: BackwardWatch) -> Origin:
     """The lineage of a tensor, with its backward pass taken into account."""
     node: Any = tensor.grad_fn
     kind: Any = type(node)
-    if not issubclass(kind, BackwardCFunction) or not isinstance(origin.lineage, RecordAxis):
+    if not issubclass(kind, BackwardCFunction) or origin.lineage in (PUBLIC, MIXED):
         return origin
     function = kind._forward_cls
     if function.__module__.startswith(("discreet.engine.", "torch.utils.checkpoint")):

@@ -186,7 +186,11 @@ class LineageTable:
             if isinstance(origin.lineage, RecordAxis) and place != origin.lineage:
                 place = MIXED if place is not PUBLIC else origin.lineage
         blame = here(_WRITTEN) if place is MIXED else None
-        rows = UNPROVEN_ROWS if place is PUBLIC and (origin.rows, new.rows) != (None, None) else None
+        rows = None
+        if place is PUBLIC and _geometry(tensor) == write.geometry:
+            rows = new.rows
+        elif place is PUBLIC and (origin.rows, new.rows) != (None, None):
+            rows = UNPROVEN_ROWS
         return Origin(place, digest, new.clock, new.func, new.settings, parents, blame, rows=rows)
 
     def _filled(self, tensor: Tensor, origin: Origin) -> Origin:

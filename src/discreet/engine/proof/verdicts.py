@@ -153,15 +153,16 @@ def _proven(
     found: CallVerdict | None = None
     is_general = False
     if not _needs_the_very_size(func, args, kwargs):
-        for numbers in choices_of_numbers(reading.multiples, reading.records):
+        choices = choices_of_numbers(reading.multiples, reading.records)
+        for numbers, rows in itertools.product(choices, reading.choices_of_rows()):
             other = Reading(reading.records, numbers, values=reading.values)
-            other.tensors, other.origins = reading.tensors, reading.origins
+            other.tensors, other.origins, other.rows = reading.tensors, reading.origins, rows
             verdict = verdict_of_reading(func, args, kwargs, other)
             if verdict.keeps_apart and fits(verdict, outputs, reading.records):
-                return verdict, numbers == ALL_FOLLOW
+                return verdict, numbers == ALL_FOLLOW and not any(origin.rows for origin in reading.origins)
             if found is None or verdict.sized_by_values:
                 found, is_general = verdict, numbers == ALL_FOLLOW
-        is_plain = not reading.multiples and not contents(reading)
+        is_plain = not (reading.multiples or any(other.rows) or contents(reading))
         if is_plain and found is not None and len(found.outputs) == len(outputs) and "fails" not in found.why:
             return found, is_general
     try:
@@ -179,7 +180,7 @@ def verdict_of_reading(func: Callable[..., Any], args: Any, kwargs: Any, reading
     origins = {id(tensor): origin for tensor, origin in zip(reading.tensors, reading.origins, strict=True)}
     again = Reading(reading.records, reading.numbers, values=reading.values)
     description = again.describe((args, kwargs), lambda tensor: origins[id(tensor)])
-    form = form_of(func, ("follows", _stripped(func, description)))
+    form = form_of(func, ("follows", reading.rows, _stripped(func, description)))
     if form.verdict is None:
         form.verdict = _by_proof(func, args, kwargs, reading)
     verdict = form.verdict
