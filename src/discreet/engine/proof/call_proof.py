@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -46,6 +44,7 @@ from discreet.engine.proof.provable_call import (
     Place,
     ProvableCall,
     UnprovableError,
+    apart_from_the_run,
     first,
     tensors_of_result,
 )
@@ -61,7 +60,7 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict
     error: Exception | None = None
     for within in ranges(whole, call.special):
         try:
-            with _apart_from_the_run():
+            with apart_from_the_run():
                 found = _Proof(call, within).of_moves(sizes) if call.moves else None
                 return found or _Proof(call, within).verdict(sizes)
         except UnprovableError as failed:
@@ -75,7 +74,7 @@ def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Ten
     """What a call gives for each number of records, on the same public tensors and equal rows; None if it fails."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
     for within in ranges(whole, call.special):
-        with _apart_from_the_run():
+        with apart_from_the_run():
             proof = _Proof(call, within)
             pairs = [(leaf, proof._base(leaf, 1, Pattern.MODERATE)) for leaf in call.leaves]
             runs = [proof._try([leaf.repeated(row, records) for leaf, row in pairs], records) for records in sizes]
@@ -84,26 +83,6 @@ def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Ten
         if not call.leaves:
             break  # no choice
     return None
-
-
-@contextmanager
-def _apart_from_the_run() -> Iterator[None]:
-    """Neither the watch nor the generators of the run notice what happens inside."""
-    state = torch.get_rng_state()
-    try:
-        off = torch._C.DisableTorchFunction()
-        with torch.inference_mode(False), off, torch.enable_grad(), _saved_as_they_are(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_rng_state(state)
-
-
-def _saved_as_they_are() -> AbstractContextManager[object]:
-    """Hooks of a checkpointed region would take the proof's tensors for the region's."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-        return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 @dataclass
@@ -120,7 +99,6 @@ class _SeenOutput:
 class _CallRun:
     outputs: list[Tensor]
     written: tuple[int, ...]
-    leaves: list[Tensor]
 
 
 @dataclass
@@ -179,7 +157,7 @@ class _Proof:
     def _finished(self, graded: Sequence[int]) -> CallVerdict:
         """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
         assert self.seen is not None
-        places = tuple(self._place(one) for one in self.seen)
+        places: tuple[Place, ...] = tuple(one.candidates[0] if one.candidates else PUBLIC for one in self.seen)
         shapes = [set(own) for own in zip(*self.shapes.values(), strict=True)]
         if any(place is PUBLIC and len(own) > 1 for place, own in zip(places, shapes, strict=True)):
             raise UnprovableError("the size of what it gives does not follow the number of records")
@@ -189,16 +167,12 @@ class _Proof:
         )
         rows = self._rows(places, graded[0])
         if rows is None:
-            return self._refused("what it gives a record depends on the record's place in the batch")
+            return self._mixed("what it gives a record depends on the record's place in the batch")
         if not self._same_for_every_count(places):
-            return self._refused("what it gives a record depends on the number of records")
+            return self._mixed("what it gives a record depends on the number of records")
         if not all(self._gradients_apart(records, places) for records in graded):
-            return self._refused("the gradient that goes back to one record moves with others")
+            return self._mixed("the gradient that goes back to one record moves with others")
         return CallVerdict(places, factors, self.written, rows=rows)
-
-    def _refused(self, why: str) -> CallVerdict:
-        assert self.seen is not None
-        return CallVerdict((MIXED,) * len(self.seen), (None,) * len(self.seen), self.written, why)
 
     # -- forward ---------------------------------------------------------------------------------------
 
@@ -231,10 +205,8 @@ class _Proof:
         """Public tensors whose rows must go with records that change places; None if records may not change places."""
         leaves, at = self.call.leaves, records if len(self.shapes) == 1 else None
         growing = [(i, leaf.growing(at)) for i, leaf in enumerate(leaves) if leaf.growing(at)]
-        if self.draws:
-            return tuple((i, axes[0]) for i, axes in growing)
         base = [self._base(leaf, records, Pattern.MODERATE) for leaf in leaves]
-        before = self._try(base, records)
+        before = None if self.draws else self._try(base, records)
         if before is None:
             return tuple((i, axes[0]) for i, axes in growing)
         records_shifted = [
@@ -309,15 +281,11 @@ class _Proof:
             one.moved = True
             one.candidates = [axis for axis in one.candidates if only(axis, change, half)]
 
-    def _place(self, one: _SeenOutput) -> Place:
-        return one.candidates[0] if one.candidates else PUBLIC
-
-    def _mixed(self) -> CallVerdict:
+    def _mixed(self, why: str = "") -> CallVerdict:
         assert self.seen is not None
-        by_values = any(one.sized_by_values for one in self.seen)
-        places = (MIXED,) * len(self.seen)
-        why = "its shape depends on values of the records" if by_values else "records move entries of others"
-        return CallVerdict(places, (None,) * len(places), self.written, why, by_values)
+        by_values = not why and any(one.sized_by_values for one in self.seen)
+        shown = "its shape depends on values of the records" if by_values else "records move entries of others"
+        return CallVerdict((MIXED,) * len(self.seen), (None,) * len(self.seen), self.written, why or shown, by_values)
 
     # -- gradients -------------------------------------------------------------------------------------
 
@@ -341,12 +309,8 @@ class _Proof:
                 for i, old, new in zip(wanted, before[0], after[0], strict=True):
                     axis = self.call.leaves[i].place
                     assert isinstance(axis, RecordAxis)
-                    if old is None or new is None:
-                        if old is not new:
-                            return False
-                        continue
-                    change = changed(old, new)
-                    if change is not None and not only(axis, change, half):
+                    change = None if old is None or new is None else changed(old, new)
+                    if (old is None) != (new is None) or (change is not None and not only(axis, change, half)):
                         return False
         return True
 
@@ -428,7 +392,7 @@ class _Proof:
         written = tuple(i for i, copy in enumerate(copies) if copy._version != versions[i])
         outputs = tensors_of_result(result)
         outputs += [copies[i] for i in written if not any(copies[i] is output for output in outputs)]
-        return _CallRun(outputs, written, copies)
+        return _CallRun(outputs, written)
 
 
 @lru_cache

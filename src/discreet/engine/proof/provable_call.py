@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -149,6 +151,26 @@ def first(tensor: Tensor, axis: RecordAxis) -> Tensor:
     places = torch.arange(tensor.shape[axis.axis])
     own = places.view(-1, MANY)[:, :FEW] if axis.minor else places.view(MANY, -1)[:FEW]
     return tensor.index_select(axis.axis, own.flatten().to(tensor.device))
+
+
+@contextmanager
+def apart_from_the_run() -> Iterator[None]:
+    """Neither the watch nor the generators of the run notice what happens inside."""
+    state = torch.get_rng_state()
+    try:
+        off = torch._C.DisableTorchFunction()
+        with torch.inference_mode(False), off, torch.enable_grad(), _saved_as_they_are(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _saved_as_they_are() -> AbstractContextManager[object]:
+    """Hooks of a checkpointed region would take the proof's tensors for the region's."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 class UnprovableError(Exception):
