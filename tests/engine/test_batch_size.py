@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import discreet
 from discreet import Private
+from discreet.accounting import ledger
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.record_watch import RecordWatch
@@ -317,3 +319,21 @@ def test_a_batch_with_new_losses_is_given_again() -> None:
     assert train(body=body, steps=5).updates == 5
     assert [sum(own) for own in sizes[:-1]] == [12, 12, 24, 12, 12]
     assert sizes[2][0] == sum(sizes[2][1:]) == 12
+
+
+def test_declared_values_are_named_in_the_ledger_and_the_certificate(tmp_path: Path) -> None:
+    """Each line once, with the first charge after it."""
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y) * discreet.public(1.0 + private.progress.step)
+        if discreet.public(private.progress.step >= 2):
+            losses = losses.tanh()
+        private.step(losses)
+
+    file = tmp_path / "ledger.jsonl"
+    private = train(body=body, steps=4, ledger=file)
+    noted = [entry.note.get("public", []) for entry in ledger.read(file).entries]
+    here = Path(__file__).name
+    assert [len([line for line in lines if line.startswith(here)]) for lines in noted] == [2, 0, 0, 0]
+    said = private.spent().certified.assumptions
+    assert sum("discreet.public(private.progress.step >= 2)" in text for text in said) == 1

@@ -69,7 +69,7 @@ class Ledger:
         self._path, self._descriptor, self.header = path, descriptor, record.header
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
-        self._said = {text for entry in record.entries for text in chain.randomness_of(entry.note)}
+        self._said = {text for entry in record.entries for text in chain.said_by(entry.note)}
         self._digest = record.digest
         self._process = os.getpid()
         self._file = path.absolute()  # the program may change its directory
@@ -182,7 +182,7 @@ class Ledger:
     def _keep(self, entry: chain.LedgerEntry) -> None:
         self._digest = entry.digest
         self._counts[entry.event] += 1
-        self._said.update(chain.randomness_of(entry.note))
+        self._said.update(chain.said_by(entry.note))
         self._entries.append(entry)
 
     def _usable(self) -> None:

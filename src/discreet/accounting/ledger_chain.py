@@ -54,21 +54,27 @@ class LedgerRecord:
         return len(self.entries)
 
     def charge(self) -> Charge:
-        said = {text for entry in self.entries for text in randomness_of(entry.note)}
+        said = {text for entry in self.entries for text in said_by(entry.note)}
         return charge_of(self.header, [(entry.event, 1) for entry in self.entries], said)
 
 
 def charge_of(header: Mapping[str, Any], counts: Iterable[tuple[Event, int]], said: Iterable[str]) -> Charge:
-    """A charge with the assumptions of the header and what header and entries say about randomness."""
-    said = dict.fromkeys((*((SEEDED,) if header.get("seeded") else ()), *said))
+    """A charge with the assumptions of the header, and what header and entries say."""
+    said = dict.fromkeys((*((SEEDED,) if header.get("seeded") else ()), *sorted(said)))
     return Charge(tuple(counts), assumptions=(*header.get("assumptions", ()), *said))
 
 
-def randomness_of(note: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a note says about randomness. The first charge under a key has a note about it."""
+def said_by(note: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a note says about randomness, and about values that the user declared public.
+
+    The first charge under a key has a note about the key, the first after a declaration one about its line.
+    """
+    declared = tuple(
+        f"values that are declared public at {line} do not come from records" for line in note.get("public", ())
+    )
     if note.get("seeded"):
-        return (SEEDED,)
-    return (UNSTATED,) if "noise" in note and "seeded" not in note else ()
+        return (SEEDED, *declared)
+    return (UNSTATED, *declared) if "noise" in note and "seeded" not in note else declared
 
 
 def torn_note(torn: bytes) -> dict[str, Any]:

@@ -10,6 +10,7 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -76,20 +77,23 @@ def public(value: Any) -> Any:
         if discreet.public(step > 100): ...
         teacher = discreet.public(copy.deepcopy(model))     # and update it from the model's parameters after each step
 
-    It is your word: the certificate rests on it. Schedules, constants, random numbers and released parameters are
-    public; whatever was computed from a batch is not. A tensor, or a module with its parameters and buffers, stays
-    public in later steps, whatever is written into it between them.
+    It is your word: the certificate rests on it, and ledger and statement name the line. Schedules, constants, random
+    numbers and released parameters are public; whatever was computed from a batch is not. A tensor, or a module with
+    its parameters and buffers, stays public in later steps, whatever is written into it between them.
     """
+    line = user_line() or ""
     if isinstance(value, (Tensor, nn.Module)):
-        DECLARED.add(value, user_line() or "")
+        DECLARED.add(value, line)
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    watches = [mode for mode in modes if isinstance(mode, RecordWatch)]
+    for lines in [watch.declarations for watch in watches] or [DECLARED.outside_of_steps]:
+        lines[os.path.basename(line)] = None
     if isinstance(value, float):
         return DeclaredFloat(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return DeclaredInt(value)
-    for index in range(torch._C._len_torch_function_stack()):
-        mode = torch._C._get_function_stack_at(index)
-        if isinstance(mode, RecordWatch):
-            mode.declare(value)
+    for watch in watches:
+        watch.declare(value)
     return value
 
 
@@ -102,9 +106,10 @@ class RecordWatch(TorchFunctionMode):
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs = KnownPrograms()
         self._records, self._opened = 0, 0
-        self._is_open = self._is_paused = False
+        self.is_open = self._is_paused = False
         self._read: tuple[int, str] | None = None
         self._declared: list[Any] = []
+        self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
     # -- one batch -------------------------------------------------------------------------------------
 
@@ -122,7 +127,7 @@ class RecordWatch(TorchFunctionMode):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared, self._is_open = [], True
+        self._declared, self.is_open = [], True
         _push_mode(self)
 
     def take_stock(self, private: Any) -> None:
@@ -148,9 +153,9 @@ class RecordWatch(TorchFunctionMode):
 
     def close(self) -> None:
         """Stop watching: remove this mode, and no other, from wherever it is on the stack."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open, self.forward = False, None
+        self.is_open, self.forward = False, None
         above = []
         while torch._C._len_torch_function_stack():
             mode = _pop_mode()
@@ -162,13 +167,14 @@ class RecordWatch(TorchFunctionMode):
         self.table.forget()
 
     @property
+    def declared_at(self) -> list[str]:
+        """The lines that declare values public, in order."""
+        return list(DECLARED.outside_of_steps | self.declarations)
+
+    @property
     def wants_another_size(self) -> bool:
         """Whether losses were not compared for two numbers of records yet."""
         return self._programs.wants_another_size
-
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -197,7 +203,7 @@ class RecordWatch(TorchFunctionMode):
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
-        if not self._is_open:
+        if not self.is_open:
             return
         with self.paused():
             origin = self.table.find(losses)
@@ -224,7 +230,7 @@ class RecordWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_paused or not self._is_open:
+        if self._is_paused or not self.is_open:
             return func(*args, **kwargs)
         table = self.table
         if func in QUIET and not table.has_sizes_by_values:

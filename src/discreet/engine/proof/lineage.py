@@ -139,6 +139,7 @@ class DeclaredTensors:
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self.outside_of_steps: dict[str, None] = {}  # lines that declare something while no step is watched
 
     def add(self, value: Tensor | nn.Module, where: str) -> None:
         if isinstance(value, Tensor):
