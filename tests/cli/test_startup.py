@@ -102,3 +102,10 @@ def _processor_time(program: str, bytecode: Path) -> float:
     subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_the_package_runs_as_a_module() -> None:
+    """`torchrun -m discreet` needs it."""
+    done = subprocess.run([sys.executable, "-m", "discreet", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "train" in done.stdout

@@ -172,6 +172,19 @@ def test_a_ledger_that_cannot_be_written_is_not_left_empty(tmp_path: Path, monke
     setting.build().close()
 
 
+def test_a_ledger_in_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    setting = new_run(tmp_path / "none")
+    with pytest.raises(Refused, match="a directory that exists"):
+        setting.build()
+
+
+def test_no_loop_begins_after_close(tmp_path: Path) -> None:
+    private = new_run(tmp_path).build()
+    private.close()
+    with pytest.raises(Refused, match=r"one after close\(\).*build a new Private"):
+        next(iter(private))
+
+
 # Optimizers that wrap another one -----------------------------------------------------------------------------
 
 

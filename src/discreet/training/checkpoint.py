@@ -152,6 +152,8 @@ class Checkpoint:
 
 def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams) -> Ledger:
     """Create the ledger of a new run, as a file or (without a path) in memory."""
+    exists = path is None or Path(path).parent.is_dir()
+    check.require(exists, "a ledger in a directory that exists", path, "make the directory first")
     header = {
         "plan": plan.digest,
         "relation": str(plan.relation),

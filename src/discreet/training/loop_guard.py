@@ -20,10 +20,13 @@ class LoopGuard:
     def __init__(self) -> None:
         self._loop: object = None
         self._batch_pending = self._release_pending = self._updating = self._broken = False
+        self.is_closed = False
         self.sample_ended = False  # whether the last yielded micro-batch completes its logical batch
 
     def new_loop(self, *, between_steps: bool) -> object:
         """Start a loop over the remaining steps. Earlier loops may not continue."""
+        remedy = "build a new Private, or resume from a checkpoint"
+        check.require(not self.is_closed, "a Private that is open", "one after close()", remedy)
         expected, remedy = "a new loop after a completed logical batch", "finish the loop, or build a new Private"
         check.require(between_steps, expected, "a loop that was left in the middle of a logical batch", remedy)
         self._loop = object()

@@ -308,6 +308,7 @@ class Private:
 
     def close(self) -> None:
         """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""
+        self._loop.is_closed = True
         self._opened.close()
 
     # -- inside ----------------------------------------------------------------------------------------
