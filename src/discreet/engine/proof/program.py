@@ -67,10 +67,10 @@ class ProgramComparison:
             if one.func is None and one.digest != other.digest:
                 self.difference = "another tensor than before"
                 return False
-            if self.sizes[0] != self.sizes[1] and _sums_up_the_batch(one) and _sums_up_the_batch(other):
+            if self.sizes[0] != self.sizes[1] and self._sums_up_the_batch(one, other):
                 self.difference = f"{_name(other)} of a tensor with an entry for each record{_at(other)}"
                 return False
-            if self.sizes[0] != self.sizes[1] and _is_chosen_by_size(one) and _is_chosen_by_size(other):
+            if self.sizes[0] != self.sizes[1] and self._is_chosen_by_size(one, other):
                 self.difference = f"{_name(other)} by the number of records{_at(other)}"
                 return False
             if not self._same_settings(one, other):
@@ -90,6 +90,34 @@ class ProgramComparison:
                 self.difference = f"other values of a public tensor ({_name(other)}{_at(other)})"
                 return True
         return False
+
+    def _sums_up_the_batch(self, one: Origin, other: Origin) -> bool:
+        """Whether public entries, one per record, were reduced: torch.ones(len(x)).sum() is the size of the batch."""
+        if not (_is_public_and_fixed(one) and _is_public_and_fixed(other)) or _is_first_of_equal_rows(other):
+            return False
+        parents = zip(one.parents, other.parents, strict=True)
+        return any(a.lineage is b.lineage is PUBLIC and self._has_longer_axis(a.form, b.form) for a, b in parents)
+
+    def _has_longer_axis(self, one: Any, other: Any) -> bool:
+        """Whether an axis follows the number of records, and is no multiple of both numbers by chance."""
+        if one is None or other is None:
+            return False
+        pairs = zip(one[1], other[1], strict=False)
+        first, second = self.sizes
+        return any(isinstance(a, tuple) and isinstance(b, tuple) and a[0] * first != b[0] * second for a, b in pairs)
+
+    def _is_chosen_by_size(self, one: Origin, other: Origin) -> bool:
+        """Whether the number of records chose an entry of a public tensor: table[len(x)]."""
+        is_fixed = _is_public_and_fixed(one) and _is_public_and_fixed(other)
+        return is_fixed and self._has_larger_number(one.settings, other.settings)
+
+    def _has_larger_number(self, one: Any, other: Any) -> bool:
+        """Whether a number of a description follows the number of records, and is no multiple of both by chance."""
+        if _is_form(one) or not (isinstance(one, tuple) and isinstance(other, tuple)):
+            return False
+        if _is_size(one) and _is_size(other):
+            return self._meant(one, 0) != self._meant(other, 1)
+        return any(self._has_larger_number(a, b) for a, b in zip(one, other, strict=False))
 
     def _same_settings(self, one: Origin, other: Origin) -> bool:
         """Whole numbers that follow the number of records are sizes in some calls, and values in all others."""
@@ -149,13 +177,6 @@ def _at(origin: Origin) -> str:
     return f" at {code.co_filename}:{line}" + (f" `{text}`" if text else "")
 
 
-def _sums_up_the_batch(origin: Origin) -> bool:
-    """Whether public entries, one per record, were reduced: torch.ones(len(x)).sum() is the size of the batch."""
-    if origin.lineage is not PUBLIC or origin.form is None or grows(origin.form) or _is_first_of_equal_rows(origin):
-        return False
-    return any(parent.lineage is PUBLIC and grows(parent.form) for parent in origin.parents)
-
-
 def _is_first_of_equal_rows(origin: Origin) -> bool:
     """Whether a public tensor was spread over the records, and its first row taken: row.expand(len(x), -1)[:1]."""
     if origin.func is not Tensor.__getitem__ or origin.settings[0][1:] != (("slice", None, 1, None),):
@@ -166,10 +187,9 @@ def _is_first_of_equal_rows(origin: Origin) -> bool:
     return spread.func is Tensor.expand and spread.parents[0].form is not None and not grows(spread.parents[0].form)
 
 
-def _is_chosen_by_size(origin: Origin) -> bool:
-    """Whether the number of records chose an entry of a public tensor: table[len(x)]."""
-    is_public = origin.lineage is PUBLIC and origin.form is not None and not grows(origin.form)
-    return is_public and _grows_with(origin.settings)
+def _is_public_and_fixed(origin: Origin) -> bool:
+    """Whether a public tensor has no axis that follows the number of records."""
+    return origin.lineage is PUBLIC and origin.form is not None and not grows(origin.form)
 
 
 def _grows_with(part: Any) -> bool:
