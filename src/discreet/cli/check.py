@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.cli.flags import JsonFlag, flag
-from discreet.cli.output import FAILED, emit
+from discreet.cli.flags import FAILED, JsonFlag, emit, flag
 from discreet.core.check import count, refuse, require
 
 _EXAMPLE = "a function in my_model.py is my_model:make; it returns (model, inputs) or (model, inputs, loss)"
