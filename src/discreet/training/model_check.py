@@ -260,14 +260,14 @@ class _Trial:
         return refusals, None
 
     def _private(self, model: nn.Module) -> tuple[StepMeasurement, float, int]:
-        started = time.perf_counter()
+        started = self._clock()
         data = _Records(self._inputs, self._records)
         private = Private(model, _optimizer(model), self._plan(), data, inputs=_arguments, streams=Streams.seeded(0))
         with closing(private):
             batches = private.over(self._copies())
             while not private.step(self._losses(model, next(batches))):  # the first batch comes in pieces
                 pass
-            setup, before = time.perf_counter() - started, self._memory_before()
+            setup, before = self._clock() - started, self._memory_before()
 
             def step() -> None:
                 private.step(self._losses(model, next(batches)))
@@ -290,17 +290,20 @@ class _Trial:
         output = model(**args) if isinstance(args, dict) else model(*args)
         return self._loss(output, inputs)
 
+    def _clock(self) -> float:
+        """Seconds; of processor time with one thread, which other programs do not change."""
+        is_alone = self._device.type == "cpu" and torch.get_num_threads() == 1
+        return time.process_time() if is_alone else time.perf_counter()
+
     def _fastest(self, step: Callable[[], None]) -> float:
         """Seconds of the fastest of a few steps, as many as patience allows."""
-        is_alone = self._device.type == "cpu" and torch.get_num_threads() == 1
-        clock = time.process_time if is_alone else time.perf_counter
         timed: list[float] = []
         while len(timed) < _STEPS and sum(timed) < _PATIENCE:
-            started = clock()
+            started = self._clock()
             step()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            timed.append(clock() - started)
+            timed.append(self._clock() - started)
         return min(timed)
 
     def _memory_before(self) -> int | None:
