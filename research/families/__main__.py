@@ -27,14 +27,14 @@ def families(
 
     answer: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"families": {}}
     if not docs:
-        _measure(answer, only)
-        out.write_text(json.dumps(answer, indent=1) + "\n")
+        _measure(answer, only, out)
     if out == _RESULTS:
         page.write(answer)
     return 0
 
 
-def _measure(answer: dict[str, Any], only: str | None) -> None:
+def _measure(answer: dict[str, Any], only: str | None, out: Path) -> None:
+    """Add rows, and write the file after each of them."""
     warnings.simplefilter("ignore")  # of the libraries
     import torch
 
@@ -47,16 +47,15 @@ def _measure(answer: dict[str, Any], only: str | None) -> None:
     unknown = [name for name in chosen if name not in names]
     check.require(not unknown, f"families of {', '.join(names)}", ", ".join(unknown), "use these names")
     kept = answer["families"]
+    answer |= {"command": "python -m research.families", "torch": torch.__version__.partition("+")[0]}
+    answer |= {"threads": torch.get_num_threads(), "records": MEASURED.records}
     for family in FAMILIES:
         if family.name in chosen:
             kept[family.name] = row(family)
             print(f"{family.name}: {kept[family.name].get('over_plain', 'refused')}", file=sys.stderr)
-    answer["families"] = {name: kept[name] for name in names if name in kept}
-    answer |= {"command": "python -m research.families", "torch": torch.__version__.partition("+")[0]}
-    answer |= {"threads": torch.get_num_threads(), "records": MEASURED.records}
+            answer["families"] = {name: kept[name] for name in names if name in kept}
+            out.write_text(json.dumps(answer, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    raise SystemExit(
-        entry.main(["families", *sys.argv[1:]], commands=[families], program="python -m research.families")
-    )
+    sys.exit(entry.main(["families", *sys.argv[1:]], commands=(families,), program="python -m research.families"))

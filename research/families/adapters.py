@@ -68,8 +68,6 @@ FAMILIES = (
     Family(name="prompt tuning on Llama", library="peft", settings="3 virtual tokens", make=_prompt, inputs=padded),
     Family(name="prefix tuning on Llama", library="peft", settings="3 virtual tokens", make=_prefix, inputs=padded),
     Family(name="IA3 on Llama", library="peft", settings="keys, values and MLP", make=_ia3, inputs=padded),
-    Family(
-        name="BitFit on BERT", library="transformers", settings="biases and classifier", make=_bitfit, inputs=padded
-    ),
+    Family(name="BitFit on BERT", library="transformers", settings="biases, classifier", make=_bitfit, inputs=padded),
     Family(name="linear probe on BERT", library="transformers", settings="classifier", make=_probe, inputs=padded),
 )

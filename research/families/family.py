@@ -39,7 +39,7 @@ class Scale:
 
 SMALL: Final = Scale(records=6, hidden=16, length=7, image=32, is_wide=False)
 """For tests: about a second for each family."""
-MEASURED: Final = Scale(records=16, hidden=128, length=64, image=64, is_wide=True)
+MEASURED: Final = Scale(records=16, hidden=64, length=32, image=32, is_wide=True)
 """For the ratio to plain SGD: large enough that the work of the layers shows."""
 
 

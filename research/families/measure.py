@@ -58,7 +58,7 @@ def row(family: Family) -> dict[str, Any]:
     cost: dict[str, Any] = {"refusals": found.refusals}
     if found.private is not None:
         cost["over_plain"] = round(found.private.seconds / found.plain.seconds, 2)
-        cost["plain"], cost["private"], cost["setup"] = asdict(found.plain), asdict(found.private), found.setup
+        cost["plain"], cost["private"] = asdict(found.plain), asdict(found.private)
     return {
         "library": family.library,
         "version": version(family.library),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
-_COLUMNS: Final = ("family", "from", "settings", "parameters, trained", "norm error", "private / plain", "set-up")
+_COLUMNS: Final = ("family", "from", "settings", "parameters, trained", "norm error", "private / plain")
 
 
 def table(answer: Mapping[str, Any]) -> str:
@@ -22,9 +22,9 @@ def table(answer: Mapping[str, Any]) -> str:
 
 def _cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     trained = "all" if row["trained"] == row["parameters"] else _short(row["trained"])
-    cost = (f"{row['over_plain']:.2f}", f"{row['setup']:.1f} s") if "over_plain" in row else ("refused", "-")
+    cost = f"{row['over_plain']:.2f}" if "over_plain" in row else "refused"
     source = f"{row['library']} {row['version'].partition('+')[0]}"
-    return name, source, row["settings"], f"{_short(row['parameters'])}, {trained}", f"{row['norm_error']:.0e}", *cost
+    return name, source, row["settings"], f"{_short(row['parameters'])}, {trained}", f"{row['norm_error']:.0e}", cost
 
 
 def _short(count: int) -> str:

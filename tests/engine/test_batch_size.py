@@ -64,6 +64,8 @@ DIVISIONS: dict[str, Change] = {
     "last place with axes": lambda losses, x: losses / (torch.arange(len(x))[:, None][-1, 0] + 1),
     "first of ones": lambda losses, x: losses * F.normalize(torch.ones(len(x)), dim=0)[:1],
     "first of a spread sum": lambda losses, x: losses * torch.ones(len(x)).sum().expand(len(x))[:1],
+    "entry of a table": lambda losses, x: losses * torch.linspace(1, 2, 99)[len(x)],
+    "sum of squares": lambda losses, x: losses / torch.ones(len(x) ** 2).sum(),
     "softmax of zeros": lambda losses, x: losses * torch.zeros(len(x)).softmax(0),
     "normalised ones": lambda losses, x: losses * F.normalize(torch.ones(len(x)), dim=0),
     "trace": lambda losses, x: losses * torch.eye(len(x)).trace(),
@@ -248,6 +250,13 @@ def indexed_as_in_transformers(private: Any, model: Any, x: Tensor, y: Tensor) -
     private.step(each(model(x)[places, keys].squeeze(1), y))
 
 
+def lengths_that_are_multiples_of_the_batch(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    """Numbers of a public table are multiples of several sizes of a batch by chance."""
+    table = torch.linspace(0.5, 1.0, 120)
+    scale = table[:60].mean() + table.new_ones(()) + table.view(2, 60)[:, :24].amax(1).mean()
+    private.step(each(model(x), y) * scale)
+
+
 def first_of_equal_rows(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
     """As prompt tuning of peft: the tokens are spread over the records, and those of the first are taken."""
     row = torch.linspace(0.5, 1.0, 3).unsqueeze(0).expand(len(x), -1).to(x.device)[:1]
@@ -255,6 +264,7 @@ def first_of_equal_rows(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
 
 
 INNOCENT = [declared, reshaped, indexed, indexed_as_in_transformers, first_of_equal_rows]
+INNOCENT += [lengths_that_are_multiples_of_the_batch]
 
 
 @pytest.mark.parametrize("body", INNOCENT, ids=lambda body: body.__name__)

@@ -52,6 +52,7 @@ ATTACKS: dict[str, Run] = {
     "sorted random rows": lambda own, x: x * torch.rand(len(x), 1).sort(0).values,
     "the largest of random rows": lambda own, x: x * (torch.rand(len(x)).max() > 0.999),
     "the product of equal rows": lambda own, x: x * (torch.full((len(x),), 0.99).prod() < 0.8),
+    "two of equal rows, or one": lambda own, x: x * torch.ones(1).expand(len(x))[:2].sum(),
     "a permutation": lambda own, x: x * (torch.randperm(len(x))[:, None] >= 20),
     "a column chosen by the count": lambda own, x: F.pad(x, (0, 100))[:, len(x)][:, None] * x,
     "a fill by the count": lambda own, x: x * x.new_full((len(x), 1), len(x)),

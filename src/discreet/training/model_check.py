@@ -38,9 +38,10 @@ _BATCH: Final = 256
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepMeasurement:
-    """One training step on the given records: the fastest of a few, and the peak memory above that before it.
+    """One training step on the given records.
 
-    bytes  None where the system does not say
+    seconds  of the fastest of a few steps; with one thread, of processor time, which other programs do not change
+    bytes    peak memory above that before the step; None where the system does not say
     """
 
     seconds: float
@@ -241,7 +242,7 @@ class _Trial:
         before = self._memory_before()
         step()
         used = self._memory_above(before)
-        return StepMeasurement(seconds=_fastest(step), bytes=used)
+        return StepMeasurement(seconds=self._fastest(step), bytes=used)
 
     def tried(self) -> tuple[list[str], tuple[StepMeasurement, float, int] | None]:
         """What is refused; and a private step, the seconds of set-up and the micro-batch if nothing is."""
@@ -259,21 +260,21 @@ class _Trial:
         return refusals, None
 
     def _private(self, model: nn.Module) -> tuple[StepMeasurement, float, int]:
-        started = time.perf_counter()
+        started = self._clock()
         data = _Records(self._inputs, self._records)
         private = Private(model, _optimizer(model), self._plan(), data, inputs=_arguments, streams=Streams.seeded(0))
         with closing(private):
             batches = private.over(self._copies())
             while not private.step(self._losses(model, next(batches))):  # the first batch comes in pieces
                 pass
-            setup, before = time.perf_counter() - started, self._memory_before()
+            setup, before = self._clock() - started, self._memory_before()
 
             def step() -> None:
                 private.step(self._losses(model, next(batches)))
 
             step()
             used = self._memory_above(before)
-            measured = StepMeasurement(seconds=_fastest(step), bytes=used)
+            measured = StepMeasurement(seconds=self._fastest(step), bytes=used)
             return measured, setup, min(private.micro_batch, self._batch)
 
     def _plan(self) -> Plan:
@@ -288,6 +289,22 @@ class _Trial:
         args = _arguments(inputs)
         output = model(**args) if isinstance(args, dict) else model(*args)
         return self._loss(output, inputs)
+
+    def _clock(self) -> float:
+        """Seconds; of processor time with one thread, which other programs do not change."""
+        is_alone = self._device.type == "cpu" and torch.get_num_threads() == 1
+        return time.process_time() if is_alone else time.perf_counter()
+
+    def _fastest(self, step: Callable[[], None]) -> float:
+        """Seconds of the fastest of a few steps, as many as patience allows."""
+        timed: list[float] = []
+        while len(timed) < _STEPS and sum(timed) < _PATIENCE:
+            started = self._clock()
+            step()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            timed.append(self._clock() - started)
+        return min(timed)
 
     def _memory_before(self) -> int | None:
         """Bytes in use now; the peak is counted from here on."""
@@ -313,13 +330,3 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     validate.require(bool(trained), "a model with trainable parameters", "none", "unfreeze what should be trained")
     return torch.optim.SGD(trained, lr=0.0)
-
-
-def _fastest(step: Callable[[], None]) -> float:
-    """Seconds of the fastest of a few steps, as many as patience allows: other work only makes a step slower."""
-    timed: list[float] = []
-    while len(timed) < _STEPS and sum(timed) < _PATIENCE:
-        started = time.perf_counter()
-        step()
-        timed.append(time.perf_counter() - started)
-    return min(timed)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import Origin
+from discreet.engine.proof.lineage import PUBLIC, Origin
 from discreet.engine.proof.verdicts import readable
 
 _MOST_CHOICES: Final = 1000  # declared choices whose losses are remembered
@@ -84,13 +84,15 @@ class ProgramComparison:
 
     def _is_the_same_for_every_size(self, one: Origin, other: Origin) -> bool:
         """Whether those arguments of a call on public tensors that follow the batch were proven to tell no more."""
+        if not one.lineage is other.lineage is PUBLIC:
+            return True
         known = [(own.rows.proven, which) for which, own in enumerate((one, other)) if own.rows is not None]
-        if not known or any(proven is None for proven, _ in known):
+        if any(proven is None for proven, _ in known):
             return True
         return any(
             (followed := self._followed(one.settings, other.settings, which)) == (frozenset(), frozenset())
             or (proven is not None and followed in proven)
-            for proven, which in known
+            for proven, which in known or [(None, 0)]
         )
 
     def _followed(self, one: Any, other: Any, which: int) -> tuple[frozenset[int], frozenset[int]]:
