@@ -52,7 +52,6 @@ ATTACKS: dict[str, Run] = {
     "sorted random rows": lambda own, x: x * torch.rand(len(x), 1).sort(0).values,
     "the largest of random rows": lambda own, x: x * (torch.rand(len(x)).max() > 0.999),
     "the product of equal rows": lambda own, x: x * (torch.full((len(x),), 0.99).prod() < 0.8),
-    "two of equal rows, or one": lambda own, x: x * torch.ones(1).expand(len(x))[:2].sum(),
     "a permutation": lambda own, x: x * (torch.randperm(len(x))[:, None] >= 20),
     "a column chosen by the count": lambda own, x: F.pad(x, (0, 100))[:, len(x)][:, None] * x,
     "a fill by the count": lambda own, x: x * x.new_full((len(x), 1), len(x)),
@@ -71,6 +70,12 @@ def test_rows_that_depend_on_the_place_or_the_count_are_refused(run: Run, fixed:
     with pytest.raises(Refused):
         train(classifier(run), body, steps=1, fixed=fixed)
     assert not any(steps)
+
+
+def test_a_batch_of_one_record_shows_how_many_there_were() -> None:
+    """Two equal rows in every batch but those of one record."""
+    with pytest.raises(Refused, match="number of records"):
+        train(classifier(lambda own, x: x * torch.ones(1).expand(len(x))[:2].sum()), micro_batch=2, fixed=False)
 
 
 class Token(nn.Module):
