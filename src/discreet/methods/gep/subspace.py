@@ -1,0 +1,205 @@
+"""The subspace of gradient embedding perturbation: an orthonormal basis per group of parameters, from public records.
+
+The basis depends on public records, public randomness and released parameters only. The guarantee of the method holds
+for any basis, also one that is not orthonormal or does not fit the private gradients (docs/proofs/EmbeddingClip.md).
+
+Shape suffixes: n records of a chunk, a active coordinates, k basis vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from discreet.core import check
+from discreet.stages.context import PUBLIC
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.stages.context import StepContext
+
+BASIS, MADE_AT, ACTIVE = (f"{PUBLIC}gep.{name}" for name in ("basis", "made-at", "active"))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Subspace:
+    """How the basis is made.
+
+    rank     basis vectors of a group, as a fraction of its active coordinates
+    groups   the number of groups of parameters, of about equal size; each has its own basis
+    records  public records for each new basis; a group has at most as many basis vectors
+    refresh  steps between two bases; a new mask of active coordinates also needs a new basis
+    """
+
+    rank: float = 0.01
+    groups: int = 10
+    records: int = 256
+    refresh: int = 20
+
+    def __post_init__(self) -> None:
+        check.inside_unit("choose the fraction of basis vectors, e.g. 0.01", rank=self.rank)
+        check.count("give whole numbers", groups=self.groups, records=self.records, refresh=self.refresh)
+
+    def width(self, size: int) -> int:
+        """The number of basis vectors of a group with `size` active coordinates.
+
+        >>> Subspace(rank=0.01, records=256).width(30_000), Subspace(rank=0.01).width(7)
+        (256, 1)
+        """
+        return min(max(1, round(self.rank * size)), size, self.records)
+
+    def sizes(self, counts: Sequence[int]) -> list[int]:
+        """The numbers of active coordinates of the groups, from those of the parameters in order.
+
+        >>> Subspace(groups=2).sizes([10, 1, 9, 2])
+        [11, 11]
+        """
+        middles = (end - count / 2 for end, count in zip(itertools.accumulate(counts), counts, strict=True))
+        places = [min(int(self.groups * middle / max(sum(counts), 1)), self.groups - 1) for middle in middles]
+        totals = [0] * self.groups
+        for place, count in zip(places, counts, strict=True):
+            totals[place] += count
+        return [total for total in totals if total]
+
+    def learning(self, context: StepContext) -> BasisLearning | None:
+        """The next basis; None while the current one is recent and fits the mask."""
+        made_at = context.memory.get(MADE_AT)
+        is_recent = made_at is not None and int(made_at) <= context.step < int(made_at) + self.refresh
+        if is_recent and _same(context.memory.get(ACTIVE), _active(context)):
+            return None
+        return BasisLearning(self, context)
+
+
+def _active(context: StepContext) -> Any:
+    """The active coordinates of a step; None if all are active."""
+    if context.mask is None:
+        return None
+    from discreet.engine.active import Active
+
+    return Active.of(context.mask, context.layout, _device(context))
+
+
+def _device(context: StepContext) -> Any:
+    import torch
+
+    return torch.device(context.device)
+
+
+def _same(kept: Tensor | None, active: Any) -> bool:
+    if kept is None or active is None:
+        return kept is None and active is None
+    return kept is active.whole or (kept.shape == active.whole.shape and bool((kept == active.whole).all()))
+
+
+@final
+class Basis:
+    """The basis vectors [k, a] of each group, on consecutive coordinates. Without groups, the embedding is empty."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.parts = tuple(parts)
+        self.width = sum(len(part) for part in parts)
+        self._sizes = [part.shape[1] for part in parts]
+
+    @staticmethod
+    def within(memory: Mapping[str, Tensor]) -> Basis:
+        """The basis in the memory of a run; empty before the first one is made."""
+        names = itertools.takewhile(memory.__contains__, (f"{BASIS}.{group}" for group in itertools.count()))
+        return Basis([memory[name] for name in names])
+
+    def split_(self, gradients_na: Tensor, *, keep_residual: bool) -> Tensor:
+        """Return the embeddings [n, k] in the basis; with `keep_residual`, the gradients become the residuals."""
+        embeddings = gradients_na.new_empty(len(gradients_na), self.width)
+        start = 0
+        for columns, part in zip(self._columns(gradients_na), self.parts, strict=True):
+            own = embeddings[:, start : start + len(part)]
+            own.copy_(columns @ part.T)
+            if keep_residual:
+                columns.addmm_(own, part, alpha=-1)
+            start += len(part)
+        return embeddings
+
+    def embed(self, gradient_a: Tensor) -> Tensor:
+        """The coefficients of one vector."""
+        return self.split_(gradient_a.unsqueeze(0), keep_residual=False).squeeze(0)
+
+    def lift(self, embedding_k: Tensor, size: int) -> Tensor:
+        """The vector with these coefficients, on `size` coordinates."""
+        lifted = embedding_k.new_zeros(size)
+        pieces = embedding_k.split([len(part) for part in self.parts]) if self.parts else ()
+        for columns, piece, part in zip(self._columns(lifted.unsqueeze(0)), pieces, self.parts, strict=True):
+            columns.copy_(piece @ part)
+        return lifted
+
+    def _columns(self, values: Tensor) -> tuple[Tensor, ...]:
+        if not self.parts:
+            return ()
+        check.require(
+            sum(self._sizes) == values.shape[1],
+            f"gradients with the {sum(self._sizes)} coordinates of the basis",
+            values.shape[1],
+            "make a new basis when the active coordinates change",
+        )
+        columns: tuple[Tensor, ...] = values.split(self._sizes, dim=1)
+        return columns
+
+
+@final
+class BasisLearning:
+    """One step of power iteration per basis: B <- orth(sum_n (B u_n) u_n^T), over public gradients u_n of norm 1.
+
+    It begins with the last basis of the same shape, or with random combinations of the public gradients. The gradients
+    are normalised, so that one public record cannot take a basis vector for itself by a large loss.
+    """
+
+    def __init__(self, subspace: Subspace, context: StepContext) -> None:
+        self._memory, self._step, self._active = context.memory, context.step, _active(context)
+        self._sizes = subspace.sizes(context.layout.sizes if self._active is None else self._active.counts)
+        self._widths = [subspace.width(size) for size in self._sizes]
+        last = Basis.within(context.memory).parts
+        is_same = [tuple(part.shape) for part in last] == list(zip(self._widths, self._sizes, strict=True))
+        self._last = last if is_same else None
+        self._random = context.streams.projection.at(context.step).at(0)
+        self._next: list[Tensor] = []
+
+    def add(self, gradients_nd: Tensor) -> None:
+        from discreet.engine.factors.parts import row_norms
+
+        norms = row_norms(gradients_nd)
+        usable = norms.isfinite() & (norms > 0)
+        unit = gradients_nd[usable] / norms[usable].unsqueeze(1).to(gradients_nd.dtype)
+        if not len(unit):
+            return
+        columns = unit.split(self._sizes, dim=1)
+        if not self._next:
+            self._next = [unit.new_zeros(shape) for shape in zip(self._widths, self._sizes, strict=True)]
+        for group, own in enumerate(columns):
+            if self._last is None:
+                count = len(unit) * self._widths[group]
+                mixing = self._random.normal(count, dtype=unit.dtype, device=unit.device).view(self._widths[group], -1)
+            else:
+                mixing = self._last[group] @ own.T
+            self._next[group].addmm_(mixing, own)
+
+    def finish(self) -> list[Tensor]:
+        import torch
+
+        for name in [name for name in self._memory if name.startswith(BASIS)]:
+            del self._memory[name]
+        self._memory.pop(ACTIVE, None)
+        for group, wanted in enumerate(self._next):
+            orthonormal = torch.linalg.qr(wanted.T).Q.T.contiguous()
+            check.require(
+                bool(orthonormal.isfinite().all()),
+                "finite gradients of public records",
+                "a basis that is not finite",
+                "lower the learning rate, or check the public records",
+            )
+            self._memory[f"{BASIS}.{group}"] = orthonormal
+        self._memory[MADE_AT] = torch.tensor(self._step)
+        if self._active is not None:
+            self._memory[ACTIVE] = self._active.whole
+        return list(Basis.within(self._memory).parts)
