@@ -75,7 +75,7 @@ class Aggregation:
         self._engine.discard()
 
     def _add_mapped(self, contribution_map: Callable[[Tensor], Tensor]) -> None:
-        chunk = self._bounder.records_at_once
+        chunk = self._bounder.records_at_once(self._engine.layout.size)
         total = self._engine.mapped_sum(contribution_map, self._mask, chunk=chunk)
         if self._mask is None:
             self._vectors += total

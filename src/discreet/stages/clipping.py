@@ -92,9 +92,8 @@ class Bounder(Protocol):
         """
         return None
 
-    @property
-    def records_at_once(self) -> int:
-        """How many records' gradients `contribution_map` takes at a time."""
+    def records_at_once(self, size: int) -> int:
+        """How many gradients of `size` coordinates `contribution_map` takes at a time."""
         return 16
 
     @property

@@ -109,7 +109,8 @@ class PrivateStep:
         """Let the bounder learn from a micro-batch of public records. Nothing is charged."""
         assert self._learning is not None
         self._engine.backward(losses)
-        for gradients in self._engine.rows(self._context.mask, chunk=self._plan.bounder.records_at_once):
+        chunk = self._plan.bounder.records_at_once(self._engine.layout.size)
+        for gradients in self._engine.rows(self._context.mask, chunk=chunk):
             self._learning.add(gradients)
         self._engine.discard()
 

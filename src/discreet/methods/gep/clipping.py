@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Norms outside of this range are scaled to 1 first, so that products in float32 neither overflow nor vanish.
 _ORDINARY = 2.0**-40, 2.0**40
-_CHUNK = 64
+_CHUNK = 1 << 25  # elements of gradients in memory
 
 
 @final
@@ -74,9 +74,8 @@ class EmbeddingClip(Bounder):
         """Unused zeros: `contribution_map` maps whole gradients instead."""
         return norms_GN.new_zeros(len(self.vectors(scale)), *norms_GN.shape)
 
-    @property
-    def records_at_once(self) -> int:
-        return _CHUNK
+    def records_at_once(self, size: int) -> int:
+        return max(1, min(128, _CHUNK // size))
 
     @property
     def public_records(self) -> int:

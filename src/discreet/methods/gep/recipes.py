@@ -27,7 +27,7 @@ def gep(
     clip            clipping norm of the coefficients (the embedding)
     residual_ratio  clipping norm of the rest (the residual), as a fraction of clip; in the paper 2/5
     rank            dimension of the subspace, as a fraction of the parameters; in the paper 1000 of 268,000
-    groups          the number of groups of parameters, each with a subspace of its own
+    groups          the number of groups of parameters, each with a subspace of its own; more are faster
     public_batch    public records that give each subspace
     refresh         steps until the next subspace
     """

@@ -1,4 +1,7 @@
-"""The subspace of gradient embedding perturbation: an orthonormal basis per group of parameters, from public records.
+"""The subspace of gradient embedding perturbation: orthonormal bases from public records.
+
+The active coordinates are divided into consecutive groups, each with a basis of its own: G groups make the products G
+times cheaper, for the same number of basis vectors.
 
 The basis depends on public records, public randomness and released parameters only. The guarantee of the method holds
 for any basis, also one that is not orthonormal or does not fit the private gradients (docs/proofs/EmbeddingClip.md).
@@ -11,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from discreet.core import check
 from discreet.stages.context import PUBLIC
@@ -30,7 +33,7 @@ class Subspace:
     """How the basis is made.
 
     rank     basis vectors of a group, as a fraction of its active coordinates
-    groups   the number of groups of parameters, of about equal size; each has its own basis
+    groups   the number of groups of coordinates, each with a basis of its own
     records  public records for each new basis; a group has at most as many basis vectors
     refresh  steps between two bases; a new mask of active coordinates also needs a new basis
     """
@@ -52,18 +55,15 @@ class Subspace:
         """
         return min(max(1, round(self.rank * size)), size, self.records)
 
-    def sizes(self, counts: Sequence[int]) -> list[int]:
-        """The numbers of active coordinates of the groups, from those of the parameters in order.
+    def sizes(self, size: int) -> list[int]:
+        """The sizes of the groups of `size` active coordinates; they differ by at most one.
 
-        >>> Subspace(groups=2).sizes([10, 1, 9, 2])
-        [11, 11]
+        >>> Subspace(groups=3).sizes(11), Subspace(groups=3).sizes(2)
+        ([4, 4, 3], [1, 1])
         """
-        middles = (end - count / 2 for end, count in zip(itertools.accumulate(counts), counts, strict=True))
-        places = [min(int(self.groups * middle / max(sum(counts), 1)), self.groups - 1) for middle in middles]
-        totals = [0] * self.groups
-        for place, count in zip(places, counts, strict=True):
-            totals[place] += count
-        return [total for total in totals if total]
+        least, more = divmod(size, self.groups)
+        sizes = [least + (group < more) for group in range(self.groups)]
+        return [own for own in sizes if own]
 
     def learning(self, context: StepContext) -> BasisLearning | None:
         """The next basis; None while the current one is recent and fits the mask."""
@@ -74,25 +74,21 @@ class Subspace:
         return BasisLearning(self, context)
 
 
-def _active(context: StepContext) -> Any:
+def _active(context: StepContext) -> Tensor | None:
     """The active coordinates of a step; None if all are active."""
     if context.mask is None:
         return None
-    from discreet.engine.active import Active
-
-    return Active.of(context.mask, context.layout, _device(context))
-
-
-def _device(context: StepContext) -> Any:
     import torch
 
-    return torch.device(context.device)
+    from discreet.engine.active import Active
+
+    return Active.of(context.mask, context.layout, torch.device(context.device)).whole
 
 
-def _same(kept: Tensor | None, active: Any) -> bool:
+def _same(kept: Tensor | None, active: Tensor | None) -> bool:
     if kept is None or active is None:
-        return kept is None and active is None
-    return kept is active.whole or (kept.shape == active.whole.shape and bool((kept == active.whole).all()))
+        return kept is active
+    return kept is active or (kept.shape == active.shape and bool((kept == active).all()))
 
 
 @final
@@ -157,7 +153,7 @@ class BasisLearning:
 
     def __init__(self, subspace: Subspace, context: StepContext) -> None:
         self._memory, self._step, self._active = context.memory, context.step, _active(context)
-        self._sizes = subspace.sizes(context.layout.sizes if self._active is None else self._active.counts)
+        self._sizes = subspace.sizes(context.layout.size if self._active is None else len(self._active))
         self._widths = [subspace.width(size) for size in self._sizes]
         last = Basis.within(context.memory).parts
         is_same = [tuple(part.shape) for part in last] == list(zip(self._widths, self._sizes, strict=True))
@@ -201,5 +197,5 @@ class BasisLearning:
             self._memory[f"{BASIS}.{group}"] = orthonormal
         self._memory[MADE_AT] = torch.tensor(self._step)
         if self._active is not None:
-            self._memory[ACTIVE] = self._active.whole
+            self._memory[ACTIVE] = self._active
         return list(Basis.within(self._memory).parts)
