@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 
 from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.observing import active_in, observing_releases
+from discreet.auditing.releases import public_inputs
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dp_sgd.clipping import PerLayer
@@ -175,7 +176,10 @@ class WholeRun:
         plan = observing_releases(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
         optimizer = torch.optim.SGD(model.parameters(), lr=self._learning_rate)
         data = self._data(torch.from_numpy(there))
-        private = Private(model, optimizer, plan, data, micro_batch=max(len(data), 1), inputs=lambda batch: batch)
+        public = TensorDataset(public_inputs(len(self.record.own))) if plan.bounder.public_records else None
+        private = Private(
+            model, optimizer, plan, data, micro_batch=max(len(data), 1), inputs=lambda batch: batch, public=public
+        )
         try:
             for batch in private:
                 private.step(self.record.losses(model(*batch).flatten()))

@@ -3,7 +3,7 @@
 The active coordinates are divided into consecutive groups, each with a basis of its own: G groups make the products G
 times cheaper, for the same number of basis vectors.
 
-The basis depends on public records, public randomness and released parameters only. The guarantee of the method holds
+The bases depend on public records, public randomness and released parameters only. The guarantee of the method holds
 for any basis, also one that is not orthonormal or does not fit the private gradients (docs/proofs/EmbeddingClip.md).
 
 Shape suffixes: n records of a chunk, a active coordinates, k basis vectors.
@@ -58,12 +58,14 @@ class Subspace:
     def sizes(self, size: int) -> list[int]:
         """The sizes of the groups of `size` active coordinates; they differ by at most one.
 
-        >>> Subspace(groups=3).sizes(11), Subspace(groups=3).sizes(2)
-        ([4, 4, 3], [1, 1])
+        There are fewer groups if the rank does not suffice for one basis vector each.
+
+        >>> Subspace(rank=0.5, groups=3).sizes(11), Subspace(rank=0.5, groups=3).sizes(3)
+        ([4, 4, 3], [2, 1])
         """
-        least, more = divmod(size, self.groups)
-        sizes = [least + (group < more) for group in range(self.groups)]
-        return [own for own in sizes if own]
+        groups = min(self.groups, max(1, round(self.rank * size)))
+        least, more = divmod(size, groups)
+        return [least + (group < more) for group in range(groups)]
 
     def learning(self, context: StepContext) -> BasisLearning | None:
         """The next basis; None while the current one is recent and fits the mask."""
@@ -147,8 +149,9 @@ class Basis:
 class BasisLearning:
     """One step of power iteration per basis: B <- orth(sum_n (B u_n) u_n^T), over public gradients u_n of norm 1.
 
-    It begins with the last basis of the same shape, or with random combinations of the public gradients. The gradients
-    are normalised, so that one public record cannot take a basis vector for itself by a large loss.
+    It begins with the last basis of the same shape. Without one, vector i is the sum of every k-th gradient from the
+    i-th on. The gradients are normalised, so that a public record with a large loss does not take a basis vector for
+    itself.
     """
 
     def __init__(self, subspace: Subspace, context: StepContext) -> None:
@@ -158,10 +161,12 @@ class BasisLearning:
         last = Basis.within(context.memory).parts
         is_same = [tuple(part.shape) for part in last] == list(zip(self._widths, self._sizes, strict=True))
         self._last = last if is_same else None
-        self._random = context.streams.projection.at(context.step).at(0)
         self._next: list[Tensor] = []
+        self._seen = 0
 
     def add(self, gradients_nd: Tensor) -> None:
+        import torch
+
         from discreet.engine.factors.parts import row_norms
 
         norms = row_norms(gradients_nd)
@@ -172,13 +177,13 @@ class BasisLearning:
         columns = unit.split(self._sizes, dim=1)
         if not self._next:
             self._next = [unit.new_zeros(shape) for shape in zip(self._widths, self._sizes, strict=True)]
-        for group, own in enumerate(columns):
+        for group, (own, total) in enumerate(zip(columns, self._next, strict=True)):
             if self._last is None:
-                count = len(unit) * self._widths[group]
-                mixing = self._random.normal(count, dtype=unit.dtype, device=unit.device).view(self._widths[group], -1)
+                places = torch.arange(self._seen, self._seen + len(unit), device=unit.device) % len(total)
+                total.index_add_(0, places, own)
             else:
-                mixing = self._last[group] @ own.T
-            self._next[group].addmm_(mixing, own)
+                total.addmm_(self._last[group] @ own.T, own)
+        self._seen += len(unit)
 
     def finish(self) -> list[Tensor]:
         import torch
