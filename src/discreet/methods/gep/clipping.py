@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Norms outside of this range are scaled to 1 first, so that products in float32 neither overflow nor vanish.
 _ORDINARY = 2.0**-40, 2.0**40
+# A part that is shorter than this share of its gradient is clipped as if it had this length. What rounding leaves of a
+# part that should vanish depends on the other records of the batch, and must not be scaled up to the clipping norm.
+_LEAST = 1 / 16
 _CHUNK = 1 << 25  # elements of gradients in memory
 
 
@@ -92,17 +95,21 @@ class EmbeddingClip(Bounder):
 
     def _clipped_sums(self, gradients_na: Tensor, basis: Basis) -> Tensor:
         """The sums of the clipped residuals and embeddings. The gradients are overwritten."""
-        sizes_n = _scale_(gradients_na)
+        lengths_n, factors_n = _scale_(gradients_na)
+        least_n = lengths_n * _LEAST
         embeddings_nk = basis.split_(gradients_na, keep_residual=self.residual is not None)
         sums = gradients_na.new_zeros(len(self.vectors(1.0)), gradients_na.shape[1])
-        sums[-1, : basis.width] = _clipped_sum(embeddings_nk, sizes_n, self.clip)
+        sums[-1, : basis.width] = _clipped_sum(embeddings_nk, factors_n, least_n, self.clip)
         if self.residual is not None:
-            sums[0] = _clipped_sum(gradients_na, sizes_n, self.residual)
+            sums[0] = _clipped_sum(gradients_na, factors_n, least_n, self.residual)
         return sums
 
 
-def _scale_(gradients_na: Tensor) -> Tensor:
-    """Scale gradients of extreme norm to norm 1, in place. Returns the factors [n] that undo it; 0 if not finite."""
+def _scale_(gradients_na: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale gradients of extreme norm to norm 1, in place. Returns their norms [n], and the factors [n] that undo it.
+
+    The factor of a gradient that is not finite is 0, and so is the gradient.
+    """
     from discreet.engine.factors.parts import row_norms
 
     norms = row_norms(gradients_na)
@@ -114,19 +121,20 @@ def _scale_(gradients_na: Tensor) -> Tensor:
         scaled = (gradients_na[extreme].double() / divisors).to(gradients_na.dtype)
         gradients_na[extreme] = scaled.masked_fill(~usable[extreme].unsqueeze(1), 0)
         factors[extreme] = norms.where(usable, norms.new_zeros(()))[extreme]
-    return factors
+        norms[extreme] = 1.0
+    return norms, factors
 
 
-def _clipped_sum(values_nx: Tensor, factors_n: Tensor, radius: float) -> Tensor:
+def _clipped_sum(values_nx: Tensor, factors_n: Tensor, least_n: Tensor, radius: float) -> Tensor:
     """The sum of factor * value, each clipped to norm `radius`. The norms are those of the numbers that are summed.
 
-    A value that is not finite contributes zero.
+    A value shorter than `least` is treated as that long. A value that is not finite contributes zero.
     """
     from discreet.engine.factors.parts import in_range, row_norms
 
     norms = row_norms(values_nx)
     good = norms.isfinite()
-    weights = factors_n.minimum(radius * ROUND_DOWN / norms.clamp(min=1e-300)).where(good, norms.new_zeros(()))
+    weights = factors_n.minimum(radius * ROUND_DOWN / norms.maximum(least_n)).where(good, norms.new_zeros(()))
     if not bool(good.all()):
         values_nx = values_nx.masked_fill(~good.unsqueeze(1), 0)
     return in_range(weights, values_nx.dtype) @ values_nx
