@@ -141,6 +141,7 @@ class ComparisonRunner:
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
         shared = {name: getattr(self._settings, name) for name in _SHARED}
+        learns = METHODS[candidate.method].recipe().bounder.public_records > 0
         return runs.RunConfig(
             out=str(self._settings.out / candidate.name),
             method=candidate.method,
@@ -148,6 +149,7 @@ class ComparisonRunner:
             learning_rate=candidate.learning_rate,
             momentum=candidate.momentum,
             average=candidate.average,
+            public_records=self._settings.public_records if learns else None,
             **shared,
         )
 
