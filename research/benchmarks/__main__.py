@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli import entry
-from discreet.cli.flags import JsonFlag, flag
-from discreet.cli.output import emit
+from discreet.cli.flags import JsonFlag, emit, flag
 from discreet.core import check
 from discreet.core.files import check_file
 from research.command import typed

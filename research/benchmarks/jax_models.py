@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discreet.data.resnet import ResidualBlock, ResNet20
+from discreet.data.models import ResidualBlock, ResNet20
 from research.benchmarks.models import BagOfTokens, Recurrent, TokenTransformer
 from research.benchmarks.rows import AbsentError
 

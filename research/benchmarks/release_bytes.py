@@ -15,8 +15,8 @@ from discreet.core import check
 from discreet.core.plain import digest
 from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.random_freeze.granularity import Granularity, MaskKey
 from discreet.methods.random_freeze.masks import regenerate
+from discreet.methods.random_freeze.selection import Granularity, MaskKey
 from discreet.stages.values import Released
 
 FORMAT: Final = "discreet release 1"

@@ -26,9 +26,7 @@ from scipy import stats
 from sklearn import metrics
 from torch import Tensor
 
-from discreet.auditing.bounds import Flags, Floats
-from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.one_run import guess
+from discreet.auditing.bounds import CONFIDENCE, Flags, Floats, guess
 from discreet.auditing.trainings import OnStep
 from discreet.core import check
 from discreet.core.plain import plain

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli import entry
-from discreet.cli.flags import DataDirFlag, JsonFlag, flag
-from discreet.cli.output import INTERRUPTED, emit
+from discreet.cli.flags import INTERRUPTED, DataDirFlag, JsonFlag, emit, flag
 from discreet.core import check
 from discreet.core.files import check_directory, check_file
 from research.command import typed
@@ -132,6 +131,7 @@ def _chart(figure: Figure) -> Chart:
         key=figure.name,
         title=figure.title,
         x_label=figure.x_label,
+        x_short="",
         y_label=figure.y_label,
         series=lines,
         y_range=charts.above_zero(lines) if figure.log_y else (min(values) - margin, max(values) + margin),

@@ -13,7 +13,7 @@ import csv
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -40,7 +40,6 @@ LONGEST: Final = 48
 NOTHING: Final = -100
 """Stands where there is no next token."""
 
-_STEP: Final = 16
 _FILES: Final = {"train": "trainset.csv", "dev": "devset.csv", "test": "testset_w_refs.csv"}
 
 
@@ -148,14 +147,6 @@ class Examples(Dataset[Example]):
             torch.from_numpy(held.prompt[facts]),
             torch.from_numpy(held.following[record]),
         )
-
-
-def collate(examples: Sequence[Example]) -> Example:
-    """A batch, cut after its longest text; only padding is cut off."""
-    hidden, past, prompt, following = (torch.stack(part) for part in zip(*examples, strict=True))
-    longest = int((following != NOTHING).sum(1).max())
-    kept = -(-longest // _STEP) * _STEP  # few lengths, because the engine verifies each new shape
-    return hidden[:, :kept], past, prompt, following[:, :kept]
 
 
 def hidden_values(

@@ -9,8 +9,7 @@ import pytest
 
 from discreet import methods
 from discreet.core.check import Refused
-from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
-from discreet.methods.d2p2.recipes import Decay, decaying
+from discreet.methods.d2p2.recipes import Decay, InverseFourthRoot, InverseRoot, decaying
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Constant, Exponential, Linear, Period
 from research import best_schedule as schedules

@@ -16,6 +16,7 @@ pytest.importorskip("peft", reason=NEEDED)
 import numpy as np
 import torch
 from small_llama import small
+from torch.utils.data import default_collate
 
 from discreet.core.check import Refused
 from research.tasks import e2e
@@ -130,17 +131,10 @@ def test_a_tail_on_kept_values_scores_like_the_model() -> None:
     """Through the file format: half precision is the only difference."""
     known = small()
     known.reset(seed=0)
-    hidden, past, prompt, following = e2e.collate([e2e.Examples(made(TEXTS))[1]])
+    hidden, past, prompt, following = default_collate([e2e.Examples(made(TEXTS))[1]])
     found = Tail(known)(hidden, past, prompt)
     asked, answer = known.prompt(e2e.request("name[A]")), known.answer("A is at the end.")
     assert following[0][: len(answer)].tolist() == answer
     with torch.no_grad():
         whole = known.model(torch.tensor([[*asked, *answer[:-1]]])).logits
     assert torch.allclose(found[:, : len(answer)], whole[:, len(asked) - 1 :], atol=5e-2)
-
-
-def test_a_batch_is_cut_after_its_longest_text() -> None:
-    data = e2e.Examples(made(TEXTS))
-    assert e2e.collate([data[0]])[0].shape[1] == 16  # three tokens
-    hidden, _, _, following = e2e.collate([data[0], data[3]])
-    assert hidden.shape[:2] == following.shape == (2, 20)

@@ -9,7 +9,7 @@ import pytest
 
 from discreet.accounting import rdp
 from discreet.core.check import Refused
-from discreet.methods.dpsgd_dc.claim import LastIterateClaim
+from discreet.methods.dpsgd_dc.recipes import LastIterateClaim
 from research.reproductions.dpsgd_dc.bounds import FIGURE_1
 from research.reproductions.dpsgd_dc.older_bounds import OLDER_BOUNDS, sampled_gaussian_regime
 

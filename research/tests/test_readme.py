@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from discreet import Refused
-from discreet.report import write
+from discreet.report.page import write
 from research import readme as snippets
 
 MARKS = "".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in ("comparison", "truth", "speed"))

@@ -12,8 +12,7 @@ from discreet.core.streams import Stream, Streams
 from discreet.engine.active import from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks
-from discreet.methods.random_freeze.granularity import Granularity
-from discreet.methods.random_freeze.selection import RandomFreeze
+from discreet.methods.random_freeze.selection import Granularity, RandomFreeze
 from discreet.stages.context import StepContext
 from discreet.stages.values import Released
 from research.benchmarks import release_bytes

@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from deltas import delta_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discreet.accounting.accountants import Certificate, certify, delta_at, pld_epsilon, rdp_epsilon
+from discreet.accounting.accountants import Certificate, certify, pld_epsilon, rdp_epsilon
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import (
     BallsInBinsEpoch,
@@ -205,8 +206,8 @@ def test_samplers_are_refused_under_the_wrong_relation(event: Event, relation: N
 
 
 def test_an_unknown_event_is_refused() -> None:
-    class Guess(Event):
-        kind = "guess"
+    class Guess(Event, kind="guess"):
+        pass
 
     with pytest.raises(Refused, match="proven bound"):
         certify(Charge.of(Guess()), delta=1e-5, relation=ADD_REMOVE)

@@ -8,12 +8,13 @@ import mpmath
 import numpy as np
 import oracle
 import pytest
+from deltas import delta_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from discreet.accounting import events, gdp, pld, rdp
 from discreet.accounting import pld_composition as compose
-from discreet.accounting.accountants import certify, delta_at, pld_epsilon, rdp_epsilon
+from discreet.accounting.accountants import certify, pld_epsilon, rdp_epsilon
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Gaussian, PoissonSampled
 from discreet.core.check import Refused

@@ -11,9 +11,9 @@ from discreet.accounting.events import ClippedFeedback, Free, Gaussian, PoissonS
 from discreet.accounting.rdp import sampled_gaussian
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.claim import DiceClaim
-from discreet.methods.dpsgd_dc.claim import LastIterateClaim, _lemma_a13
-from discreet.methods.geodp.claim import GeoDpOneStepClaim
+from discreet.methods.dicesgd.recipes import DiceClaim
+from discreet.methods.dpsgd_dc.recipes import LastIterateClaim, _lemma_a13
+from discreet.methods.geodp.recipes import GeoDpOneStepClaim
 
 
 def accounted(count: int = 2344, by: Accounting = Accounting.PLD) -> AccountedClaim:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from deltas import feedback_delta
 from numpy.typing import NDArray
 from scipy import special, stats
 
@@ -235,8 +236,8 @@ def test_patterns_without_grouping_agree() -> None:
 def test_epsilon_and_delta_are_inverse(changed: dict[str, float]) -> None:
     run = a_run(**changed)
     bound = feedback.epsilon(run, delta=1e-5, grid=1e-3)
-    assert feedback.delta(run, epsilon=bound.value, grid=1e-3).value == pytest.approx(1e-5, rel=1e-3)
-    assert feedback.delta(run, epsilon=bound.value * 0.99, grid=1e-3).value > 1e-5
+    assert feedback_delta(run, epsilon=bound.value, grid=1e-3).value == pytest.approx(1e-5, rel=1e-3)
+    assert feedback_delta(run, epsilon=bound.value * 0.99, grid=1e-3).value > 1e-5
 
 
 def test_the_winner_is_named_and_is_the_smallest() -> None:

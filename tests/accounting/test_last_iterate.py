@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from deltas import last_iterate_delta
 from last_iterate_steps import fixed_size_step, gaussian_step, poisson_step
 from numpy.typing import NDArray
 from scipy import integrate, special, stats
@@ -309,7 +310,7 @@ def test_the_gaussian_form_agrees_with_the_general_one() -> None:
 def test_epsilon_and_delta_are_inverse(step: last.StepBound) -> None:
     run = last.BoundedRun(step=step, steps=300, shift=1.0, factor=1.0)
     found = last.epsilon(run, delta=1e-6, grid=2e-3)
-    assert last.delta(run, epsilon=found.value, grid=2e-3).value == pytest.approx(1e-6, rel=0.02)
+    assert last_iterate_delta(run, epsilon=found.value, grid=2e-3).value == pytest.approx(1e-6, rel=0.02)
     assert found.name.startswith("last iterate")
 
 

@@ -43,6 +43,10 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+def resume(path: Path, planned: Event = STEP) -> Ledger:
+    return Ledger.resume(path, planned=lambda record: planned)
+
+
 def write(path: Path, events: list[Event], header: dict[str, Any] = HEADER) -> Path:
     path.unlink(missing_ok=True)
     with Ledger.create(path, header) as ledger:
@@ -124,7 +128,7 @@ def test_a_failed_write_breaks_the_ledger(tmp_path: Path, monkeypatch: pytest.Mo
         ledger.append(STEP, step=0)
     assert ledger.length == 0
     ledger.close()
-    assert Ledger.resume(tmp_path / "a", planned=STEP).length == (0 if fault == "write" else 1)
+    assert resume(tmp_path / "a").length == (0 if fault == "write" else 1)
 
 
 def test_a_long_ledger_is_as_fast_as_a_short_one(tmp_path: Path) -> None:
@@ -208,20 +212,19 @@ def test_a_ledger_in_memory_counts_like_a_file(tmp_path: Path) -> None:
 def test_a_ledger_has_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "a"
     ledger = Ledger.create(path, HEADER)
-    for act in (Ledger.open, lambda p: Ledger.resume(p, planned=STEP)):
-        with pytest.raises(Refused, match="one writer"):
-            act(path)
+    with pytest.raises(Refused, match="one writer"):
+        resume(path)
     with pytest.raises(Refused, match="which exists"):
         Ledger.create(path, HEADER)
     ledger.close()
-    with Ledger.open(path) as again:
+    with resume(path) as again:
         again.append(STEP, step=0)
     assert read(path).length == 1
 
 
 def _other(path: Path, answer: Any) -> None:
     try:
-        Ledger.open(path)
+        resume(path)
         answer.put("opened")
     except Refused as error:
         answer.put(str(error))
@@ -328,7 +331,7 @@ def test_lines_of_another_ledger_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
-    for act in (read, Ledger.open):
+    for act in (read, resume):
         with pytest.raises(Refused, match="an existing ledger"):
             act(tmp_path / "none")
     (tmp_path / "empty").touch()
@@ -363,12 +366,11 @@ def test_a_torn_line_is_refused_by_readers_and_charged_by_resume(tmp_path: Path,
     content = path.read_bytes()
     start = content[:-1].rindex(b"\n") + 1
     path.write_bytes(content[: start + 1 + cut % (len(content) - start - 1)])
-    for act in (read, Ledger.open):
-        with pytest.raises(Refused, match=f"line {count + 2} of .* to end, got a torn line.*Ledger.resume"):
-            act(path)
+    with pytest.raises(Refused, match=f"line {count + 2} of .* to end, got a torn line.*Ledger.resume"):
+        read(path)
     torn = path.read_bytes()
     planned = Gaussian(noise=0.5)
-    with Ledger.resume(path, planned=planned) as ledger:
+    with resume(path, planned) as ledger:
         assert ledger.length == count + 1
         charged = ledger.entries[-1].event
         ledger.append(STEP, step=count + 5)
@@ -379,7 +381,7 @@ def test_a_torn_line_is_refused_by_readers_and_charged_by_resume(tmp_path: Path,
     whole = torn == content[:-1]  # only the end of the line is missing: it counts as what it says
     assert charged == (STEP if whole else planned)
     assert (record.entries[count].torn is None) == whole
-    with Ledger.resume(path, planned=planned) as again:
+    with resume(path, planned) as again:
         assert again.length == count + 2  # a sound ledger is charged nothing more
 
 
@@ -390,7 +392,7 @@ def test_torn_twice_is_charged_twice_and_still_guarded(tmp_path: Path) -> None:
             file.write(b'{"body":{"event":')
         with pytest.raises(Refused, match=f"line {2 * times + 1} of .* to end"):
             read(path)
-        Ledger.resume(path, planned=NonPrivate()).close()
+        resume(path, NonPrivate()).close()
         assert read(path).charge() == Charge(((STEP, 1), (NonPrivate(), times)))
     content = path.read_bytes()
     for place, old in enumerate(content):
@@ -408,9 +410,7 @@ def test_a_torn_header_cannot_be_resumed(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [])
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(Refused, match=r"line 1 of .*took no step"):
-        Ledger.resume(path, planned=STEP)
-    with pytest.raises(Refused, match="planned to be an event"):
-        Ledger.resume(path, planned="step")  # type: ignore[arg-type]
+        resume(path)
     path.write_bytes(b"")
     write(path, [])  # and the refused writers hold no lock
 
@@ -419,7 +419,7 @@ def test_resume_refuses_a_changed_ledger(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [STEP, STEP])
     path.write_bytes(path.read_bytes().replace(b'"step":0', b'"step":9'))
     with pytest.raises(Refused, match="line 2 of"):
-        Ledger.resume(path, planned=STEP)
+        resume(path)
 
 
 # Merging ----------------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def test_merge_refuses_two_relations_and_the_same_ledger_twice(tmp_path: Path) -
     for same in ([one, copied], [one, one], [one, twin, copied]):
         with pytest.raises(Refused, match="a copy of"):
             merge(same)
-    with Ledger.open(copied) as ledger:
+    with resume(copied) as ledger:
         ledger.append(STEP, step=5)
     with pytest.raises(Refused, match="a copy of"):  # a copy that went on shares its past
         merge([one, copied])
@@ -504,7 +504,7 @@ def test_a_relative_path_survives_a_change_of_directory(tmp_path: Path, monkeypa
     with Ledger.create("a", HEADER) as ledger:
         monkeypatch.chdir(tmp_path / "other")
         ledger.append(STEP, step=0)
-    with Ledger.open(tmp_path / "a") as again:
+    with resume(tmp_path / "a") as again:
         again.append(STEP, step=1)
     assert read(tmp_path / "a").length == 2
 
@@ -517,10 +517,10 @@ def test_a_damaged_first_charge_keeps_the_seed_of_the_header(tmp_path: Path, lef
     path = tmp_path / "a"
     write(path, [], {**HEADER, "seeded": True})
     whole = path.stat().st_size
-    with Ledger.open(path) as ledger:
+    with resume(path) as ledger:
         ledger.append(STEP, step=0, note={"noise": "aa", "sampling": "bb", "seeded": True})
     os.truncate(path, whole + int(left * (path.stat().st_size - whole)))
-    with Ledger.resume(path, planned=STEP) as ledger:
+    with resume(path) as ledger:
         assert ledger.charge().seeded
         ledger.append(STEP, step=1, note={"noise": "cc", "sampling": "dd", "seeded": False})
     assert read(path).charge().seeded
@@ -529,11 +529,11 @@ def test_a_damaged_first_charge_keeps_the_seed_of_the_header(tmp_path: Path, lef
 
 def test_a_torn_charge_that_names_a_seed_keeps_it(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [STEP], {**HEADER, "seeded": False})
-    with Ledger.open(path) as ledger:
+    with resume(path) as ledger:
         assert not ledger.charge().seeded
         ledger.append(STEP, step=1, note={"noise": "aa", "sampling": "bb", "seeded": True})
     os.truncate(path, path.stat().st_size - 20)
-    with Ledger.resume(path, planned=STEP) as ledger:
+    with resume(path) as ledger:
         assert ledger.charge().seeded
     assert merge([path]).seeded
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import oracle
 import pytest
+from deltas import delta_at
 
-from discreet.accounting.accountants import certify, delta_at
+from discreet.accounting.accountants import certify
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import (
     BallsInBinsEpoch,

@@ -8,10 +8,11 @@ import random
 import mpmath
 import numpy as np
 import pytest
+from deltas import delta_at
 
 from discreet.accounting import pld
 from discreet.accounting import pld_composition as compose
-from discreet.accounting.accountants import certify, delta_at
+from discreet.accounting.accountants import certify
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import (
     ClippedFeedback,

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from discreet import methods
-from discreet.auditing.one_run import Guesses, guess
+from discreet.auditing.bounds import Guesses, guess
 from discreet.auditing.releases import Attacked, canaries, linear
 from discreet.core.check import Refused
 from discreet.core.streams import Stream

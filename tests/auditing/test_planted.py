@@ -15,7 +15,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from discreet.auditing.one_run import Guesses
+from discreet.auditing.bounds import Guesses
 from discreet.auditing.planted import ModelWithCanaries, RunAudit, _DataCanaries, _GradientCanaries, audit_training
 from discreet.auditing.trainings import TrainingSetup
 from discreet.core.check import Refused

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from discreet.auditing import rows, truth
-from discreet.auditing.rows import Effort
+from discreet.auditing import truth
+from discreet.auditing.truth import Effort
 from discreet.core.check import Refused
 from discreet.core.workers import JobFailed
 from discreet.methods import METHODS
@@ -41,7 +41,7 @@ def test_verdicts(certified: float | None, claimed: float | None, audited: float
 
 
 def test_a_row_in_json() -> None:
-    row = rows.against_claim("geodp", SMALL).row(generator=np.random.default_rng(1))
+    row = truth.against_claim("geodp", SMALL).row(generator=np.random.default_rng(1))
     told = json.loads(json.dumps(row.to_json(), allow_nan=False))
     assert set(told) == KEYS
     assert told["certified"] == "inf"
@@ -53,14 +53,14 @@ def test_a_row_in_json() -> None:
 
 
 def test_everything_covers_every_method_and_the_four_claims() -> None:
-    labels = [attack.label for attack in truth.attacks(rows.QUICK)]
+    labels = [attack.label for attack in truth.attacks(truth.QUICK)]
     assert {f"{name}, as published" for name in ("geodp", "dicesgd", "d2p2-sgd", "dpsgd-dc")} <= set(labels)
     assert len(set(labels)) == len(labels)
     for name in METHODS:
         assert f"{name}, one step" in labels
     assert "dp-sgd, whole run, data canary" in labels
     assert "dpsgd-dc, last iterate" in labels
-    full = [attack.label for attack in truth.attacks(rows.FULL)]
+    full = [attack.label for attack in truth.attacks(truth.FULL)]
     assert {f"{name}, whole run, crafted gradient" for name in METHODS} <= set(full)
 
 
@@ -82,16 +82,16 @@ def test_a_method_has_its_rows_in_order() -> None:
 def test_rows_are_kept_for_their_effort_and_code_and_torn_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = rows.statistic(SMALL).row(generator=np.random.default_rng(2))
+    row = truth.statistic(SMALL).row(generator=np.random.default_rng(2))
     kept = truth.KeptRows(tmp_path / "deep" / "rows")
     kept.add("one", row, SMALL)
     with kept.path.open("a") as file:
         file.write('{"label": "two", ')
     again = truth.KeptRows(kept.path)
     assert again.made(SMALL) == {"one": row}
-    assert again.made(rows.QUICK) == {}
-    again.add("three", row, rows.QUICK)
-    assert set(again.made(rows.QUICK)) == {"three"}
+    assert again.made(truth.QUICK) == {}
+    again.add("three", row, truth.QUICK)
+    assert set(again.made(truth.QUICK)) == {"three"}
     monkeypatch.setattr(truth, "_code", lambda: "another")  # whose certificates may be others
     assert again.made(SMALL) == {}
     kept.path.write_text("no rows\n")
@@ -128,7 +128,7 @@ def test_a_refusal_of_a_worker_arrives_as_one() -> None:
 
 
 def test_an_error_of_a_worker_names_its_row() -> None:
-    unknown = rows.Attack(method="none", label="no such row", prepare=lambda: 1 / 0)  # its worker finds no such label
+    unknown = truth.Attack(method="none", label="no such row", prepare=lambda: 1 / 0)  # its worker finds no such label
     with pytest.raises(JobFailed, match=r"^no such row: StopIteration"):
         truth.truth_table([unknown, unknown], effort=SMALL, workers=2)
 
@@ -140,13 +140,13 @@ def test_a_method_without_a_guarantee_has_an_infinite_certificate() -> None:
 
 
 def test_the_statistic_row_is_below_the_exact_epsilon() -> None:
-    row = rows.statistic(SMALL).row(generator=np.random.default_rng(2))
+    row = truth.statistic(SMALL).row(generator=np.random.default_rng(2))
     assert row.certified == pytest.approx(4.37718, abs=1e-5)
     assert row.audited <= row.certified
 
 
 def test_a_written_table_is_read_back_and_a_forged_verdict_is_not(tmp_path: Path) -> None:
-    row = rows.statistic(SMALL).row(generator=np.random.default_rng(2))
+    row = truth.statistic(SMALL).row(generator=np.random.default_rng(2))
     path = tmp_path / "table.json"
     answer = truth.document([row], command="discreet audit --all")
     path.write_text(json.dumps(answer))

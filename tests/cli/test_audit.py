@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cli_runner import refused, run
 
-from discreet.auditing import rows, truth
-from discreet.auditing.rows import Attack, Effort
+from discreet.auditing import truth
+from discreet.auditing.truth import Attack, Effort
 from discreet.runs.audit_rows import AuditRow
 
 KEYS = {"method", "parameters", "certified", "claimed", "analytic", "audited", "confidence", "verdict"}
@@ -18,7 +18,7 @@ SMALL = Effort(scalar=2000, canaries=1000, runs=16)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "QUICK", SMALL)
+    monkeypatch.setattr(truth, "QUICK", SMALL)
 
 
 @pytest.mark.usefixtures("small")

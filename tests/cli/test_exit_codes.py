@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from cli_runner import Result, refused, run
 
-from discreet import report, runs
+from discreet import runs
 from discreet.accounting import ledger as ledger_module
 from discreet.auditing import truth
 from discreet.core.check import Damaged
 from discreet.core.errors import ProcessLost
+from discreet.report import page
 from discreet.runs import RunFolder
 from discreet.runs import training as training_module
 from discreet.training import checkpoint
@@ -267,7 +268,7 @@ def test_a_comparison_whose_page_cannot_be_written(tmp_path: Path, monkeypatch: 
     out = tmp_path / "compared"
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "report.html")
     with monkeypatch.context() as patch:
-        patch.setattr(report, "write", lambda *_: raising(full)())
+        patch.setattr(page, "write", lambda *_: raising(full)())
         result = run(*COMPARE, "--out", out)
     assert result.code == 74
     assert f"kept in {out}: 2 charges. Resume with: " in result.err

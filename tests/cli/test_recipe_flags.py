@@ -9,10 +9,10 @@ import pytest
 from cli_runner import GOLDEN, refused, replaced, run
 
 from discreet import methods
-from discreet.cli import recipes, signature
+from discreet.cli import entry, recipes
 from discreet.cli.entry import COMMANDS, ListedCommand
 from discreet.methods import METHODS, Method
-from discreet.methods.geodp.claim import GeoDpOneStepClaim
+from discreet.methods.geodp.recipes import GeoDpOneStepClaim
 from discreet.stages.plan import Plan
 
 
@@ -114,8 +114,8 @@ def test_every_recipe_can_be_said_completely(method: Method) -> None:
 @pytest.mark.parametrize("listed", COMMANDS, ids=lambda listed: listed.name)
 def test_no_word_means_two_things(listed: ListedCommand) -> None:
     command = listed.load()
-    assert {name for group in signature._groups(command).values() for name in group} <= recipes.RESERVED
-    names = list(inspect.signature(signature.expanded(command)).parameters)
+    assert {name for group in entry._groups(command).values() for name in group} <= recipes.RESERVED
+    names = list(inspect.signature(entry.expanded(command)).parameters)
     assert len(names) == len(set(names))
 
 

@@ -108,7 +108,7 @@ def test_a_crash_does_not_take_the_mark_away(tmp_path: Path) -> None:
         whole = b"".join(path.read_bytes().splitlines(keepends=True)[: lines + 1])
         torn = tmp_path / f"torn-{lines}"
         torn.write_bytes(whole[:-30])
-        with Ledger.resume(torn, planned=Gaussian(1.0)) as ledger:
+        with Ledger.resume(torn, planned=lambda record: Gaussian(1.0)) as ledger:
             assert ledger.length == lines
             assert ledger.charge().seeded
         assert read(torn).charge().seeded

@@ -26,7 +26,7 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.methods.d2p2.projected_noise import ProjectedNoise, width
 from discreet.methods.d2p2.projections import padded_size
-from discreet.methods.dicesgd.combination import SmoothedResidual
+from discreet.methods.dicesgd.clipping import SmoothedResidual
 from discreet.methods.geodp.combination import FromAngles, FromPolar
 from discreet.methods.gep.combination import FromEmbedding
 from discreet.stages.analysis import Composition

@@ -201,7 +201,7 @@ def test_a_pool_of_inference_mode_serves_later_draws() -> None:
 
 def test_a_default_device_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Streams.seeded(5).noise.normal(100_000)
-    monkeypatch.setattr(normals, "_WORKSPACE", normals._Workspace())
+    monkeypatch.setattr(normals, "_FREE", [])
     with torch.device("meta"):
         assert torch.equal(Streams.seeded(5).noise.normal(100_000), expected)
 
@@ -209,7 +209,7 @@ def test_a_default_device_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_first_draw_in_inference_mode_spoils_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Streams.seeded(5).noise.normal(10)
     with torch.inference_mode():
-        monkeypatch.setattr(normals, "_WORKSPACE", normals._Workspace())
+        monkeypatch.setattr(normals, "_FREE", [])
         assert torch.equal(Streams.seeded(5).noise.normal(10), expected)
     assert torch.equal(Streams.seeded(5).noise.normal(10), expected)
 

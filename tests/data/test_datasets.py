@@ -22,8 +22,7 @@ from sklearn.datasets import load_digits
 from discreet.core.check import Refused
 from discreet.data import DATASETS, MissingDataset, Task, adult, datasets, formats, load, load_npz
 from discreet.data.catalogue import BENCHMARKS, COLOUR, GREY, images
-from discreet.data.download import NetworkError, fetch
-from discreet.data.sources import Source, checksum, obtain
+from discreet.data.sources import NetworkError, Source, checksum, fetch, obtain
 
 
 @pytest.fixture
@@ -249,11 +248,11 @@ def test_plain_http_is_refused_before_and_after_a_redirect(nowhere: Path, monkey
 
 def test_a_server_without_end_is_stopped(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, lambda _: b"x" * 4096)
-    monkeypatch.setattr("discreet.data.download.LARGEST", 4095)
+    monkeypatch.setattr("discreet.data.sources.LARGEST", 4095)
     with pytest.raises(NetworkError, match="more than"):
         fetch("https://data.example/x", nowhere / "x")
     assert list(nowhere.iterdir()) == []
-    monkeypatch.setattr("discreet.data.download.LARGEST", 4096)
+    monkeypatch.setattr("discreet.data.sources.LARGEST", 4096)
     assert fetch("https://data.example/x", nowhere / "x").stat().st_size == 4096
 
 

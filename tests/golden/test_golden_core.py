@@ -18,7 +18,7 @@ from discreet.accounting.events import (
     WithoutReplacement,
 )
 from discreet.core.relation import Neighbouring
-from discreet.methods.geodp.claim import GeoDpOneStepClaim
+from discreet.methods.geodp.recipes import GeoDpOneStepClaim
 
 ADD_REMOVE, REPLACE_ONE = Neighbouring.ADD_REMOVE, Neighbouring.REPLACE_ONE
 DELTA = 1e-5

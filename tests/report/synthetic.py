@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow
-from discreet.runs.comparison import (
+from discreet.runs.comparison.values import (
     BudgetResult,
     Comparison,
     Excluded,

@@ -9,8 +9,9 @@ import headless
 import pytest
 import synthetic
 
-from discreet.report import planned, render
-from discreet.runs.comparison import Comparison
+from discreet.report import planned
+from discreet.report.page import render
+from discreet.runs.comparison.values import Comparison
 from discreet.runs.planner import Answer, BatchPrice, MethodPrice, Price, Question
 
 pytestmark = pytest.mark.skipif(

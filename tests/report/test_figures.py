@@ -105,7 +105,7 @@ def test_ticks_are_few_inside_and_evenly_spaced(low: float, high: float, most: i
 
 
 def test_the_axis_shows_where_methods_differ() -> None:
-    steps, epsilons = figures.charts(synthetic.comparison())
+    steps, epsilons = figures.learning_curves(synthetic.comparison())
     low, high = steps.y_range
     ends = [line.points[-1][1] for line in steps.series]
     assert low < min(ends) - 0.1
@@ -126,7 +126,7 @@ def test_the_axis_shows_half_of_a_line_that_rises_to_its_end() -> None:
 
 def test_a_chart_without_lines_is_drawn_empty() -> None:
     broken = synthetic.comparison((synthetic.entry("dp-sgd", ()),))
-    for chart in figures.charts(broken):
+    for chart in figures.learning_curves(broken):
         assert "<svg" in svg.chart(chart)
 
 

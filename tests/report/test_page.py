@@ -15,8 +15,9 @@ import pytest
 import synthetic
 
 from discreet import Refused
-from discreet.report import read, render, wording, write
-from discreet.runs.comparison import Failure, MethodResult
+from discreet.report import wording
+from discreet.report.page import read, render, write
+from discreet.runs.comparison.values import Failure, MethodResult
 
 
 class Parsed(HTMLParser):

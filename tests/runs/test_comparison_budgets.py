@@ -12,10 +12,18 @@ import pytest
 from discreet import Refused, runs
 from discreet.core import check
 from discreet.methods import METHODS
-from discreet.report import render
+from discreet.report.page import render
 from discreet.runs.audit_rows import read_audit
-from discreet.runs.comparison import Candidate, CompareSettings, ComparisonProgress, Phase, candidates, compare
-from discreet.runs.comparison.searching import Grid, search
+from discreet.runs.comparison import (
+    Candidate,
+    CompareSettings,
+    ComparisonProgress,
+    Phase,
+    candidates,
+    compare,
+    searching,
+)
+from discreet.runs.comparison.searching import search
 
 ROWS = (
     Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0),
@@ -115,10 +123,11 @@ def test_methods_without_a_certificate_are_listed_and_not_run() -> None:
             candidates("digits", [name])
 
 
-def test_the_search_takes_the_best_trial_of_each_row(tmp_path: Path) -> None:
+def test_the_search_takes_the_best_trial_of_each_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small(tmp_path, rows=ROWS, seeds=(0,), tune_on="digits", steps=6)
-    grid = Grid(rates=(1e-6, 1.0), clips=(1.0,))
-    chosen, tuned = search(settings, lambda news: None, grid)
+    monkeypatch.setattr(searching, "RATES", (1e-6, 1.0))
+    monkeypatch.setattr(searching, "CLIPS", (1.0,))
+    chosen, tuned = search(settings, lambda news: None)
     assert (tuned.data, tuned.trials, tuned.records, tuned.held_out) == ("digits", 4, 1150, 287)
     assert [row.learning_rate for row in chosen.chosen] == [2.0, 1.0]  # a millionth learns nothing
     assert [choice.name for choice in tuned.choices] == ["dp-sgd", "auto-s"]
@@ -127,16 +136,12 @@ def test_the_search_takes_the_best_trial_of_each_row(tmp_path: Path) -> None:
 
 
 def test_a_tuned_comparison_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Grid, "__init__", _one_point)
+    monkeypatch.setattr(searching, "RATES", (1.0,))
+    monkeypatch.setattr(searching, "CLIPS", (1.0,))
     found = compare(small(tmp_path, seeds=(0,), tune_on="digits"))
     assert found.tuned is not None
     assert "searched on digits, declared public: 1 trials" in render(found)
     assert (tmp_path / "tuning" / "dp-sgd.1" / "20000" / "ledger.jsonl").is_file()
-
-
-def _one_point(self: Grid) -> None:
-    object.__setattr__(self, "rates", (1.0,))
-    object.__setattr__(self, "clips", (1.0,))
 
 
 def own_file(place: Path) -> Path:

@@ -12,7 +12,7 @@ import synthetic
 from scipy import stats
 
 from discreet import Refused
-from discreet.runs.comparison import Comparison, Estimate, Point
+from discreet.runs.comparison.values import Comparison, Estimate, Point
 
 
 def test_the_interval_is_scipys_t_interval() -> None:

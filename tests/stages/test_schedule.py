@@ -9,7 +9,7 @@ import pytest
 
 from discreet import methods
 from discreet.core.check import Refused
-from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
+from discreet.methods.d2p2.recipes import InverseFourthRoot, InverseRoot
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule, Table
 from timing import times_as_long

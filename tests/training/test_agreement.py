@@ -24,8 +24,8 @@ from discreet.core.check import Refused
 from discreet.core.errors import ProcessLost
 from discreet.core.streams import Streams
 from discreet.core.world import World
+from discreet.training.agreement import check_shards
 from discreet.training.private import Private
-from discreet.training.shards import check_shards
 
 STEPS, LAST = 6, 3  # the process that ends does so after step LAST
 

@@ -19,7 +19,7 @@ import loop
 from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.stages import update
 from discreet.training import private
 from discreet.training.private import Private

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import default_collate
 
 from discreet import methods
 from discreet.core.plain import plain
@@ -181,7 +182,6 @@ class _Study:
             plan,
             self._train_set,
             micro_batch=MICRO_BATCH,
-            collate_fn=e2e.collate,
             inputs=lambda batch: batch[:3],
             streams=streams,
             schedulers=(schedule,),
@@ -291,7 +291,7 @@ def _test_loss(tail: Tail, data: e2e.Examples) -> float:
 
 def _batches(data: e2e.Examples, chosen: list[int]) -> Iterator[e2e.Example]:
     for start in range(0, len(chosen), MICRO_BATCH):
-        yield e2e.collate([data[record] for record in chosen[start : start + MICRO_BATCH]])
+        yield default_collate([data[record] for record in chosen[start : start + MICRO_BATCH]])
 
 
 def bleu(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:

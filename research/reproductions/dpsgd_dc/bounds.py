@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from discreet.accounting import rdp
-from discreet.methods.dpsgd_dc.claim import LastIterateClaim
 from discreet.methods.dpsgd_dc.curvature import lipschitz_glm, lipschitz_smooth
+from discreet.methods.dpsgd_dc.recipes import LastIterateClaim
 from research.reproductions.dpsgd_dc.older_bounds import Setting
 from research.reproductions.dpsgd_dc.renyi import fixed_size_rdp, rdp_at
 from research.reproductions.experiment import Curve, Figure

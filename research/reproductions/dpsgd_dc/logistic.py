@@ -18,7 +18,7 @@ from discreet.core.streams import Streams
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.methods.dpsgd_dc.domain import Ball, Centre
-from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch

@@ -10,8 +10,6 @@ and the bounds that a rule proves for a whole run that is one event
 A schedule with more than 200 noise multipliers is rounded down to 200, which costs about 0.2 % of epsilon.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -22,12 +20,12 @@ import numpy as np
 
 from discreet.accounting import gdp, rdp
 from discreet.accounting.charges import Charge
-from discreet.accounting.events import Event, LastIterateRun
+from discreet.accounting.events import LastIterateRun
 from discreet.accounting.normal import NormalForm, bucketed, normal
 from discreet.accounting.pld import Floats, Parts, Resolution, gaussian
 from discreet.accounting.pld import highest_loss as pld_highest_loss
 from discreet.accounting.pld_composition import ComposedLoss
-from discreet.accounting.rules import Whole, rule_for
+from discreet.accounting.rules import rule_for
 from discreet.accounting.sampled import highest_loss, is_projected, unsampled_mu
 from discreet.core import check
 from discreet.core.randomness import SEEDED
@@ -105,39 +103,20 @@ def _tightest(run: NormalForm, delta: float) -> tuple[float, str]:
     if run.total_variation <= delta:
         return 0.0, "total variation"
     bounds: list[tuple[float, str]] = [(gdp.epsilon(_unsampled_mu(run), delta), "Gaussian without sampling")]
-    alone = _alone(run)
-    if alone is not None:
-        event, whole = alone
-        bounds.append(whole.epsilon(event, run.relation, delta))
-    if alone is None or not alone[1].composed:
+    event, count = run.others[0]
+    rule = rule_for(event, run.relation)
+    alone = run.mu == 0 and len(run.others) == count == 1  # the event is the whole run
+    if alone and rule.whole is not None:
+        bounds.append(rule.whole(event, run.relation, delta))
+    if not (alone and rule.composed):
         bounds.append((_refined(run, delta), "PLD"))
         bounds.append((rdp.epsilon(_rdp(run), delta), "RDP"))
     best = min(bounds, key=lambda bound: bound[0])
     return best if math.isfinite(best[0]) else (math.inf, "none")
 
 
-def delta_at(charge: Charge, *, epsilon: float, relation: Neighbouring) -> float:
-    """The smallest delta that is proven for the charge at this epsilon."""
-    check.not_negative("epsilon bounds a privacy loss", epsilon=epsilon)
-    run = normal(charge.certified, relation)
-    if run.lost:
-        return 1.0
-    if not run.others:
-        return gdp.delta(run.mu, epsilon)
-    sides = _compositions(bucketed(run, _DISTINCT), Resolution(_first_grid(run, -100.0), -100.0))
-    bounds = [rdp.delta(_rdp(run), epsilon), max((side.delta(epsilon) for side in sides), default=1.0)]
-    bounds += [run.total_variation, gdp.delta(_unsampled_mu(run), epsilon)]
-    alone = _alone(run)
-    if alone is not None:
-        bounds.append(alone[1].delta(alone[0], relation, epsilon))
-    return min(bounds)
-
-
 def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: float | None = None) -> float:
-    """Epsilon by loss distributions only, on this grid, or on one that is refined until epsilon settles.
-
-    With `grid`, a schedule is not rounded.
-    """
+    """Epsilon by loss distributions only: on `grid`, without rounding a schedule, or refined until epsilon settles."""
     check.inside_unit(ABOUT_DELTA, delta=delta)
     run = normal(charge.certified, relation)
     if run.lost:
@@ -147,7 +126,8 @@ def pld_epsilon(charge: Charge, *, delta: float, relation: Neighbouring, grid: f
     if grid is None:
         return _refined(run, delta)
     check.positive("the grid is the distance of two losses", grid=grid)
-    return _pld_epsilon(run, delta, Resolution(grid, _log_tail(run, delta)))
+    sides = _compositions(run, Resolution(grid, _log_tail(run, delta)))
+    return max((side.epsilon(delta) for side in sides), default=math.inf)
 
 
 def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> float:
@@ -157,15 +137,6 @@ def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> floa
     if run.lost:
         return math.inf
     return rdp.epsilon(_rdp(run), delta) if run.count else 0.0
-
-
-def _alone(run: NormalForm) -> tuple[Event, Whole] | None:
-    """The event that is the whole run, if its rule has bounds for whole runs."""
-    if run.mu > 0 or len(run.others) != 1 or run.others[0][1] != 1:
-        return None
-    event = run.others[0][0]
-    whole = rule_for(event, run.relation).whole
-    return None if whole is None else (event, whole)
 
 
 def _unsampled_mu(run: NormalForm) -> float:
@@ -210,10 +181,6 @@ def _compositions(run: NormalForm, resolution: Resolution) -> tuple[ComposedLoss
     if all(part.with_without is part.without_with for part, _ in parts):
         return (upper,)
     return (upper, ComposedLoss([(part.without_with, count) for part, count in parts]))
-
-
-def _pld_epsilon(run: NormalForm, delta: float, resolution: Resolution) -> float:
-    return max((c.epsilon(delta) for c in _compositions(run, resolution)), default=math.inf)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -278,8 +245,7 @@ def _variance(parts: Parts) -> float:
     """Variance of the finite loss in the direction that almost always decides epsilon."""
     total = 0.0
     for part, count in parts:
-        pmf = part.with_without
-        losses = pmf.losses
-        centred = losses - float(pmf.mass @ losses)
-        total += count * float(pmf.mass @ (centred * centred))
+        mass, losses = part.with_without.mass, part.with_without.losses
+        centred = losses - float(mass @ losses)
+        total += count * float(mass @ (centred * centred))
     return total

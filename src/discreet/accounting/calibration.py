@@ -1,9 +1,8 @@
 """The noise multiplier, number of steps or batch size that a budget allows.
 
-Every result was certified itself, so its epsilon is at most the budget.
+Every result was certified itself, so its epsilon is at most the budget. More noise must not cost more; more steps or a
+larger batch must not cost less.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -24,13 +23,9 @@ def calibrate_noise(
 ) -> float:
     """Return the smallest noise whose certified epsilon is within the budget; at most 0.5 % of it stays unused.
 
-    More noise must not cost more.
-
     >>> from discreet.accounting.events import Gaussian
-    >>> noise = calibrate_noise(
-    ...     lambda z: Charge.of(Gaussian(z)), epsilon=4.37718, delta=1e-5, relation=Neighbouring.ADD_REMOVE
-    ... )
-    >>> 1.0 <= noise <= 1.01
+    >>> budget = {"epsilon": 4.37718, "delta": 1e-5, "relation": Neighbouring.ADD_REMOVE}
+    >>> 1.0 <= calibrate_noise(lambda z: Charge.of(Gaussian(z)), **budget) <= 1.01
     True
     """
     _check_budget(epsilon, delta)
@@ -66,12 +61,7 @@ def _least_noise(spent: Callable[[float], float], epsilon: float) -> float:
 def calibrate_steps(
     charge_of_steps: Callable[[int], Charge], *, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """Return the largest number of steps whose certified epsilon is within the budget; 0 if there is none.
-
-    More steps must not cost less.
-    """
-    _check_budget(epsilon, delta)
-
+    """Return the largest number of steps whose certified epsilon is within the budget; 0 if there is none."""
     fits = _within(charge_of_steps, epsilon, delta, relation)
     most = 1
     while fits(most):
@@ -84,14 +74,9 @@ def calibrate_steps(
 def calibrate_batch(
     charge_of_batch: Callable[[int], Charge], *, largest: int, epsilon: float, delta: float, relation: Neighbouring
 ) -> int:
-    """Return the largest batch up to `largest` whose certified epsilon is within the budget.
-
-    A larger batch must not cost less.
-    """
-    _check_budget(epsilon, delta)
-    check.count("the largest batch to consider, at most the public number of records", largest=largest)
-
+    """Return the largest batch up to `largest` whose certified epsilon is within the budget."""
     fits = _within(charge_of_batch, epsilon, delta, relation)
+    check.count("the largest batch to consider, at most the public number of records", largest=largest)
     if fits(largest):
         return largest
     remedy = "raise the noise or the budget, or take fewer steps"
@@ -102,6 +87,7 @@ def calibrate_batch(
 def _within(
     charge_of: Callable[[int], Charge], epsilon: float, delta: float, relation: Neighbouring
 ) -> Callable[[int], bool]:
+    _check_budget(epsilon, delta)
     return lambda number: certify(charge_of(number), delta=delta, relation=relation).epsilon <= epsilon
 
 

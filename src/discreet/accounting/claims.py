@@ -80,8 +80,7 @@ class AccountedClaim(Claim):
 
     def joined(self, other: Claim) -> AccountedClaim | None:
         """Two claims compose if they use the same accountant and theorem."""
-        alike = isinstance(other, AccountedClaim) and (other.by, other.theorem) == (self.by, self.theorem)
-        if not alike or not isinstance(other, AccountedClaim):
+        if not isinstance(other, AccountedClaim) or (other.by, other.theorem) != (self.by, self.theorem):
             return None
         return replace(self, events=(self._charge() + other._charge()).certified)
 

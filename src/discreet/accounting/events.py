@@ -15,7 +15,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from types import UnionType
+from typing import Any, ClassVar, final, get_args
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -26,9 +27,12 @@ _ABOUT_RATE = "the rate is a probability; for batch 256 of 50000 records use 256
 
 @dataclass(frozen=True)
 class Event:
-    """One access to the data. Equal events cost the same."""
+    """One access to the data. Equal events cost the same. `kind` is its name in JSON."""
 
     kind: ClassVar[str] = "event"
+
+    def __init_subclass__(cls, kind: str) -> None:
+        cls.kind = kind
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, with the kind of the event."""
@@ -49,19 +53,18 @@ def units(relation: Neighbouring) -> float:
     return 1.0 if relation is Neighbouring.ADD_REMOVE else 2.0
 
 
-def _nested(value: Any, allowed: tuple[type[Event], ...], owner: str) -> None:
-    names = " or ".join(kind.__name__ for kind in allowed)
+def _nested(value: Any, allowed: UnionType | type[Event], owner: str) -> None:
+    names = " or ".join(kind.__name__ for kind in get_args(allowed) or (allowed,))
     remedy = f"{owner} is proven for these events only"
     check.require(isinstance(value, allowed), f"event to be {names}", f"event={value!r}", remedy)
 
 
 @final
 @dataclass(frozen=True)
-class Gaussian(Event):
+class Gaussian(Event, kind="gaussian"):
     """One sum of records, each of norm <= clip, released with noise N(0, (noise * clip)^2 I)."""
 
     noise: float
-    kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
         check.not_negative(_ABOUT_NOISE, noise=self.noise)
@@ -74,7 +77,7 @@ class Gaussian(Event):
 
 @final
 @dataclass(frozen=True)
-class CountQuery(Event):
+class CountQuery(Event, kind="count-query"):
     """The count of adaptive quantile clipping: every record adds -1/2 or +1/2; noise N(0, sigma^2).
 
     The add/remove sensitivity is 1/2, so the noise multiplier is sigma / (1/2).
@@ -84,7 +87,6 @@ class CountQuery(Event):
     """
 
     sigma: float
-    kind: ClassVar[str] = "count-query"
 
     def __post_init__(self) -> None:
         check.not_negative("sigma is the standard deviation of the noise on the count", sigma=self.sigma)
@@ -96,7 +98,7 @@ class CountQuery(Event):
 
 @final
 @dataclass(frozen=True)
-class SelectionQuery(Event):
+class SelectionQuery(Event, kind="selection-query"):
     """A noisy test on private data, which accepts or rejects an update: a statistic plus N(0, sigma^2).
 
     `sensitivity` bounds its change when one record is added or removed; replacing a record changes it by twice as much.
@@ -104,7 +106,6 @@ class SelectionQuery(Event):
 
     sigma: float
     sensitivity: float
-    kind: ClassVar[str] = "selection-query"
 
     def __post_init__(self) -> None:
         check.not_negative("sigma is the standard deviation of the noise on the test", sigma=self.sigma)
@@ -116,12 +117,11 @@ class SelectionQuery(Event):
 
 
 Query = Gaussian | CountQuery | SelectionQuery
-_QUERIES = (Gaussian, CountQuery, SelectionQuery)
 
 
 @final
 @dataclass(frozen=True)
-class Queries(Event):
+class Queries(Event, kind="queries"):
     """Several queries on ONE sample, equivalent to one Gaussian with z = (sum_i z_i^-2)^(-1/2).
 
     >>> round(Queries((Gaussian(1.2), Gaussian(4.0))).whitened.noise, 6)
@@ -129,14 +129,13 @@ class Queries(Event):
     """
 
     queries: tuple[Query, ...]
-    kind: ClassVar[str] = "queries"
 
     def __post_init__(self) -> None:
         remedy = "give the tuple of queries that saw the same sample"
         is_tuple = isinstance(self.queries, tuple) and len(self.queries) > 0
         check.require(is_tuple, "queries to be a tuple of at least one event", f"{self.queries!r}", remedy)
         for query in self.queries:
-            _nested(query, _QUERIES, "Queries")
+            _nested(query, Query, "Queries")
 
     @property
     def whitened(self) -> Gaussian:
@@ -150,7 +149,7 @@ class Queries(Event):
 
 @final
 @dataclass(frozen=True)
-class ProjectedGaussian(Event):
+class ProjectedGaussian(Event, kind="projected-gaussian"):
     """y_l = A_l^T S_l / sqrt(p_l) + N(0, (noise * clip)^2 I), A_l dense, iid N(0, 1), fresh and public.
 
     `dims` are the widths p_l of the projection of each layer. Orthonormal projections are plain `Gaussian`.
@@ -158,7 +157,6 @@ class ProjectedGaussian(Event):
 
     noise: float
     dims: tuple[int, ...]
-    kind: ClassVar[str] = "projected-gaussian"
 
     def __post_init__(self) -> None:
         check.not_negative(_ABOUT_NOISE, noise=self.noise)
@@ -169,32 +167,26 @@ class ProjectedGaussian(Event):
             check.count(remedy, width=width)
 
 
-Release = Gaussian | CountQuery | SelectionQuery | Queries | ProjectedGaussian
-_RELEASES = (Gaussian, CountQuery, SelectionQuery, Queries, ProjectedGaussian)
-Whitenable = Gaussian | CountQuery | SelectionQuery | Queries
-_WHITENABLE = (Gaussian, CountQuery, SelectionQuery, Queries)
-
-
-# Sampled releases: one step of a run ---------------------------------------------------------------------
+Whitenable = Query | Queries
+Release = Whitenable | ProjectedGaussian
 
 
 @final
 @dataclass(frozen=True)
-class PoissonSampled(Event):
+class PoissonSampled(Event, kind="poisson-sampled"):
     """`event` on a sample that contains each record independently with probability `rate`."""
 
     rate: float
     event: Release
-    kind: ClassVar[str] = "poisson-sampled"
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
-        _nested(self.event, _RELEASES, "PoissonSampled")
+        _nested(self.event, Release, "PoissonSampled")
 
 
 @final
 @dataclass(frozen=True)
-class TruncatedPoissonSampled(Event):
+class TruncatedPoissonSampled(Event, kind="truncated-poisson"):
     """`event` on a Poisson sample, of which at most `cap` records, chosen uniformly, are kept.
 
     `records` is a PUBLIC upper bound on the number of records.
@@ -204,63 +196,56 @@ class TruncatedPoissonSampled(Event):
     cap: int
     records: int
     event: Whitenable
-    kind: ClassVar[str] = "truncated-poisson"
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
         check.count("records is a public upper bound", cap=self.cap, records=self.records)
-        _nested(self.event, _WHITENABLE, "TruncatedPoissonSampled")
+        _nested(self.event, Whitenable, "TruncatedPoissonSampled")
 
 
 @final
 @dataclass(frozen=True)
-class WithoutReplacement(Event):
+class WithoutReplacement(Event, kind="without-replacement"):
     """`event` on `batch` of exactly `records` records, drawn uniformly without replacement. Replace-one only."""
 
     records: int
     batch: int
     event: Whitenable
-    kind: ClassVar[str] = "without-replacement"
 
     def __post_init__(self) -> None:
         remedy = "a sample without replacement takes batch <= records"
         check.count(remedy, records=self.records, batch=self.batch)
         check.require(self.batch <= self.records, f"batch <= {self.records}", f"batch={self.batch}", remedy)
-        _nested(self.event, _WHITENABLE, "WithoutReplacement")
+        _nested(self.event, Whitenable, "WithoutReplacement")
 
 
 @final
 @dataclass(frozen=True)
-class BallsInBinsEpoch(Event):
+class BallsInBinsEpoch(Event, kind="balls-in-bins"):
     """A whole run: in each of `epochs` epochs every record joins one step, chosen uniformly and independently."""
 
     epochs: int
     event: Whitenable
-    kind: ClassVar[str] = "balls-in-bins"
 
     def __post_init__(self) -> None:
         check.count("count the passes over the data", epochs=self.epochs)
-        _nested(self.event, _WHITENABLE, "BallsInBinsEpoch")
+        _nested(self.event, Whitenable, "BallsInBinsEpoch")
 
 
 @final
 @dataclass(frozen=True)
-class Unamplified(Event):
+class Unamplified(Event, kind="unamplified"):
     """One step on a batch from an unknown loader: `event`, without amplification by sampling."""
 
     event: Whitenable
-    kind: ClassVar[str] = "unamplified"
 
     def __post_init__(self) -> None:
-        _nested(self.event, _WHITENABLE, "Unamplified")
-
-
-# Whole runs ------------------------------------------------------------------------------------------------
+        _nested(self.event, Whitenable, "Unamplified")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ClippedFeedback(Event):
+class ClippedFeedback(Event, kind="clipped-feedback"):
     """A whole run with clipped error feedback: v_t = clip(e_t, feedback_clip) + mean clip(g, clip) + noise.
 
     The mean divides by the public `batch`, and the noise has standard deviation `noise_std_on_mean`. The error e_{t+1}
@@ -274,7 +259,6 @@ class ClippedFeedback(Event):
     feedback_clip: float
     noise_std_on_mean: float
     preclip: float | None = None
-    kind: ClassVar[str] = "clipped-feedback"
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
@@ -288,7 +272,7 @@ class ClippedFeedback(Event):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LastIterateRun(Event):
+class LastIterateRun(Event, kind="last-iterate-run"):
     """A whole run of updates x <- project(x - learning_rate * (sum/batch + noise)) that publishes only the last x.
 
     step       one step with its sampling; its noise is relative to the clip on the sum
@@ -304,12 +288,11 @@ class LastIterateRun(Event):
     learning_rate: float
     diameter: float
     expansion: float
-    kind: ClassVar[str] = "last-iterate-run"
 
     def __post_init__(self) -> None:
-        _nested(self.step, (Gaussian, TruncatedPoissonSampled, WithoutReplacement), "LastIterateRun")
+        _nested(self.step, Gaussian | TruncatedPoissonSampled | WithoutReplacement, "LastIterateRun")
         if not isinstance(self.step, Gaussian):  # a second query would be hidden state that nothing contracts
-            _nested(self.step.event, (Gaussian,), "LastIterateRun")
+            _nested(self.step.event, Gaussian, "LastIterateRun")
         check.count("count the steps of the run", steps=self.steps)
         check.positive("bounds and batch sizes are positive", clip=self.clip, batch=self.batch)
         check.positive("the learning rate multiplies the mean", learning_rate=self.learning_rate)
@@ -317,44 +300,21 @@ class LastIterateRun(Event):
         check.not_negative("a Lipschitz constant of the update", expansion=self.expansion)
 
 
-# Nothing, and everything ---------------------------------------------------------------------------------
-
-
 @final
 @dataclass(frozen=True)
-class Free(Event):
+class Free(Event, kind="free"):
     """Post-processing of earlier releases; costs nothing."""
 
-    kind: ClassVar[str] = "free"
-
 
 @final
 @dataclass(frozen=True)
-class NonPrivate(Event):
+class NonPrivate(Event, kind="non-private"):
     """An access for which no bound is proven: epsilon is infinite."""
 
-    kind: ClassVar[str] = "non-private"
 
-
-EVENTS: Mapping[str, type[Event]] = {
-    event.kind: event
-    for event in (
-        Gaussian,
-        CountQuery,
-        SelectionQuery,
-        Queries,
-        ProjectedGaussian,
-        PoissonSampled,
-        TruncatedPoissonSampled,
-        WithoutReplacement,
-        BallsInBinsEpoch,
-        Unamplified,
-        ClippedFeedback,
-        LastIterateRun,
-        Free,
-        NonPrivate,
-    )
-}
+_SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement, BallsInBinsEpoch, Unamplified)
+_KINDS: tuple[type[Event], ...] = (*get_args(Release), *_SAMPLED, ClippedFeedback, LastIterateRun, Free, NonPrivate)
+EVENTS: Mapping[str, type[Event]] = {event.kind: event for event in _KINDS}
 
 
 def event_from_json(body: Mapping[str, Any]) -> Event:

@@ -14,8 +14,6 @@ Four bounds hold under add/remove in both directions; the smallest counts.
 docs/proofs/ClippedFeedback.md.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -67,15 +65,6 @@ def epsilon(run: ClippedFeedback, *, delta: float, grid: float | None = None) ->
     if _mixture_may_win(run, best):
         sides = _composed(run, grid or _grid(best))
         bounds.append(Bound(max((side.epsilon(delta) for side in sides), default=math.inf), "mixture"))
-    return min(bounds, key=lambda bound: bound.value)
-
-
-def delta(run: ClippedFeedback, *, epsilon: float, grid: float | None = None) -> Bound:
-    """The smallest certified delta at `epsilon`."""
-    bounds = [Bound(bound(run, epsilon=epsilon), name) for name, bound in BOUNDS.items()]
-    if _mixture_may_win(run, epsilon):
-        sides = _composed(run, grid or _grid(epsilon))
-        bounds.append(Bound(max((side.delta(epsilon) for side in sides), default=1.0), "mixture"))
     return min(bounds, key=lambda bound: bound.value)
 
 

@@ -3,8 +3,6 @@
 Gaussian releases, adaptive or not, compose to one: mu^2 = sum mu_i^2 [Dong et al. 2022, Corollary 3.3].
 """
 
-from __future__ import annotations
-
 import math
 
 from discreet.accounting import special

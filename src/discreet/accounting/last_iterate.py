@@ -13,8 +13,6 @@ beta). c is a Lipschitz constant of the noiseless update for every possible batc
 valid, and so is composition of all T steps. Both directions. Proof: docs/proofs/LastIterateRun.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,14 +70,11 @@ def left_over(steps: float | Floats, factor: float) -> Floats:
     if factor == 0:
         return np.zeros_like(m)
     growth = 2 * math.log(factor)
-    left: Floats
     if abs(growth) < 1e-9:  # an upper bound: the sum has m terms of at least min(1, c^(2m))
-        left = np.exp(abs(growth) * m) / m
-        return left
+        return np.asarray(np.exp(abs(growth) * m) / m)
     # (c^2 - 1) / (1 - c^(-2m)), the same for c < 1 with both signs turned
     with np.errstate(over="ignore"):
-        left = math.expm1(growth) / -np.expm1(-growth * m)
-    return left
+        return np.asarray(math.expm1(growth) / -np.expm1(-growth * m))
 
 
 def candidates(steps: int) -> Floats:
@@ -113,19 +108,6 @@ def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Boun
     for m, beta in guesses:
         coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
         value = pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=coarser)
-        bounds.append(Bound(value=value, name="last iterate, PLD"))
-    return min(bounds, key=lambda bound: bound.value)
-
-
-def delta(run: BoundedRun, *, epsilon: float, grid: float | None = None) -> Bound:
-    """The smallest certified delta of the run at `epsilon`, by loss distributions."""
-    grid = grid or _grid(run, run.step.noise, epsilon)
-    composed = max(ComposedLoss(parts).delta(epsilon) for parts in _whole(run, grid))
-    bounds = [Bound(value=composed, name="composition, PLD")]
-    for m, beta in {pair for at in (1e-3, 1e-6, 1e-9) for pair in _by_rdp(run, at)[1]}:
-        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
-        sides = _absorbing(run, m, beta, coarser)
-        value = 1.0 if sides is None else max(ComposedLoss(parts).delta(epsilon) for parts in sides)
         bounds.append(Bound(value=value, name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
 

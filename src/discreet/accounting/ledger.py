@@ -9,7 +9,7 @@ which is why a checkpoint stores `digest` and `length`. There is no key: the cha
 against somebody who writes a new ledger.
 
 A torn last line comes from a crash inside `append`, before its release. It is charged all the same, because a damaged
-disk also tears lines: `read` and `open` refuse it; `resume` keeps it and appends one charge of the planned event.
+disk also tears lines: `read` refuses it; `resume` keeps it and appends one charge of the planned event.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self, final
+from typing import Any, Self, final
 
 from discreet.accounting import ledger_chain as chain
 from discreet.accounting.charges import Charge
@@ -36,7 +35,9 @@ def read(path: str | os.PathLike[str]) -> chain.LedgerRecord:
     """Read a ledger and check every line. A line that does not fit is refused by its number."""
     record, torn = chain.scan(Path(path))
     if torn:
-        _torn(Path(path), record, torn)
+        remedy = "if the run still writes, read again; after a crash, go on with Ledger.resume, which charges the line"
+        number = record.length + 2 + sum(entry.torn is not None for entry in record.entries)
+        check.refuse(f"line {number} of {path} to end", f"a torn line {torn[:60]!r}", remedy)
     return record
 
 
@@ -65,7 +66,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, descriptor: int | None, record: chain.LedgerRecord) -> None:
-        self._path, self._descriptor, self._header = path, descriptor, record.header
+        self._path, self._descriptor, self.header = path, descriptor, record.header
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
         self._said = {text for entry in record.entries for text in chain.randomness_of(entry.note)}
@@ -82,18 +83,12 @@ class Ledger:
         The header names `relation`, `delta` and `plan` (a digest of the plan), and other public values. `assumptions`,
         a list of sentences, is part of every charge, and so is `seeded`, whether the run has a seed.
         """
-        path, fields = Path(path), chain.header_fields(header)
+        path, (record, line) = Path(path), chain.begin(header)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            descriptor = _open_locked(path, os.O_CREAT | os.O_EXCL)
         except FileExistsError:
-            check.refuse(
-                "a new file",
-                f"{path}, which exists",
-                "go on from the run's checkpoint (resume=), or take another path: the charges in both files count",
-            )
-        _lock_or_close(path, descriptor)
-        body = {"format": chain.FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
-        digest, line = chain.seal(chain.GENESIS, body)
+            remedy = "go on from the run's checkpoint (resume=), or take another path: the charges in both files count"
+            check.refuse("a new file", f"{path}, which exists", remedy)
         try:
             _write(descriptor, line)
             sync_directory(path.parent)
@@ -101,50 +96,30 @@ class Ledger:
             os.close(descriptor)
             path.unlink()
             raise
-        return cls(path, descriptor, chain.LedgerRecord(header=fields, identity=digest, entries=()))
+        return cls(path, descriptor, record)
 
     @classmethod
     def in_memory(cls, header: Mapping[str, Any]) -> Ledger:
         """A ledger without a file, which ends with the process."""
-        fields = chain.header_fields(header)
-        body = {"format": chain.FORMAT, "ledger": os.urandom(16).hex(), "header": fields}
-        record = chain.LedgerRecord(header=fields, identity=chain.seal(chain.GENESIS, body)[0], entries=())
-        return cls(Path("memory"), None, record)
+        return cls(Path("memory"), None, chain.begin(header)[0])
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Ledger:
-        """Continue a ledger without torn lines."""
-        return cls._continue(Path(path), planned=None)
+    def resume(cls, path: str | os.PathLike[str], *, planned: Callable[[chain.LedgerRecord], Event]) -> Ledger:
+        """Continue a ledger. A torn last line, left by a crash, is charged as the planned event.
 
-    @classmethod
-    def resume(cls, path: str | os.PathLike[str], *, planned: Event | Callable[[chain.LedgerRecord], Event]) -> Ledger:
-        """Continue a ledger after a crash. A torn last line is charged as one `planned` event.
-
-        A function as `planned` is called with the contents of the ledger, under the lock; it may refuse the ledger.
+        `planned` is called with the contents of the ledger, under the lock; it may refuse the ledger.
         """
-        check.require(
-            isinstance(planned, Event) or callable(planned),
-            "planned to be an event",
-            repr(planned),
-            "take it from the plan",
-        )
-        return cls._continue(Path(path), planned=planned)
-
-    @classmethod
-    def _continue(cls, path: Path, *, planned: Event | Callable[[chain.LedgerRecord], Event] | None) -> Ledger:
+        path = Path(path)
         check.require(path.is_file(), "an existing ledger", f"{path}", "begin one with Ledger.create")
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        _lock_or_close(path, descriptor)
+        descriptor = _open_locked(path, 0)
         try:
             record, torn = chain.scan(path)
-            if torn and planned is None:
-                _torn(path, record, torn)
-            due = planned(record) if callable(planned) else planned
+            due = planned(record)
         except BaseException:
             os.close(descriptor)
             raise
         ledger = cls(path, descriptor, record)
-        if torn and due is not None:
+        if torn:
             ledger._settle(torn, due)
         return ledger
 
@@ -217,25 +192,18 @@ class Ledger:
         check.require(ours, "the process that opened the ledger", "a forked one", "let one process keep the ledger")
 
     @property
-    def header(self) -> Mapping[str, Any]:
-        return self._header
-
-    @property
     def entries(self) -> tuple[chain.LedgerEntry, ...]:
         return tuple(self._entries)
 
     @property
     def digest(self) -> str:
-        """The digest of the last line."""
         return self._digest
 
     @property
     def length(self) -> int:
-        """The number of charges."""
         return len(self._entries)
 
     def charge(self) -> Charge:
-        """The sum of all charges so far."""
         return chain.charge_of(self.header, self._counts.items(), self._said)
 
     def close(self) -> None:
@@ -247,24 +215,18 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _torn(path: Path, record: chain.LedgerRecord, torn: bytes) -> NoReturn:
-    remedy = "if the run still writes, read again; after a crash, go on with Ledger.resume, which charges the line"
-    number = record.length + 2 + sum(entry.torn is not None for entry in record.entries)
-    check.refuse(f"line {number} of {path} to end", f"a torn line {torn[:60]!r}", remedy)
-
-
-def _lock_or_close(path: Path, descriptor: int) -> None:
+def _open_locked(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         lock(path, descriptor)
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
 
 
 def lock(path: Path, descriptor: int) -> None:

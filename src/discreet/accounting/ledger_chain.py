@@ -1,9 +1,8 @@
 """The lines of a ledger: canonical JSON, each with a digest that covers the line before it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +51,9 @@ class LedgerRecord:
 
     @property
     def length(self) -> int:
-        """The number of charges."""
         return len(self.entries)
 
     def charge(self) -> Charge:
-        """The sum of all charges."""
         said = {text for entry in self.entries for text in randomness_of(entry.note)}
         return charge_of(self.header, [(entry.event, 1) for entry in self.entries], said)
 
@@ -94,12 +91,22 @@ def seal(previous: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
     return digest, f'{{"body":{text},"digest":"{digest}"}}\n'.encode()
 
 
+def begin(header: Mapping[str, Any]) -> tuple[LedgerRecord, bytes]:
+    """A new ledger without charges, and its first line."""
+    fields = header_fields(header)
+    digest, line = seal(GENESIS, {"format": FORMAT, "ledger": os.urandom(16).hex(), "header": fields})
+    return LedgerRecord(header=fields, identity=digest, entries=()), line
+
+
 def header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
     """The header as JSON values, with the fields that every reader needs."""
     remedy = "a header names relation, delta and plan, a digest of the plan; other public values may follow"
     missing = [name for name in ("relation", "delta", "plan") if name not in header]
     check.require(not missing, "relation, delta and plan in the header", f"no {', '.join(missing)}", remedy)
-    fields = {**header, "relation": _relation(header["relation"]).value}
+    relation, known = header["relation"], " or ".join(map(str, Neighbouring))
+    is_known = relation in [*Neighbouring, *map(str, Neighbouring)]
+    check.require(is_known, f"relation to be {known}", f"relation={relation!r}", "say which datasets are neighbours")
+    fields = {**header, "relation": str(relation)}
     check.inside_unit("delta is the user's, and public", delta=fields["delta"])
     check.require(isinstance(fields["plan"], str), "plan to be a digest", f"plan={fields['plan']!r}", remedy)
     assumptions = fields.get("assumptions", [])
@@ -109,14 +116,6 @@ def header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
     check.require(isinstance(seeded, bool), "seeded to be true or false", f"seeded={seeded!r}", remedy)
     plain: dict[str, Any] = json.loads(canonical(fields))
     return plain
-
-
-def _relation(value: object) -> Neighbouring:
-    try:
-        return Neighbouring(value)
-    except ValueError:
-        known = " or ".join(str(relation) for relation in Neighbouring)
-        check.refuse(f"relation to be {known}", f"relation={value!r}", "say which datasets are neighbours")
 
 
 def scan(path: Path) -> tuple[LedgerRecord, bytes]:
@@ -134,7 +133,8 @@ def scan(path: Path) -> tuple[LedgerRecord, bytes]:
     torn: bytes | None = None
     for number, line in enumerate(lines[1:], 2):
         following = lines[number] if number < len(lines) else b""
-        if torn is None and _stands_for(following, line):
+        stands = b'"torn":"' + hashlib.sha256(line).hexdigest().encode() + b'"'
+        if torn is None and stands in following:  # the next line says that it replaces this one
             torn = line
             continue
         entry = open_entry(path, number, line, previous)
@@ -144,11 +144,6 @@ def scan(path: Path) -> tuple[LedgerRecord, bytes]:
         entries.append(entry)
         previous, torn = entry.digest, None
     return LedgerRecord(header=header, identity=identity, entries=tuple(entries)), tail
-
-
-def _stands_for(line: bytes, torn: bytes) -> bool:
-    """Whether `line` says that it replaces the torn line before it. Its digest is checked later."""
-    return b'"torn":"' + hashlib.sha256(torn).hexdigest().encode() + b'"' in line
 
 
 def open_line(path: Path, number: int, line: bytes, previous: str) -> tuple[dict[str, Any], str]:

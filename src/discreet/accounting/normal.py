@@ -1,7 +1,5 @@
 """A charge in normal form: all Gaussian releases as one, other events counted; and its rounding."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace
@@ -9,18 +7,10 @@ from typing import final
 
 import numpy as np
 
-from discreet.accounting import gdp
+from discreet.accounting import gdp, sampled
 from discreet.accounting.charges import Counted, canonical
 from discreet.accounting.events import Event, LastIterateRun, NonPrivate, PoissonSampled, TruncatedPoissonSampled
 from discreet.accounting.rules import rule_for
-from discreet.accounting.sampled import (
-    is_projected,
-    multiplier_of,
-    noise_of,
-    sampling_rate,
-    total_variation,
-    with_noise,
-)
 from discreet.core.relation import Neighbouring
 
 _MOST_NOISE, _LEAST_RATE = 1e6, 1e-9  # beyond these a step's losses leave the range of floats
@@ -65,12 +55,12 @@ def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
         if isinstance(event, PoissonSampled):
             assumptions.update(rule_for(event.event, relation).assumes)
         mu = rule.mu(event, relation) if rule.mu is not None else None
-        noise = multiplier_of(event.step if isinstance(event, LastIterateRun) else event)
+        noise = sampled.multiplier_of(event.step if isinstance(event, LastIterateRun) else event)
         if noise is not None and noise < _LEAST_NOISE:
             square = math.inf
         elif mu is None:
             others.append((within_range(event), count))
-            distance += count * total_variation(event, relation)
+            distance += count * sampled.total_variation(event, relation)
         else:
             square += count * mu * mu
     mu = math.sqrt(square)
@@ -88,9 +78,9 @@ def within_range(event: Event) -> Event:
     >>> within_range(PoissonSampled(1e-300, Gaussian(1e20)))
     PoissonSampled(rate=1e-09, event=Gaussian(noise=1000000.0))
     """
-    noise = noise_of(event)
+    noise = sampled.noise_of(event)
     if noise is not None and noise > _MOST_NOISE:
-        event = with_noise(event, _MOST_NOISE)
+        event = sampled.with_noise(event, _MOST_NOISE)
     if isinstance(event, PoissonSampled | TruncatedPoissonSampled) and event.rate < _LEAST_RATE:
         event = replace(event, rate=_LEAST_RATE)
     return event
@@ -104,14 +94,14 @@ def bucketed(run: NormalForm, most: int) -> NormalForm:
     samplers: dict[Event, list[tuple[float, Event, int]]] = {}
     kept: list[tuple[Event, int]] = []
     for event, count in run.others:
-        noise = multiplier_of(event)
+        noise = sampled.multiplier_of(event)
         if noise is None:
             kept.append((event, count))
         else:
-            samplers.setdefault(with_noise(event, 1.0), []).append((noise, event, count))
+            samplers.setdefault(sampled.with_noise(event, 1.0), []).append((noise, event, count))
     for event, members in samplers.items():
         members.sort(key=lambda member: member[0])
-        kept.extend(_rounded_down(members, most // 3 if is_projected(event) else most))
+        kept.extend(_rounded_down(members, most // 3 if sampled.is_projected(event) else most))
     return replace(run, others=canonical(kept))
 
 
@@ -125,7 +115,7 @@ def _rounded_down(members: list[tuple[float, Event, int]], most: int) -> list[tu
         return [(event, count) for _, event, count in members]
     noises = np.array([noise for noise, _, _ in members])
     counts = np.array([count for _, _, count in members], dtype=np.float64)
-    rate = sampling_rate(members[0][1])
+    rate = sampled.sampling_rate(members[0][1])
     cost = np.log1p(rate**2 * np.expm1(np.minimum(1 / noises**2, 600.0)))
     steps = np.sqrt(counts[1:] * np.maximum(-np.diff(cost), 0.0))
     place = np.append(0.0, np.cumsum(steps))

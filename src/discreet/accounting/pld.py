@@ -38,12 +38,10 @@ class Pmf:
 
     @property
     def last(self) -> int:
-        """The index of the highest finite loss."""
         return self.first + len(self.mass) - 1
 
     @property
     def losses(self) -> Floats:
-        """The finite losses."""
         return self.grid * np.arange(self.first, self.last + 1, dtype=np.float64)
 
 
@@ -56,14 +54,10 @@ class Pld:
     without_with: Pmf
 
     @classmethod
-    def symmetric(cls, pmf: Pmf) -> Pld:
-        """A pair whose two directions have the same loss distribution."""
-        return cls(pmf, pmf)
-
-    @classmethod
     def unbounded(cls, grid: float) -> Pld:
         """No bound: every loss is infinite."""
-        return cls.symmetric(Pmf(grid, 0, np.zeros(1), 1.0))
+        nothing = Pmf(grid, 0, np.zeros(1), 1.0)
+        return cls(nothing, nothing)
 
 
 Parts = list[tuple[Pld, int]]
@@ -109,11 +103,10 @@ class LossLine:
 
     def above(self, x: Floats) -> Floats:
         """The mass above x, precise in the upper tail."""
-        return self._sum(lambda scaled: _ndtr(-scaled), x)
+        return self._sum(lambda scaled: special.ndtr(-scaled), x)
 
     def below(self, x: Floats) -> Floats:
-        """The mass below x."""
-        return self._sum(_ndtr, x)
+        return self._sum(special.ndtr, x)
 
     def between(self, x: Floats) -> Floats:
         """The masses between successive x (non-decreasing), from the smaller tail."""
@@ -126,13 +119,8 @@ class LossLine:
         return total
 
 
-def _ndtr(x: Floats) -> Floats:
-    values: Floats = special.ndtr(x)
-    return values
-
-
 def _normal_between(x: Floats) -> Floats:
-    tail = _ndtr(-np.abs(x))
+    tail: Floats = special.ndtr(-np.abs(x))
     left, right = tail[:-1], tail[1:]
     outside = np.abs(left - right)
     return np.where((x[:-1] <= 0) & (x[1:] > 0), 1 - left - right, outside)
@@ -178,15 +166,13 @@ def _places(first: int, last: int) -> NDArray[np.int64]:
 
     High losses are rare, so coarse rounding of them costs little and saves most of the work.
     """
-    below, above = _ladder(-first) if first < 0 else _ladder(0), _ladder(last)
-    return np.concatenate([-below[:0:-1], above])
+    return np.concatenate([-_ladder(max(-first, 0))[:0:-1], _ladder(last)])
 
 
 def _ladder(end: int) -> NDArray[np.int64]:
     """0, 1, .., 1024, and from 1024 * 2^k on in steps of 2^k, to `end`."""
-    rungs = _rungs(max(0, (max(end, 1) // _DENSE).bit_length()))
-    inside = rungs[: np.searchsorted(rungs, end)]
-    return np.append(inside, end)
+    rungs = _rungs((max(end, 1) // _DENSE).bit_length())
+    return np.append(rungs[: np.searchsorted(rungs, end)], end)
 
 
 @functools.lru_cache(maxsize=64)
@@ -215,7 +201,7 @@ def sampled_gaussian(rate: float, noise: float, grid: float, log_tail: float) ->
     mixed, plain = LossLine((1 - rate, rate), (0.0, 1.0), noise), LossLine((1.0,), (0.0,), noise)
     upper = discretise(mixed, plain, threshold, grid, lowest, highest)
     if rate == 1:
-        return Pld.symmetric(upper)
+        return Pld(upper, upper)
     mirrored = LossLine((1 - rate, rate), (0.0, -1.0), noise)
     return Pld(upper, discretise(plain, mirrored, reflected, grid, -highest, -lowest))
 
@@ -227,7 +213,6 @@ def _loss(x: float, rate: float, noise: float) -> float:
 
 
 def highest_loss(rate: float, noise: float, log_tail: float) -> float:
-    """The highest finite loss of a sampled Gaussian."""
     return _loss(1 + noise * reach(log_tail), rate, noise)
 
 
@@ -236,8 +221,7 @@ def _log_unmixed(losses: Floats, rate: float) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         near = np.log(np.maximum(np.expm1(np.minimum(losses, 1.0)) + rate, 0.0))
         far = losses + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 1.0)))
-    unmixed: Floats = np.where(losses < 1.0, near, far) - math.log(rate)
-    return unmixed
+    return np.asarray(np.where(losses < 1.0, near, far) - math.log(rate))
 
 
 def without_replacement(rate: float, noise: float, grid: float, log_tail: float) -> Pld:
@@ -253,4 +237,5 @@ def without_replacement(rate: float, noise: float, grid: float, log_tail: float)
     negative, positive = below.mass[: max(0, -below.first)], above.mass[max(0, 1 - above.first) :]
     middle = 1.0 - math.fsum(negative) - math.fsum(positive) - above.infinite
     mass = np.concatenate([negative, [max(0.0, middle)], positive])
-    return Pld.symmetric(Pmf(grid, min(0, below.first), mass, above.infinite))
+    both = Pmf(grid, min(0, below.first), mass, above.infinite)
+    return Pld(both, both)

@@ -8,8 +8,6 @@ Mass beyond the right end of the window is charged as infinite loss (Chernoff). 
 right, where it can only raise delta. So the result is an upper bound.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -160,8 +158,7 @@ class ComposedLoss:
 
     def _fading(self, tilt: float) -> Floats:
         """e^(-|tilt| * k * grid), k = longest-1 .. 0: the factor of a loss k places from the favoured end."""
-        fading: Floats = np.exp(-abs(tilt) * self._grid * np.arange(self._longest - 1, -1, -1))
-        return fading
+        return np.asarray(np.exp(-abs(tilt) * self._grid * np.arange(self._longest - 1, -1, -1)))
 
     def _factors(self, fading: Floats, tilt: float, part: Pmf) -> tuple[Floats, float]:
         """e^(tilt * loss) for the losses of a part, divided by a factor whose logarithm is returned.
@@ -183,7 +180,6 @@ class ComposedLoss:
         return total
 
     def _variance(self, tilt: float) -> float:
-        """Variance of the tilted sum."""
         variance, fading = 0.0, self._fading(tilt)
         for part, count in self._parts:
             mass = part.mass * self._factors(fading, tilt, part)[0]
@@ -270,8 +266,7 @@ def _fast_length(least: int) -> int:
     (8, 1080)
     """
     odd = [3**b * 5**c for b in range(14) for c in range(10)]
-    lengths: list[int] = [one << (math.ceil(least / one) - 1).bit_length() for one in odd]
-    return min(lengths)
+    return int(min(one << (math.ceil(least / one) - 1).bit_length() for one in odd))
 
 
 def _fold(mass: Floats, centre: int, size: int) -> Floats:
@@ -279,8 +274,7 @@ def _fold(mass: Floats, centre: int, size: int) -> Floats:
     start = (-centre) % size
     padded = np.zeros(math.ceil((start + len(mass)) / size) * size)
     padded[start : start + len(mass)] = mass
-    folded: Floats = padded.reshape(-1, size).sum(axis=0)
-    return folded
+    return np.asarray(padded.reshape(-1, size).sum(axis=0))
 
 
 def _deltas(mass: Floats, infinite: float, grid: float) -> Floats:
@@ -289,8 +283,7 @@ def _deltas(mass: Floats, infinite: float, grid: float) -> Floats:
     By parts: delta[i] = (1 - e^-h) * tail[i] + e^-h * delta[i+1], every term positive.
     """
     above = np.append(0.0, np.cumsum(mass[:0:-1]))  # the mass above each grid point, from the highest one down
-    deltas: Floats = _fading_sums(-math.expm1(-grid) * above, math.exp(-grid))[::-1]
-    return deltas + infinite
+    return _fading_sums(-math.expm1(-grid) * above, math.exp(-grid))[::-1] + infinite
 
 
 def _fading_sums(values: Floats, keep: float) -> Floats:

@@ -11,8 +11,6 @@ ones, means no projection: the plain sampled Gaussian. Proof: docs/proofs/Projec
 `feedback` shares the profile of a sampled Gaussian (`profile`) and its discretisation (`pld_from_profiles`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter
@@ -56,8 +54,7 @@ def gaussian_profile(t: Floats, mu: float | Floats) -> Floats:
 
 def _mills(u: Floats) -> Floats:
     """Phi(-u) e^{u^2/2}."""
-    scaled: Floats = 0.5 * special.erfcx(u / math.sqrt(2))
-    return scaled
+    return np.asarray(0.5 * special.erfcx(u / math.sqrt(2)))
 
 
 def _amplified(epsilons: Floats, rate: float) -> tuple[Floats, Floats]:
@@ -98,9 +95,6 @@ def _left(epsilons: Floats, rate: float) -> Floats:
     return np.maximum(0.0, -np.expm1(epsilons + math.log1p(-rate)))
 
 
-# Discretisation ------------------------------------------------------------------------------------------
-
-
 def pld_from_profiles(*, removed: Floats, added: Floats, grid: float) -> Pld:
     """The pessimistic (connect-the-dots) PLD of a pair, from both its profiles at 0, grid, 2 grid, ...
 
@@ -108,9 +102,7 @@ def pld_from_profiles(*, removed: Floats, added: Floats, grid: float) -> Pld:
     trivial part 1 - e^epsilon, which does not affect second differences, so nothing cancels.
     """
     forward = _pmf(removed, added, grid)
-    if removed is added:
-        return Pld.symmetric(forward)
-    return Pld(forward, _pmf(added, removed, grid))
+    return Pld(forward, forward if removed is added else _pmf(added, removed, grid))
 
 
 def _pmf(above: Floats, dual: Floats, grid: float) -> Pmf:
@@ -138,9 +130,6 @@ def reach_on_grid(delta_at: Callable[[float], float], grid: float, enough: float
     while high < _POINTS and delta_at(high * grid) > enough:
         high *= 2
     return max(2, least_whole(lambda index: delta_at(index * grid) <= enough, high // 2 + 1, min(high, _POINTS)))
-
-
-# The random sensitivity ------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=64)
@@ -187,9 +176,6 @@ def _nodes(dims: tuple[float, ...], noise: float, nodes: int, tail: float) -> tu
     weights[1:] += (inner * share).sum(axis=1)
     weights[:-1] += (inner * (1 - share)).sum(axis=1)
     return points, weights, beyond
-
-
-# One step ---------------------------------------------------------------------------------------------------
 
 
 def _mixed(epsilons: Floats, rate: float, noise: float, mixture: tuple[Floats, Floats, float]) -> tuple[Floats, Floats]:
@@ -257,9 +243,6 @@ def highest_loss(*, rate: float, noise: float, dims: tuple[float, ...], tail: fl
     return unit
 
 
-# Renyi divergence -----------------------------------------------------------------------------------------
-
-
 def rdp(*, rate: float, noise: float, dims: tuple[float, ...], orders: Sequence[float]) -> Floats:
     """Rényi divergence of one step at each order; the smallest width is the worst case.
 
@@ -285,9 +268,8 @@ def _divergence(rate: float, noise: float, p: float, order: float) -> float:
         return _between(rate, noise, p, order)
     else:
         log_excess = _real(rate, noise, p, order)
-    return (
-        float(np.logaddexp(0.0, log_excess)) / (order - 1) if log_excess > -30 else math.exp(log_excess) / (order - 1)
-    )
+    log_moment = float(np.logaddexp(0.0, log_excess)) if log_excess > -30 else math.exp(log_excess)
+    return log_moment / (order - 1)
 
 
 def _between(rate: float, noise: float, p: float, order: float) -> float:

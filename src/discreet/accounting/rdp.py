@@ -3,8 +3,6 @@
 At other orders the binomial series alternates and cancels; quadrature of a positive integrand does not.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -27,12 +25,12 @@ _LARGEST_FIXED = 64  # the highest order of the bound for a fixed size
 _REVERSED = 64.0  # up to this order the reverse direction is computed too; it never decides (Theorem 5)
 
 
-def gaussian(noise: float, orders: tuple[float, ...] = ORDERS) -> Floats:
+def gaussian(noise: float, orders: Orders = ORDERS) -> Floats:
     """a / (2 z^2) for every order a."""
     return np.array(orders) / (2 * noise * noise) if noise > 0 else np.full(len(orders), math.inf)
 
 
-def sampled_gaussian(rate: float, noise: float, orders: tuple[float, ...] = ORDERS) -> Floats:
+def sampled_gaussian(rate: float, noise: float, orders: Orders = ORDERS) -> Floats:
     """The larger of D_a(P||Q) and D_a(Q||P), P = (1-q) N(0, z^2) + q N(1, z^2), Q = N(0, z^2).
 
     >>> [round(float(value), 10) for value in sampled_gaussian(0.25, 4.0, (1.1, 2.0))]
@@ -44,7 +42,7 @@ def sampled_gaussian(rate: float, noise: float, orders: tuple[float, ...] = ORDE
 
 
 @functools.lru_cache(maxsize=4096)
-def _sampled(rate: float, noise: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+def _sampled(rate: float, noise: float, orders: Orders) -> tuple[float, ...]:
     a = np.array(orders)
     whole = a == np.floor(a)
     values = np.full(len(a), math.inf)
@@ -106,8 +104,7 @@ def _log_expectation(rate: float, noise: float, powers: Floats, span: tuple[floa
     log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * noise**2))
     log_density = -(x**2) / (2 * noise**2) - math.log(noise * math.sqrt(2 * math.pi))
     log_width = math.log((high - low) / nodes)
-    values: Floats = special.logsumexp(log_density + powers[:, None] * log_ratio, axis=1) + log_width
-    return values
+    return np.asarray(special.logsumexp(log_density + powers[:, None] * log_ratio, axis=1) + log_width)
 
 
 def without_replacement(rate: float, noise: float, orders: Orders = ORDERS) -> Floats:
@@ -161,15 +158,8 @@ def _log_central_moments(noise: float) -> Floats:
     return np.array([0.0, *logs])
 
 
-def epsilon(rdp: Floats, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
+def epsilon(rdp: Floats, delta: float, orders: Orders = ORDERS) -> float:
     """min over a of r(a) + log(1 - 1/a) - log(a delta)/(a - 1), at least 0 [Canonne et al. 2020]."""
     a = np.array(orders)
     values = rdp + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
     return max(0.0, float(np.min(values)))
-
-
-def delta(rdp: Floats, epsilon: float, orders: tuple[float, ...] = ORDERS) -> float:
-    """min over a of e^((a-1)(r(a) - epsilon)) (1 - 1/a)^(a-1) / a, at most 1 [Canonne et al. 2020]."""
-    a = np.array(orders)
-    logs = (a - 1) * (rdp - epsilon + np.log1p(-1 / a)) - np.log(a)
-    return min(1.0, math.exp(min(0.0, float(np.min(logs)))))

@@ -4,8 +4,6 @@ A rule bounds ONE occurrence; `accountants` composes. A new event needs its clas
 docs/proofs, and one row here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
@@ -18,108 +16,77 @@ from discreet.core.relation import Neighbouring
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """Bounds for a run that is one event: (epsilon, name of the bound) at a delta, and delta at an epsilon.
-
-    composed  whether they include composition of its steps, which is then not computed again
-    """
-
-    epsilon: Callable[[Any, Neighbouring, float], tuple[float, str]]
-    delta: Callable[[Any, Neighbouring, float], float]
-    composed: bool = False
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """The proven bounds of one kind of event.
 
     relations  where the proof holds; other relations are refused
     mu         the distance of the Gaussian release that the event is; None: it is not Gaussian
     pld, rdp   dominating loss distributions (with counts) and Rényi divergence of one occurrence
-    whole      bounds for a run that consists of this event only
     assumes    what must hold outside of the mathematics, in words
+    whole      (epsilon, name of the bound) at a delta for a run that consists of this event only
+    composed   whether `whole` includes composition of its steps, which is then not computed again
     """
 
     relations: frozenset[Neighbouring]
     mu: Callable[[Any, Neighbouring], float | None] | None = None
     pld: Callable[[Any, Neighbouring, Resolution], Parts] | None = None
     rdp: Callable[[Any, Neighbouring, Orders], Floats] | None = None
-    whole: Whole | None = None
     assumes: tuple[str, ...] = ()
+    whole: Callable[[Any, Neighbouring, float], tuple[float, str]] | None = None
+    composed: bool = False
 
 
 _ADD_REMOVE = frozenset({Neighbouring.ADD_REMOVE})
 _REPLACE_ONE = frozenset({Neighbouring.REPLACE_ONE})
 _BOTH = _ADD_REMOVE | _REPLACE_ONE
 
-_FRESH_MATRIX = "the projection is drawn afresh for each step, after the data is fixed and independent of it"
-_POISSON = "each record is sampled independently with the stated rate, and the sample itself stays hidden"
+_FRESH = ("the projection is drawn afresh for each step, after the data is fixed and independent of it",)
+_POISSON = ("each record is sampled independently with the stated rate, and the sample itself stays hidden",)
+_AT_MOST = ("the data never holds more records than the stated public bound",)
+_SUBSET = ("every batch is a uniform subset of the stated size, and stays hidden",)
+_ONE_BIN = ("in every epoch each record joins one step, chosen independently of the other records",)
 _LOADER = (
     "the loader walks over the records in an order that is secret or does not depend on them, in batches of one size",
     "no batch holds a record twice",
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
 )
 
-_GAUSSIAN = Rule(relations=_BOTH, mu=sampled.whitened_mu)
+_GAUSSIAN = Rule(_BOTH, sampled.whitened_mu)
 
 RULES: dict[type[events.Event], Rule] = {
     events.Gaussian: _GAUSSIAN,
     events.CountQuery: _GAUSSIAN,
     events.SelectionQuery: _GAUSSIAN,
     events.Queries: _GAUSSIAN,
-    events.ProjectedGaussian: Rule(
-        relations=_BOTH,
-        mu=sampled.projected_mu,
-        pld=sampled.full_projected_pld,
-        rdp=sampled.full_projected_rdp,
-        assumes=(_FRESH_MATRIX,),
-    ),
-    events.PoissonSampled: Rule(
-        relations=_ADD_REMOVE,
-        mu=sampled.poisson_mu,
-        pld=sampled.poisson_pld,
-        rdp=sampled.poisson_rdp,
-        assumes=(_POISSON,),
-    ),
+    events.ProjectedGaussian: Rule(_BOTH, sampled.noiseless_mu, sampled.poisson_pld, sampled.poisson_rdp, _FRESH),
+    events.PoissonSampled: Rule(_ADD_REMOVE, sampled.poisson_mu, sampled.poisson_pld, sampled.poisson_rdp, _POISSON),
     events.TruncatedPoissonSampled: Rule(
-        relations=_ADD_REMOVE,
-        mu=sampled.truncated_mu,
-        pld=sampled.truncated_pld,
-        rdp=sampled.truncated_rdp,
-        assumes=(_POISSON, "the data never holds more records than the stated public bound"),
+        _ADD_REMOVE, sampled.noiseless_mu, sampled.truncated_pld, sampled.truncated_rdp, (*_POISSON, *_AT_MOST)
     ),
     events.WithoutReplacement: Rule(
-        relations=_REPLACE_ONE,
-        mu=sampled.without_mu,
-        pld=sampled.without_pld,
-        rdp=sampled.without_rdp,
-        assumes=("every batch is a uniform subset of the stated size, and stays hidden",),
+        _REPLACE_ONE, sampled.without_mu, sampled.without_pld, sampled.without_rdp, _SUBSET
     ),
-    events.BallsInBinsEpoch: Rule(
-        relations=_BOTH,
-        mu=sampled.balls_mu,
-        assumes=("in every epoch each record joins one step, chosen independently of the other records",),
-    ),
-    events.Unamplified: Rule(relations=_BOTH, mu=sampled.loader_mu, assumes=_LOADER),
+    events.BallsInBinsEpoch: Rule(_BOTH, sampled.balls_mu, assumes=_ONE_BIN),
+    events.Unamplified: Rule(_BOTH, sampled.loader_mu, assumes=_LOADER),
     events.ClippedFeedback: Rule(
-        relations=_ADD_REMOVE,
-        mu=whole_runs.feedback_mu,
-        pld=whole_runs.feedback_pld,
-        whole=Whole(epsilon=whole_runs.feedback_epsilon, delta=whole_runs.feedback_delta, composed=True),
+        _ADD_REMOVE,
+        whole_runs.feedback_mu,
+        whole_runs.feedback_pld,
+        whole=whole_runs.feedback_epsilon,
+        composed=True,
         assumes=(
-            _POISSON,
+            *_POISSON,
             "the accumulated error starts at zero and is never released",
             "where there is a pre-clip, it bounds every gradient, and both clips are projections on balls",
         ),
     ),
     events.LastIterateRun: Rule(
-        relations=_BOTH,
-        mu=whole_runs.last_iterate_mu,
-        pld=whole_runs.last_iterate_pld,
-        rdp=whole_runs.last_iterate_rdp,
-        whole=Whole(epsilon=whole_runs.last_iterate_epsilon, delta=whole_runs.last_iterate_delta),
+        _BOTH,
+        whole_runs.last_iterate_mu,
+        whole_runs.last_iterate_pld,
+        whole_runs.last_iterate_rdp,
+        whole=whole_runs.last_iterate_epsilon,
         assumes=(
             "only the last iterate is seen",
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",

@@ -1,42 +1,13 @@
 """Bounds of whole runs: events to the numbers that `feedback` and `last_iterate` take."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from typing import Any
 
-from discreet.accounting import feedback, last_iterate
-from discreet.accounting.events import (
-    ClippedFeedback,
-    Event,
-    Gaussian,
-    LastIterateRun,
-    TruncatedPoissonSampled,
-    WithoutReplacement,
-    units,
-)
+from discreet.accounting import feedback, last_iterate, sampled
+from discreet.accounting.events import ClippedFeedback, Gaussian, LastIterateRun, TruncatedPoissonSampled, units
 from discreet.accounting.pld import Floats, Parts, Pld, Resolution
 from discreet.accounting.rdp import ORDERS, Orders
-from discreet.accounting.sampled import (
-    highest_loss,
-    truncated_pld,
-    truncated_rdp,
-    whitened_mu,
-    with_noise,
-    without_pld,
-    without_rdp,
-)
 from discreet.core.relation import Neighbouring
-
-_PLD: dict[type[Event], Callable[[Any, Neighbouring, Resolution], Parts]] = {
-    TruncatedPoissonSampled: truncated_pld,
-    WithoutReplacement: without_pld,
-}
-_RDP: dict[type[Event], Callable[[Any, Neighbouring, Orders], Floats]] = {
-    TruncatedPoissonSampled: truncated_rdp,
-    WithoutReplacement: without_rdp,
-}
 
 
 def feedback_mu(event: ClippedFeedback, relation: Neighbouring) -> float | None:
@@ -55,17 +26,13 @@ def feedback_epsilon(event: ClippedFeedback, relation: Neighbouring, delta: floa
     return bound.value, f"error feedback, {bound.name}"
 
 
-def feedback_delta(event: ClippedFeedback, relation: Neighbouring, epsilon: float) -> float:
-    return feedback.delta(event, epsilon=epsilon).value
-
-
 def last_iterate_mu(event: LastIterateRun, relation: Neighbouring) -> float | None:
     """With full batches the run is one Gaussian: sqrt(m)/z + shift sqrt(E(m, c)) at the best m."""
     if _noise(event) == 0:
         return math.inf
     if not isinstance(event.step, Gaussian):
         return None
-    noise = 1 / whitened_mu(event.step, relation)
+    noise = 1 / sampled.whitened_mu(event.step, relation)
     mu, _ = last_iterate.gaussian_mu(steps=event.steps, noise=noise, shift=_shift(event), factor=event.expansion)
     return mu
 
@@ -81,12 +48,8 @@ def last_iterate_rdp(event: LastIterateRun, relation: Neighbouring, orders: Orde
 
 
 def last_iterate_epsilon(event: LastIterateRun, relation: Neighbouring, delta: float) -> tuple[float, str]:
-    bound = last_iterate.epsilon(_last_iterate_run(event, relation), delta=delta)
+    bound = last_iterate.epsilon(last_iterate_run(event, relation), delta=delta)
     return bound.value, bound.name
-
-
-def last_iterate_delta(event: LastIterateRun, relation: Neighbouring, epsilon: float) -> float:
-    return last_iterate.delta(_last_iterate_run(event, relation), epsilon=epsilon).value
 
 
 def _noise(event: LastIterateRun) -> float:
@@ -99,22 +62,27 @@ def _shift(event: LastIterateRun) -> float:
     return event.diameter * event.batch / (event.learning_rate * _noise(event) * event.clip)
 
 
-def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resolution: Resolution) -> Pld:
+def _step(event: LastIterateRun, noise: float, relation: Neighbouring) -> Any:
     """One step with another multiplier, which is relative to the change that one record causes."""
-    step = with_noise(event.step, noise * units(relation))
-    return _PLD[type(step)](step, relation, resolution)[0][0]
+    return sampled.with_noise(event.step, noise * units(relation))
+
+
+def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resolution: Resolution) -> Pld:
+    bound = sampled.truncated_pld if isinstance(event.step, TruncatedPoissonSampled) else sampled.without_pld
+    return bound(_step(event, noise, relation), relation, resolution)[0][0]
 
 
 def _step_rdp(event: LastIterateRun, noise: float, relation: Neighbouring, orders: Orders) -> Floats:
-    step = with_noise(event.step, noise * units(relation))
-    return _RDP[type(step)](step, relation, orders)
+    bound = sampled.truncated_rdp if isinstance(event.step, TruncatedPoissonSampled) else sampled.without_rdp
+    return bound(_step(event, noise, relation), relation, orders)
 
 
-def _last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.BoundedRun:
+def last_iterate_run(event: LastIterateRun, relation: Neighbouring) -> last_iterate.BoundedRun:
+    """The run as `last_iterate` takes it."""
     step = last_iterate.StepBound(
         noise=_noise(event) / units(relation),
         pld=lambda noise, grid: _step_pld(event, noise, relation, Resolution(grid)),
         rdp=lambda noise: _step_rdp(event, noise, relation, ORDERS),
-        highest=lambda noise: highest_loss(with_noise(event.step, noise * units(relation)), relation, -50.0),
+        highest=lambda noise: sampled.highest_loss(_step(event, noise, relation), relation, -50.0),
     )
     return last_iterate.BoundedRun(step=step, steps=event.steps, shift=_shift(event), factor=event.expansion)

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import special, stats
 
 from discreet.core import check
 
@@ -27,6 +27,7 @@ Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 BINS = 4096
+CONFIDENCE = 0.999
 
 
 @final
@@ -59,7 +60,6 @@ class Tally:
         return cls(low - margin, high + margin, bins=bins)
 
     def add(self, *, absent: Floats, present: Floats) -> None:
-        """Count these trials."""
         for values, counts in ((absent, self._counts[False]), (present, self._counts[True])):
             check.require(not np.isnan(values).any(), "a number for every trial", "nan", "fix the statistic")
             place = (values - self.low) * (self.bins / (self.high - self.low))
@@ -75,15 +75,11 @@ class Tally:
         return self._counts[present][::-1].cumsum()[::-1]
 
 
-@final
-@dataclass(frozen=True)
-class Test:
+class Threshold(NamedTuple):
     """An event: the statistic is at or above cut number `cut` (likelier with the record), or below it (without)."""
 
     cut: int
     upper: bool
-
-    __test__ = False  # not a test case for pytest
 
 
 @final
@@ -140,22 +136,22 @@ def epsilon_of(
     return np.maximum(np.where(p > delta, shown, 0.0), 0.0)
 
 
-def choose(tally: Tally, *, delta: float, confidence: float) -> tuple[float, Test]:
+def choose(tally: Tally, *, delta: float, confidence: float) -> tuple[float, Threshold]:
     """The event with the largest bound, and that bound, on trials that will not test it."""
-    risk = _risk(delta, confidence)
+    risk = risk_of(delta, confidence)
     tests = []
     for is_upper in (True, False):
         likely, unlikely, trials = _hits(tally, is_upper)
         shown = epsilon_of(likely, unlikely, trials, delta, risk)
         # Of equal events take the middle one: where the worlds separate, it has a margin on both sides.
         best = np.flatnonzero(shown >= shown.max() - 1e-12)
-        tests.append((float(shown.max()), Test(int(best[len(best) // 2]), is_upper)))
+        tests.append((float(shown.max()), Threshold(int(best[len(best) // 2]), is_upper)))
     return max(tests, key=lambda scored: scored[0])
 
 
-def judge(tally: Tally, test: Test, *, delta: float, confidence: float) -> Audit:
+def judge(tally: Tally, test: Threshold, *, delta: float, confidence: float) -> Audit:
     """The bound from one event that was chosen on other trials."""
-    risk = _risk(delta, confidence)
+    risk = risk_of(delta, confidence)
     likely, unlikely, trials = _hits(tally, test.upper)
     hits = int(likely[test.cut]), int(unlikely[test.cut])
     epsilon = float(epsilon_of(hits[0], hits[1], trials, delta, risk))
@@ -181,7 +177,78 @@ def _hits(tally: Tally, is_upper: bool) -> tuple[Counts, Counts, tuple[int, int]
     return absent - above_absent, present - above_present, (absent, present)
 
 
-def _risk(delta: float, confidence: float) -> float:
+def risk_of(delta: float, confidence: float) -> float:
+    """The probability with which a bound may be wrong."""
     check.require(0 <= delta < 1, "delta in [0, 1)", f"delta={delta!r}", "delta is the probability of failure")
     check.inside_unit("the bound holds with this probability, e.g. 0.999", confidence=confidence)
     return 1 - confidence
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """The attacker's result in ONE run with many canaries: `correct` of `made` guesses, among `canaries` coins.
+
+    The bound is that of Steinke, Nasr and Jagielski (2023). Each canary is included by a fair coin, and after the run
+    the attacker guesses the most certain coins. If the run is (epsilon, delta)-private, the number of right guesses is
+    about binomial with probability e^epsilon / (1 + e^epsilon) at most. This holds for every mechanism and every
+    dependence between canaries, and is weaker than the bound of many runs. It needs a small delta, since the theorem
+    adds a term 2 * canaries * delta.
+    """
+
+    canaries: int
+    made: int
+    correct: int
+
+    def __post_init__(self) -> None:
+        check.count("numbers of coins and guesses", least=0, made=self.made, correct=self.correct)
+        got, fits = f"{self.correct}, {self.made}, {self.canaries}", self.correct <= self.made <= self.canaries
+        check.require(fits, "correct <= made <= canaries", got, "count each coin once")
+
+    def chance(self, epsilon: float, delta: float) -> float:
+        """The p-value of the theorem: the most likely these guesses can be if the run is (epsilon, delta)-private.
+
+        P(X >= v) + 2 m delta max_i P(v - i <= X < v) / i, X ~ binomial(guesses, e^epsilon / (1 + e^epsilon)).
+        """
+        right = 1 / (1 + math.exp(-epsilon))
+        tail = float(stats.binom.sf(self.correct - 1, self.made, right))
+        if delta == 0 or self.correct == 0:
+            return min(1.0, tail)
+        below = np.cumsum(stats.binom.pmf(np.arange(self.correct - 1, -1, -1), self.made, right))
+        steepest = float((below / np.arange(1, self.correct + 1)).max())
+        return min(1.0, tail + 2 * self.canaries * delta * steepest)
+
+    def epsilon(self, delta: float, confidence: float = CONFIDENCE) -> float:
+        """The largest epsilon that these guesses refute; 0 if none.
+
+        >>> guesses = Guesses(canaries=1000, made=100, correct=95)
+        >>> round(guesses.epsilon(0.0), 2), guesses.epsilon(0.1)
+        (1.69, 0.0)
+        """
+        risk = risk_of(delta, confidence)
+        if self.chance(0.0, delta) >= risk:
+            return 0.0
+        low, high = 0.0, 1.0
+        while self.chance(high, delta) < risk:
+            low, high = high, 2 * high
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.chance(middle, delta) < risk else (low, middle)
+        return low
+
+
+SHARE = 0.2
+"""The share of coins that is guessed. It is fixed: choosing it by the outcome would be multiple testing."""
+
+
+def guess(scores: Floats, there: Flags, *, share: float = SHARE) -> Guesses:
+    """Guess that the highest scores were included and the lowest were not, for `share` of all coins.
+
+    >>> guess(np.array([0.1, 3.0, -2.0, 0.0]), np.array([True, True, False, False]), share=0.5)
+    Guesses(canaries=4, made=2, correct=2)
+    """
+    check.fraction("guess the coins with the most extreme scores, e.g. 0.1", share=share)
+    order = np.argsort(scores, kind="stable")
+    each = max(1, round(len(scores) * share / 2))
+    correct = int(there[order[-each:]].sum() + (~there[order[:each]]).sum())
+    return Guesses(canaries=len(scores), made=2 * each, correct=correct)

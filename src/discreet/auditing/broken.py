@@ -23,9 +23,9 @@ from discreet.accounting.events import ClippedFeedback, Event, Gaussian, NonPriv
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import Game, PoissonStep, PreparedGame
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.claim import DiceClaim
-from discreet.methods.dpsgd_dc.claim import LastIterateClaim
-from discreet.methods.geodp.claim import GeoDpOneStepClaim
+from discreet.methods.dicesgd.recipes import DiceClaim
+from discreet.methods.dpsgd_dc.recipes import LastIterateClaim
+from discreet.methods.geodp.recipes import GeoDpOneStepClaim
 
 DELTA = 1e-5
 _WRAPS = 20  # full turns of an angle in the sum
@@ -56,24 +56,16 @@ class GeoDp:
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
         tiny = self.clip / 100
-        sum_absent = np.zeros(self.dimension)
-        sum_absent[0] = tiny
-        record = np.zeros(self.dimension)
+        absent, record = np.zeros((2, self.dimension))
+        absent[0] = tiny
         record[:2] = -tiny, math.sqrt(self.clip**2 - tiny**2)
-        return (
-            self._statistic(self._release(sum_absent, trials, generator)),
-            self._statistic(self._release(sum_absent + record, trials, generator)),
-        )
+        return self._statistic(absent, trials, generator), self._statistic(absent + record, trials, generator)
 
-    def _release(self, total: Floats, trials: int, generator: np.random.Generator) -> Floats:
+    def _statistic(self, total: Floats, trials: int, generator: np.random.Generator) -> Floats:
         mean = total / self.batch
         norm = np.linalg.norm(mean) + self.clip / self.batch * self.noise * generator.standard_normal(trials)
-        shape = (self.dimension - 1, trials)
-        angles = to_angles(mean)[:, None] + self.angle_std * generator.standard_normal(shape)
-        return norm * from_angles(angles)
-
-    @staticmethod
-    def _statistic(released: Floats) -> Floats:
+        noise = self.angle_std * generator.standard_normal((self.dimension - 1, trials))
+        released = norm * from_angles(to_angles(mean)[:, None] + noise)
         return np.asarray(np.arccos(np.abs(released[0]) / np.linalg.norm(released, axis=0)))
 
     def analytic(self, delta: float) -> float:
@@ -84,16 +76,10 @@ class GeoDp:
         """
         half = math.pi / 2
         short_of = np.geomspace(1e-6, 0.99, 4000) * half  # the event: at most this far from a right angle
+        turns = math.pi * np.arange(-_WRAPS, _WRAPS + 1)[:, None]
+        low, high = turns - short_of, turns + short_of
         log_p, log_q = (
-            np.logaddexp.reduce(
-                [
-                    _log_between(
-                        (k * math.pi - short_of - centre) / self.angle_std,
-                        (k * math.pi + short_of - centre) / self.angle_std,
-                    )
-                    for k in range(-_WRAPS, _WRAPS + 1)
-                ]
-            )
+            np.logaddexp.reduce(_log_between((low - centre) / self.angle_std, (high - centre) / self.angle_std))
             for centre in (0.0, half)
         )
         p = np.exp(log_p) - delta
@@ -206,12 +192,11 @@ class ProjectedRelease:
     dims: int = 1
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        values = []
-        for present in (0.0, 1.0):
+        def ratio(present: float) -> Floats:
             mu = np.sqrt(generator.chisquare(self.dims, trials) / self.dims) / self.noise
-            y = generator.standard_normal(trials) + present * mu
-            values.append(mu * y - mu**2 / 2)
-        return values[0], values[1]
+            return mu * (generator.standard_normal(trials) + present * mu) - mu**2 / 2
+
+        return ratio(0.0), ratio(1.0)
 
 
 def projection_epsilon(noise: float, dims: int, delta: float) -> float:
@@ -238,10 +223,9 @@ def projection_epsilon(noise: float, dims: int, delta: float) -> float:
 
 def _geodp() -> PreparedGame:
     game = GeoDp()
-    parameters = {name: getattr(game, name) for name in ("beta", "dimension", "batch", "noise")}
+    parameters = {"beta": game.beta, "dimension": game.dimension, "batch": game.batch, "noise": game.noise, "steps": 1}
     claim = GeoDpOneStepClaim(noise=game.noise, beta=game.beta)
-    analytic = game.analytic(DELTA)
-    return _prepared("geodp", {**parameters, "steps": 1}, game, claim, NonPrivate(), analytic, trials=40_000)
+    return _prepared("geodp", parameters, game, claim, NonPrivate(), game.analytic(DELTA), trials=40_000)
 
 
 def _dice() -> PreparedGame:
@@ -254,7 +238,7 @@ def _dice() -> PreparedGame:
         feedback_clip=game.feedback_clip,
         noise_std_on_mean=game.noise_std,
     )
-    parameters = {name: getattr(game, name) for name in ("records", "batch", "steps", "target")}
+    parameters = {"records": game.records, "batch": game.batch, "steps": game.steps, "target": game.target}
     claim = DiceClaim(run=run, records=game.records)
     return _prepared("dicesgd", parameters, game, claim, run, game.analytic(DELTA), trials=20_000)
 

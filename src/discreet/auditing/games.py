@@ -15,11 +15,10 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from discreet.auditing.bounds import Audit, Floats, Tally, best_audit
+from discreet.auditing.bounds import CONFIDENCE, Audit, Flags, Floats, Tally, best_audit
 from discreet.core import check
 from discreet.runs.audit_rows import AuditRow
 
-CONFIDENCE = 0.999
 _CHUNK = 2**20
 _PILOT = 2**13
 
@@ -52,17 +51,26 @@ def play(
     pilot = game.draw(min(_PILOT, max(16, trials // 8)), rng)  # only sets the range of the histograms
     halves = [[Tally.around(*pair) for pair in _columns(pilot)] for _ in range(2)]
     done = 0
-    for tallies, share in zip(halves, (trials // 2, trials - trials // 2), strict=True):
-        left = share
-        while left > 0:
-            drawn = game.draw(min(left, _CHUNK), rng)
-            for tally, (absent, present) in zip(tallies, _columns(drawn), strict=True):
+    for tallies, end in zip(halves, (trials // 2, trials), strict=True):
+        while done < end:
+            count = min(end - done, _CHUNK)
+            for tally, (absent, present) in zip(tallies, _columns(game.draw(count, rng)), strict=True):
                 tally.add(absent=absent, present=present)
-            counted = min(left, _CHUNK)
-            left, done = left - counted, done + counted
+            done += count
             if advance is not None:
                 advance(done, trials)
     return best_audit(list(zip(*halves, strict=True)), delta=delta, confidence=confidence)
+
+
+def by_world(play: Callable[[], tuple[Flags, Floats]], trials: int) -> tuple[Floats, Floats]:
+    """Play until both worlds have `trials` values; a play gives the coins of some records, and a value for each."""
+    worlds: tuple[list[Floats], list[Floats]] = [], []
+    while min(sum(map(len, world)) for world in worlds) < trials:
+        there, values = play()
+        for world, coins in zip(worlds, (~there, there), strict=True):
+            world.append(values[coins])
+    absent, present = (np.concatenate(world)[:trials] for world in worlds)
+    return absent, present
 
 
 def _columns(drawn: tuple[Floats, Floats]) -> list[tuple[Floats, Floats]]:
@@ -86,7 +94,6 @@ class PreparedGame:
     analytic: float | None = None
 
     def play(self, *, generator: np.random.Generator | None = None, advance: Advance | None = None) -> AuditRow:
-        """Play it."""
         audit = play(self.game, trials=self.trials, delta=self.delta, generator=generator, advance=advance)
         return AuditRow(
             method=self.method,

@@ -7,8 +7,8 @@ gradient  each canary has an extra coordinate of its own, along which its gradie
 data      records of the test set with a wrong label; the score is how much training lowered their loss.
 
 The bound comes from the theorem of Steinke, Nasr and Jagielski (2023), which allows every dependence between canaries
-(`one_run`). With thousands of gradient canaries and a plan that couples no records, they are independent trials of the
-one-record game (`bounds`), which gives a larger bound: the theorem adds a term 2 * canaries * delta.
+(`Guesses`). With thousands of gradient canaries and a plan that couples no records, they are independent trials of the
+one-record game (`Tally`), which gives a larger bound: the theorem adds a term 2 * canaries * delta.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -24,23 +24,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from discreet.auditing.bounds import Flags, Floats, Tally, best_audit
-from discreet.auditing.games import CONFIDENCE
-from discreet.auditing.observing import active_in, observing_releases
-from discreet.auditing.one_run import Guesses, guess
+from discreet.auditing.bounds import CONFIDENCE, Flags, Floats, Guesses, Tally, best_audit, guess
+from discreet.auditing.releases import active_in, observing_releases
 from discreet.auditing.trainings import OnStep, TrainingSetup, fit, log_probabilities
 from discreet.auditing.whole_run import couples_nothing
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
 from discreet.methods.dp_sgd.clipping import PerLayer
+from discreet.runs import RunConfig
 from discreet.runs.audit_rows import CanaryKind
+from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
-
-if TYPE_CHECKING:
-    from discreet.runs import RunConfig
-    from discreet.stages.context import StepContext
-    from discreet.stages.values import Released
+from discreet.stages.values import Released
 
 CANARIES = 1000
 _MANY = 4000  # from this number on, independent trials give more than the theorem
@@ -74,7 +70,6 @@ class RunAudit:
         return self.audited / self.certified if 0 < self.certified < math.inf else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         held = plain(self)
         del held["is"], held["kind"], held["independent"]
         return {
@@ -235,8 +230,7 @@ class _DataCanaries:
     """Records of the test set with a wrong label."""
 
     def __init__(self, setup: TrainingSetup, canaries: int, rng: np.random.Generator) -> None:
-        self._setup = setup
-        x, y = setup.task.test.tensors
+        self._setup, (x, y) = setup, setup.task.test.tensors
         count = min(canaries, len(x), len(setup.task.train) // 2)
         chosen = torch.from_numpy(rng.permutation(len(x))[:count])
         wrong = torch.from_numpy(rng.integers(1, setup.task.classes, count))

@@ -2,31 +2,37 @@
 
 The model is one linear layer without bias and each record's loss is its output. A record's gradient is then the record
 itself, whatever the weights: the worst case, and no update is needed between steps.
+
+The last part observes the releases of any run, by stages that pass on what they see and change nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discreet.accounting.events import NonPrivate, Release
 from discreet.auditing.bounds import Flags, Floats
-from discreet.auditing.observing import active_in, observing_noise
+from discreet.auditing.games import by_world
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
+from discreet.engine.layout import Layout, Mask
 from discreet.methods.d2p2.projected_noise import ProjectedNoise
-from discreet.methods.d2p2.projections import ProjectionMap
 from discreet.methods.geodp.noise import GeometricNoise
+from discreet.stages.analysis import Composition
+from discreet.stages.clipping import Query
 from discreet.stages.combination import TakeFirst
 from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise, Mechanism
@@ -34,7 +40,8 @@ from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
-from discreet.stages.values import Released
+from discreet.stages.selection import Frozen, Order, Selection
+from discreet.stages.values import BoundedSum, Released
 from discreet.training.step import PrivateStep, RunState
 
 CANARIES = 500
@@ -61,15 +68,9 @@ class Attacked:
     @staticmethod
     def of(recipe: Recipe, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
         """The recipe at a sampling rate of 1, where sampling hides nothing."""
-        own, longer = (
-            recipe.bind(
-                noise=noise,
-                horizon=Horizon.of(records=records, batch=records, steps=count),
-                delta=delta,
-                accept_large_delta=True,  # a game with records that are made up
-            )
-            for count in (steps, LATE + steps)
-        )
+        runs = (Horizon.of(records=records, batch=records, steps=count) for count in (steps, LATE + steps))
+        # A game with records that are made up: any delta will do.
+        own, longer = (recipe.bind(noise=noise, horizon=run, delta=delta, accept_large_delta=True) for run in runs)
         alike = all(own.event_at(step) == longer.event_at(LATE + step) for step in range(steps))
         return Attacked(plan=own, playing=longer if alike else own, start=LATE if alike else 0)
 
@@ -84,7 +85,7 @@ class Attacked:
     def run(self, net: nn.Module, engine: Engine, records: Tensor, *, plan: Plan | None = None) -> list[Released]:
         """Every release on these records by the plan's own stages, with fresh random streams.
 
-        plan  the plan to run, if the attacker observes it (`observing`)
+        plan  the plan to run, if the attacker observes it (`observing_noise`)
         """
         plan, streams, world = plan or self.playing, Streams.from_os(), World.current()
         progress = RunState(step=self.start)
@@ -128,7 +129,9 @@ def game_for(recipe: Recipe, *, noise: float, delta: float, steps: int | None = 
         steps = 1  # only the final parameters of a longer run may be seen
     if _independent(recipe) and steps in (None, 1):
         return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
-    count = (1 if _forgets(recipe) else RUN_STEPS) if steps is None else steps
+    stateless = isinstance(recipe.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise))
+    forgets = stateless and isinstance(recipe.combination, TakeFirst)
+    count = (1 if forgets else RUN_STEPS) if steps is None else steps
     spread = noise * math.sqrt(count)
     return ReleaseGame(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
 
@@ -136,13 +139,6 @@ def game_for(recipe: Recipe, *, noise: float, delta: float, steps: int | None = 
 def _independent(plan: Pipeline) -> bool:
     """Whether each coordinate has independent noise and depends only on the records that touch it."""
     return isinstance(plan.mechanism, GaussianNoise) and isinstance(plan.combination, TakeFirst)
-
-
-def _forgets(plan: Pipeline) -> bool:
-    """Whether a step is known to keep no state for the next one."""
-    return isinstance(plan.combination, TakeFirst) and isinstance(
-        plan.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise)
-    )
 
 
 @final
@@ -155,25 +151,21 @@ class Canaries:
 
     def __init__(self, attacked: Attacked) -> None:
         stages = f"{type(attacked.plan.mechanism).__name__}, then {type(attacked.plan.combination).__name__}"
-        is_valid = _independent(attacked.plan) and attacked.steps == 1
-        got = f"{attacked.steps} steps of {stages}"
+        is_valid, got = _independent(attacked.plan) and attacked.steps == 1, f"{attacked.steps} steps of {stages}"
         check.require(is_valid, "one step of independent noise", got, "play ReleaseGame instead")
-        self.attacked = attacked
-        self._count = attacked.plan.horizon.size.records
+        self.attacked, self._count = attacked, attacked.plan.horizon.size.records
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        absent: list[Floats] = []
-        present: list[Floats] = []
+        def play() -> tuple[Flags, Floats]:
+            there = generator.random(self._count) < 0.5
+            released = self.attacked.run(net, engine, canaries(self.attacked.plan, there))[0]
+            values, active = released.value.double().numpy() * self.attacked.batch, active_in(released).numpy()
+            expected = "a mask that leaves coordinates active"
+            check.require(bool(active.any()), expected, "none", "freeze fewer coordinates")
+            return there[active], values[active]
+
         with linear(self._count) as (net, engine):
-            while min(sum(map(len, absent)), sum(map(len, present))) < trials:
-                there = generator.random(self._count) < 0.5
-                released = self.attacked.run(net, engine, canaries(self.attacked.plan, there))[0]
-                values, active = released.value.double().numpy() * self.attacked.batch, active_in(released).numpy()
-                expected = "a mask that leaves coordinates active"
-                check.require(bool(active.any()), expected, "none", "freeze fewer coordinates")
-                present.append(values[active & there])
-                absent.append(values[active & ~there])
-        return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
+            return by_world(play, trials)
 
 
 @final
@@ -204,10 +196,10 @@ class ReleaseGame:
         with linear(len(self._direction)) as (net, engine):
             if not self._exact:
                 self._exact = [self._sums(net, engine, records) for records in self._worlds]
-            worlds = [
+            absent, present = (
                 np.array([self._statistics(net, engine, records) for _ in range(trials)]) for records in self._worlds
-            ]
-        return worlds[0], worlds[1]
+            )
+        return absent, present
 
     def _sums(self, net: nn.Module, engine: Engine, records: Tensor) -> list[Tensor]:
         """The sums of the first step in this world, before noise."""
@@ -218,12 +210,8 @@ class ReleaseGame:
 
     def _statistics(self, net: nn.Module, engine: Engine, records: Tensor) -> list[float]:
         ratios: list[float] = []
-
-        def listen(exact: list[Tensor], noisy: list[Tensor], stds: list[float], context: StepContext) -> None:
-            ratios.append(self._ratio(noisy, stds, context))
-
+        plan = observing_noise(self.attacked.playing, lambda _, *seen: ratios.append(self._ratio(*seen)))
         total = follows = 0.0
-        plan = observing_noise(self.attacked.playing, listen)
         for released in self.attacked.run(net, engine, records, plan=plan):
             value, seen = released.value.double(), self._direction.double() * active_in(released)
             norm = float(seen.norm())
@@ -236,8 +224,9 @@ class ReleaseGame:
         """The log-likelihood ratio of these noisy sums; later steps are treated like the first."""
         if context.mask is not None:
             return 0.0
-        projection = _projection(self.attacked.playing.mechanism, context)
-        ratio = 0.0
+        mechanism, ratio, projection = self.attacked.playing.mechanism, 0.0, None
+        if isinstance(mechanism, ProjectedNoise) and mechanism.reduction > 0:  # public, and regenerated from its stream
+            projection = mechanism.projection.make(context.layout, mechanism.reduction, context)
         for index, (seen, std) in enumerate(zip(noisy, stds, strict=True)):
             value, (absent, present) = seen.double(), (world[index].double() for world in self._exact)
             shift = present - absent
@@ -252,13 +241,6 @@ class ReleaseGame:
         return ratio
 
 
-def _projection(mechanism: Mechanism, context: StepContext) -> ProjectionMap | None:
-    """The projection of this step: public, and regenerated from its stream."""
-    if not isinstance(mechanism, ProjectedNoise) or mechanism.reduction == 0:
-        return None
-    return mechanism.projection.make(context.layout, mechanism.reduction, context)
-
-
 @contextmanager
 def linear(inputs: int) -> Iterator[tuple[nn.Module, Engine]]:
     """A linear layer without bias, and its engine."""
@@ -268,3 +250,82 @@ def linear(inputs: int) -> Iterator[tuple[nn.Module, Engine]]:
         yield net, engine
     finally:
         engine.close()
+
+
+# -- observing ---------------------------------------------------------------------------------------------------
+
+Listener = Callable[[Released, float, StepContext], None]
+"""Receives every release, its noise standard deviation and its step, before the update."""
+
+OnNoise = Callable[[list[Tensor], list[Tensor], list[float], StepContext], None]
+"""Receives the sums of a step, the noisy sums, and the standard deviations of the noise."""
+
+
+@final
+@dataclass(frozen=True)
+class ObservedSelection:
+    """A selection that passes each release to a listener; stages, mechanism, noise and update are unchanged."""
+
+    inner: Selection
+    listener: InitVar[Listener]
+    order: Order = field(init=False)
+    frozen: Frozen = field(init=False)
+    takes_all: bool = field(init=False)
+
+    def __post_init__(self, listener: Listener) -> None:
+        object.__setattr__(self, "_listener", listener)
+        for name in ("order", "frozen", "takes_all"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def mask(self, context: StepContext) -> Mask | None:
+        return self.inner.mask(context)
+
+    def observe(self, released: Released, std: float, context: StepContext) -> None:
+        listener: Listener = object.__getattribute__(self, "_listener")
+        listener(released, std, context)
+        self.inner.observe(released, std, context)
+
+    def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
+        return self.inner.density(horizon, baseline_epochs=baseline_epochs)
+
+
+def observing_releases(plan: Plan, listener: Listener) -> Plan:
+    """The same stages with a listener for releases; the original plan gives the cost."""
+    observed = ObservedSelection(plan.selection, listener)
+    return dataclasses.replace(plan, selection=observed, analysis=Composition(), claims=None)
+
+
+@final
+class ObservedMechanism:
+    """A mechanism that passes its input and output to a listener: an attacker who knows both worlds knows the sums."""
+
+    def __init__(self, inner: Mechanism, listener: OnNoise) -> None:
+        self._inner, self._listener = inner, listener
+
+    def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
+        return self._inner.event(queries, noise)
+
+    def check(self, layout: Layout) -> None:
+        self._inner.check(layout)
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
+    ) -> list[Tensor]:
+        exact = [total.value.clone() for total in sums]  # a mechanism overwrites what it is given
+        noisy = self._inner.release(sums, queries, noise, context)
+        self._listener(exact, [value.clone() for value in noisy], [query.std(noise) for query in queries], context)
+        return noisy
+
+
+def observing_noise(plan: Plan, listener: OnNoise) -> Plan:
+    """The same stages with a listener for the sums before and after noise."""
+    observed = ObservedMechanism(plan.mechanism, listener)
+    return dataclasses.replace(plan, mechanism=observed, analysis=Composition(), claims=None)
+
+
+def active_in(released: Released) -> Tensor:
+    """Which coordinates are active in this release, as a flat tensor."""
+    active = torch.ones(released.layout.size)
+    if released.mask is not None:
+        released.mask.apply_(released.layout.views(active))
+    return active.bool()

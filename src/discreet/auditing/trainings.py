@@ -56,6 +56,11 @@ class TrainingSetup:
         return make_model(self.config, self.task, self.plan, streams)
 
 
+def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """The per-record loss of a run."""
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
 def fit(
     setup: TrainingSetup,
     model: nn.Module,
@@ -63,7 +68,7 @@ def fit(
     *,
     streams: Streams,
     plan: Plan | None = None,
-    losses: Callable[[nn.Module, Sequence[Tensor]], Tensor] | None = None,
+    losses: Callable[[nn.Module, Sequence[Tensor]], Tensor] = cross_entropy,
     inputs: Callable[[Any], Any] | None = None,
     on_step: OnStep | None = None,
 ) -> None:
@@ -71,9 +76,7 @@ def fit(
 
     plan  the plan to run, if an attacker observes it; losses, inputs  for models with several inputs
     """
-    config = setup.config
-    loss = losses if losses is not None else cross_entropy
-    played = plan if plan is not None else setup.plan
+    config, played = setup.config, plan if plan is not None else setup.plan
     private = Private(
         model,
         make_optimizer(config, model),
@@ -90,7 +93,7 @@ def fit(
         for batch in private:
             scale_learning_rate(private, config)
             before = private.progress.step
-            private.step(loss(model, batch))
+            private.step(losses(model, batch))
             if on_step is not None and private.settled and private.progress.step > before:
                 on_step(private.progress.step, played.horizon.steps)
         if private.average is not None:
@@ -99,11 +102,6 @@ def fit(
             model.load_state_dict(weights)
     finally:
         private.close()
-
-
-def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """The per-record loss of a run."""
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 @torch.no_grad()

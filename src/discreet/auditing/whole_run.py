@@ -9,9 +9,11 @@ The attacker sees every release or the final weights only, as in the plan's anal
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 import torch
@@ -20,26 +22,24 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from discreet.auditing.bounds import Flags, Floats
-from discreet.auditing.observing import active_in, observing_releases
-from discreet.auditing.releases import public_inputs
+from discreet.auditing.games import by_world
+from discreet.auditing.releases import active_in, observing_releases, public_inputs
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dp_sgd.clipping import PerLayer
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import LinearModel
-from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import AutoS, FlatClip, Psac
+from discreet.stages.context import StepContext
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, Poisson
 from discreet.stages.selection import Everything
+from discreet.stages.values import Released
 from discreet.training.private import Private
-
-if TYPE_CHECKING:
-    from discreet.stages.context import StepContext
-    from discreet.stages.values import Released
 
 COPIES = 1000
 _LOUD = 1e3  # the norm of a crafted gradient: beyond every clip
@@ -49,14 +49,11 @@ _ONE_RECORD = (FlatClip, AutoS, Psac, PerLayer)
 
 def couples_nothing(stages: Pipeline) -> bool:
     """Whether copies of a model in one run are independent; a stage that is not known to be safe counts as coupling."""
-    left_alone = Recipe(method=stages.method, bounder=stages.bounder)
+    plain = Recipe(method=stages.method, bounder=stages.bounder)
+    # Gaussian noise, one query, no domain, no test, composition
+    left_alone = ("mechanism", "combination", "acceptance", "domain", "analysis")
     return (
-        # Gaussian noise, one query, no domain, no test, composition
-        stages.mechanism == left_alone.mechanism
-        and stages.combination == left_alone.combination
-        and stages.acceptance == left_alone.acceptance
-        and stages.domain == left_alone.domain
-        and stages.analysis == left_alone.analysis
+        all(getattr(stages, stage) == getattr(plain, stage) for stage in left_alone)
         and type(stages.bounder) in _ONE_RECORD
         and type(stages.selection) in (Everything, RandomFreeze)
         and type(stages.sampling) in (Poisson, FullBatch, BallsInBins)
@@ -68,54 +65,33 @@ def couples_nothing(stages: Pipeline) -> bool:
 
 @final
 @dataclass(frozen=True)
-class CraftedGradient:
+class TargetRecord:
+    """The data of one copy of the model; inputs are label times features.
+
+    others  the inputs of the other records, [n, d]
+    own     the input of the attacked record, [d]
+    losses  the loss l(w x) of each product of weights and input
+    slopes  its derivative l', by which the gradient is l' x
+    """
+
+    others: Tensor
+    own: Tensor
+    losses: Callable[[Tensor], Tensor]
+    slopes: Callable[[Tensor], Tensor]
+
+
+def crafted_gradient(dimension: int = 4) -> TargetRecord:
     """A worst case: l(w x) = w x, so the record's gradient is huge at every step; there are no other records."""
-
-    dimension: int = 4
-
-    @property
-    def others(self) -> Tensor:
-        return torch.zeros(0, self.dimension)
-
-    @property
-    def own(self) -> Tensor:
-        return torch.full((self.dimension,), _LOUD * self.dimension**-0.5)
-
-    def losses(self, products: Tensor) -> Tensor:
-        return products
-
-    def slopes(self, products: Tensor) -> Tensor:
-        return torch.ones_like(products)
+    own = torch.full((dimension,), _LOUD * dimension**-0.5)
+    return TargetRecord(torch.zeros(0, dimension), own, lambda products: products, torch.ones_like)
 
 
-@final
-@dataclass(frozen=True)
-class MislabelledRecord:
+def mislabelled_record(dimension: int = 4, ordinary: int = 12) -> TargetRecord:
     """A data canary in logistic regression: an extreme record with the wrong label among `ordinary` ones."""
-
-    dimension: int = 4
-    ordinary: int = 12
-
-    @property
-    def others(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.ordinary)
-        noise = torch.randn(self.ordinary, self.dimension, generator=generator) / 2
-        return noise.add_(self.dimension**-0.5)  # already times the label: both classes look alike
-
-    @property
-    def own(self) -> Tensor:
-        return torch.full((self.dimension,), -10 * self.dimension**-0.5)
-
-    def losses(self, products: Tensor) -> Tensor:
-        return F.softplus(-products)
-
-    def slopes(self, products: Tensor) -> Tensor:
-        return -torch.sigmoid(-products)
-
-
-TargetRecord = CraftedGradient | MislabelledRecord
-"""The data of one copy: the inputs of the other records [n, d] (label times features), that of the attacked record
-[d], the loss l(w x) of each product of weights and input, and its slope l', by which the gradient is l' x."""
+    noise = torch.randn(ordinary, dimension, generator=torch.Generator().manual_seed(ordinary)) / 2
+    others = noise.add_(dimension**-0.5)  # already times the label: both classes look alike
+    own = torch.full((dimension,), -10 * dimension**-0.5)
+    return TargetRecord(others, own, lambda products: F.softplus(-products), lambda products: -torch.sigmoid(-products))
 
 
 # -- the game -------------------------------------------------------------------------------------------------
@@ -155,17 +131,13 @@ class WholeRun:
             self._learning_rate = recipe.analysis.learning_rate
 
     def draw(self, trials: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
-        absent: list[Floats] = []
-        present: list[Floats] = []
-        while sum(map(len, absent)) < trials or sum(map(len, present)) < trials:
-            if self.copies == 1:
-                there = np.array([sum(map(len, present)) < sum(map(len, absent))])
-            else:
-                there = generator.random(self.copies) < 0.5
-            values = self._train(there)
-            present.append(values[there])
-            absent.append(values[~there])
-        return np.concatenate(absent)[:trials], np.concatenate(present)[:trials]
+        in_turns = itertools.cycle((False, True))
+
+        def play() -> tuple[Flags, Floats]:
+            there = np.array([next(in_turns)]) if self.copies == 1 else generator.random(self.copies) < 0.5
+            return there, self._train(there)
+
+        return by_world(play, trials)
 
     def _train(self, there: Flags) -> Floats:
         """One run of all copies; the attacker's statistics of each copy are a row."""
@@ -199,14 +171,11 @@ class WholeRun:
     def _data(self, there: Tensor) -> TensorDataset:
         """The records of every copy; under replace-one, records with zero gradient fill up the fixed size."""
         copies, others, own = torch.arange(self.copies), self.record.others, self.record.own
-        index = [copies.repeat_interleave(len(others))]
-        inputs = [others.repeat(self.copies, 1)]
+        index, inputs = [copies.repeat_interleave(len(others))], [others.repeat(self.copies, 1)]
         if self.plan.relation is Neighbouring.REPLACE_ONE:
-            index.append(copies)
-            inputs.append(torch.where(there.unsqueeze(1), own, -own))
-            missing = self.plan.horizon.size.records - sum(map(len, index))
-            index.append(copies.new_zeros(missing))
-            inputs.append(own.new_zeros(missing, len(own)))
+            missing = self.plan.horizon.size.records - len(index[0]) - len(copies)
+            index += [copies, copies.new_zeros(missing)]
+            inputs += [torch.where(there.unsqueeze(1), own, -own), own.new_zeros(missing, len(own))]
         else:
             index.append(copies[there])
             inputs.append(own.expand(len(copies[there]), -1))
@@ -253,11 +222,10 @@ class Attacker:
         rate = self._plan.horizon.rate
         found = (seen * towards).sum(1) - rate * along.sum(1)
         variance = (std * context.batch) ** 2 + rate * (1 - rate) * along.square().sum(1)
-        exponent = (found * norm - norm.square() / 2) / variance
         if self._plan.relation is Neighbouring.REPLACE_ONE:
             self._ratio += found * norm / variance
         else:
-            joins = exponent + math.log(rate)
+            joins = (found * norm - norm.square() / 2) / variance + math.log(rate)
             stays = math.log1p(-rate) if rate < 1 else -math.inf
             self._ratio += torch.logaddexp(joins, torch.full_like(joins, stays))
         self._sum += found
@@ -270,8 +238,7 @@ class Attacker:
         bounder = self._plan.bounder
         if type(bounder) not in _ONE_RECORD:  # any statistic is valid
             bounder = FlatClip(self._plan.queries(1.0)[0].sensitivity)
-        bounds = bounder.weights(norms.reshape(1, -1), 1.0)[0, 0].view(norms.shape)
-        bounds = bounds.nan_to_num(0.0)
+        bounds = bounder.weights(norms.reshape(1, -1), 1.0)[0, 0].view(norms.shape).nan_to_num(0.0)
         return gradients * bounds.unsqueeze(2), norms * bounds
 
     @torch.no_grad()

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from discreet.cli.flags import JsonFlag, flag
-from discreet.cli.output import FAILED, INTERRUPTED, emit
+from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, emit, flag
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
 from discreet.core.plain import plain
-from discreet.runs.audit_rows import CanaryKind
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind
+from discreet.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from discreet.auditing.planted import RunAudit
-    from discreet.runs import RunConfig
-    from discreet.runs.audit_rows import AuditRow
 
 
 def audit(
@@ -63,15 +61,11 @@ def audit(
         return INTERRUPTED
 
 
-# -- the table --------------------------------------------------------------------------------------------------
-
-
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
-    from discreet.auditing import rows, truth
+    from discreet.auditing import truth
     from discreet.report import terminal
-    from discreet.runs.audit_rows import AuditVerdict
 
-    effort = rows.QUICK if quick else rows.FULL
+    effort = truth.QUICK if quick else truth.FULL
     planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
     with terminal.audit_bar(len(planned), quiet=as_json) as listener:
@@ -81,8 +75,7 @@ def _table(method: str | None, quick: bool, workers: int | None, out: Path | Non
         kept.discard()
     if not as_json:
         terminal.show(terminal.truth_table([_in_words(row) for row in found]))
-    broken = any(row.verdict is AuditVerdict.CERTIFICATE_BROKEN for row in found)
-    return FAILED if broken else 0
+    return FAILED if any(row.verdict is AuditVerdict.CERTIFICATE_BROKEN for row in found) else 0
 
 
 def _part(out: Path) -> Path:
@@ -96,9 +89,6 @@ def _in_words(row: AuditRow) -> AuditRow:
     numbers = {name: value for name, value in row.parameters.items() if name != "game"}
     label = row.method if game is None else f"{row.method}: {game}"
     return dataclasses.replace(row, method=label, parameters=MappingProxyType(numbers))
-
-
-# -- one run ----------------------------------------------------------------------------------------------------
 
 
 def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out: Path | None, as_json: bool) -> int:
@@ -120,7 +110,7 @@ def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out
 
 def _config(method: str | None, run: Path | None, quick: bool) -> RunConfig:
     """The run's, or the method on digits with noise 1.5: any recipe takes it, also one without a guarantee."""
-    from discreet.runs import RunConfig, load_config
+    from discreet.runs import load_config
 
     if run is not None:
         return load_config(run)
@@ -129,17 +119,17 @@ def _config(method: str | None, run: Path | None, quick: bool) -> RunConfig:
 
 
 def told(found: RunAudit) -> str:
-    """What canaries showed, in a few lines."""
-    made, correct = found.guesses.made, found.guesses.correct
     certified = "nothing" if math.isinf(found.certified) else f"epsilon {found.certified:.3g}"
     lines = [
         f"{found.method}: {found.canaries} {found.kind.value} canaries in one run of {found.steps} steps",
         f"certified: {certified} at delta {found.delta:g}",
-        f"audited:   epsilon of at least {math.floor(found.audited * 1000) / 1000:.3f} "
-        f"(confidence {found.confidence:g}; {correct} of {made} guesses were right)",
     ]
     if found.claimed is not None:
-        lines.insert(2, f"claimed:   epsilon {found.claimed:.3g}")
+        lines.append(f"claimed:   epsilon {found.claimed:.3g}")
+    lines.append(
+        f"audited:   epsilon of at least {math.floor(found.audited * 1000) / 1000:.3f} (confidence "
+        f"{found.confidence:g}; {found.guesses.correct} of {found.guesses.made} guesses were right)"
+    )
     if found.tightness is not None:
         lines.append(
             f"tightness: the attack demonstrates {100 * found.tightness:.0f} % of the certificate; the rest is "

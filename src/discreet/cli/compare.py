@@ -5,18 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, final
 
+from discreet.cli import flags as shared
 from discreet.cli import recipes
-from discreet.cli.flags import JsonFlag, TaskFlags, flag, given, required_epsilon, required_out
-from discreet.cli.output import FAILED, INTERRUPTED, emit
+from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, TaskFlags, emit, flag
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
 from discreet.core.files import check_directory
-
-if TYPE_CHECKING:
-    from discreet.runs.comparison import CompareSettings
+from discreet.runs import comparison
+from discreet.runs.folder import RunFolder
 
 
 @final
@@ -48,9 +47,7 @@ class CompareFlags:
 
 def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> int:
     """Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume."""
-    from discreet import report
-    from discreet.report import terminal
-    from discreet.runs import comparison
+    from discreet.report import page, terminal
 
     settings = _settings(task, flags)
     check_directory(settings.out)
@@ -58,7 +55,7 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
     try:
         with terminal.comparison_bar(quiet=as_json) as listener:
             found = comparison.compare(settings, listener)
-        written = report.write(found, settings.out)
+        written = page.write(found, settings.out)
     except KeyboardInterrupt:
         print("Stopped and saved. Rerun the command to resume.", file=sys.stderr)
         return INTERRUPTED
@@ -75,24 +72,18 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
 
 
 def _charges(out: Path) -> int:
-    """The charges of all runs below a directory."""
-    from discreet.runs import RunFolder
-
     return sum(RunFolder(ledger.parent).charges() for ledger in out.rglob("ledger.jsonl"))
 
 
-def _settings(task: TaskFlags, flags: CompareFlags) -> CompareSettings:
-    from discreet.runs import comparison
-
+def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSettings:
     epsilon, others = _budgets(flags)
-    settings = given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth"))
+    settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth"))
     data = task.data or "digits"
     if flags.methods is not None:
-        names = [recipes.method_called(name.strip()).name for name in flags.methods.split(",")]
-        settings["rows"] = comparison.candidates(data, names)
+        settings["rows"] = comparison.candidates(data, recipes.methods_called(flags.methods))
     return comparison.CompareSettings(
         **settings,
-        out=required_out(task.out),
+        out=shared.required_out(task.out),
         **task.settings(),
         epsilon=epsilon,
         others=others,
@@ -103,32 +94,22 @@ def _settings(task: TaskFlags, flags: CompareFlags) -> CompareSettings:
 
 
 def _budgets(flags: CompareFlags) -> tuple[float, tuple[float, ...]]:
-    """The budget of the ranking, and the others."""
-    if flags.epsilon is None:
-        check.refuse("--epsilon", "none", "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8")
-    try:
-        budgets = [required_epsilon(float(part)) for part in flags.epsilon.split(",")]
-    except ValueError as error:
-        if isinstance(error, check.Refused):
-            raise
-        check.refuse("--epsilon to be a list of numbers", repr(flags.epsilon), "e.g. --epsilon 1,3,8")
+    remedy = "give the budget, e.g. --epsilon 3, or several, e.g. --epsilon 1,3,8"
+    text = shared.required("epsilon", flags.epsilon, remedy)
+    budgets = shared.listed("epsilon", text, float, "a list of numbers", "1,3,8")
+    for budget in budgets:
+        shared.required_epsilon(budget)
     main = sorted(budgets)[(len(budgets) - 1) // 2] if flags.main is None else flags.main
     check.require(main in budgets, f"--main to be one of {flags.epsilon}", f"{main:g}", "name one of these budgets")
-    single = len(budgets) == 1
     given = [name for name, value in (("--main", flags.main), ("--other-repeats", flags.other_repeats)) if value]
-    check.require(not (single and given), "several budgets with " + " and ".join(given), "one", "drop the flag")
+    check.require(len(budgets) > 1 or not given, "several budgets with " + " and ".join(given), "one", "drop the flag")
     return main, tuple(budget for index, budget in enumerate(budgets) if index != budgets.index(main))
 
 
 def _seeds(flags: CompareFlags, data: str) -> tuple[int, ...] | None:
-    from discreet.runs import comparison
-
     if flags.seeds is None:
         return comparison.default_seeds(data, 3 if flags.repeats is None else flags.repeats)
     if flags.seeds.strip() == "none":
         return None
     check.require(flags.repeats is None, "--seeds or --repeats", "--seeds and --repeats", "drop --repeats")
-    try:
-        return tuple(int(seed) for seed in flags.seeds.split(","))
-    except ValueError:
-        check.refuse("--seeds to be a list of whole numbers or none", repr(flags.seeds), "e.g. --seeds 0,1,2")
+    return shared.listed("seeds", flags.seeds, int, "a list of whole numbers or none", "0,1,2")

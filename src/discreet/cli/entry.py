@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import inspect
 import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, final
+from typing import Annotated, Any, NamedTuple, final, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 import discreet
-from discreet.cli.output import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
-from discreet.cli.signature import Command, expanded
+from discreet.cli.flags import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
 from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
+
+RECIPE_FLAGS = "recipe_flags"  # the field that takes the flags which the recipes give
+
+Command = Callable[..., int | None]
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 
 @final
-@dataclass(frozen=True)
-class ListedCommand:
+class ListedCommand(NamedTuple):
     """A command of `discreet`. Its module is imported only if the command is called.
 
     summary  the first line of the help, which is the docstring of the function `name` in `discreet.cli.<module>`
@@ -38,7 +41,6 @@ class ListedCommand:
     summary: str
 
     def load(self) -> Command:
-        """The function of the command."""
         command: Command = getattr(import_module(f"discreet.cli.{self.module}"), self.name)
         return command
 
@@ -51,40 +53,20 @@ class ListedCommand:
         return command
 
 
-COMMANDS = (
-    ListedCommand(
-        "account",
-        "account",
-        "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
-    ),
-    ListedCommand(
-        "calibrate",
-        "account",
-        "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
-    ),
-    ListedCommand(
-        "plan",
-        "plan",
-        "The noise that a budget needs, by method, sampler and batch size, with time and memory. Nothing is trained.",
-    ),
-    ListedCommand(
-        "train", "train", "Train privately and leave a run directory: model, ledger, metrics and a privacy statement."
-    ),
-    ListedCommand(
-        "resume", "train", "Resume a run after a crash or Ctrl-C; steps that were charged are not run again."
-    ),
-    ListedCommand(
-        "compare",
-        "compare",
-        "Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume.",
-    ),
-    ListedCommand(
-        "audit",
-        "audit",
-        "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
-    ),
-    ListedCommand("methods", "methods", "Every method: its guarantee in words and its own parameters."),
-)
+_SUMMARIES = {
+    "account": "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
+    "calibrate": "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
+    "plan": "The noise that a budget needs, by method, sampler and batch size, with time and memory. "
+    "Nothing is trained.",
+    "train": "Train privately and leave a run directory: model, ledger, metrics and a privacy statement.",
+    "resume": "Resume a run after a crash or Ctrl-C; steps that were charged are not run again.",
+    "compare": "Train every certified method at equal budgets, rank them, and write one page; "
+    "rerun the command to resume.",
+    "audit": "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
+    "methods": "Every method: its guarantee in words and its own parameters.",
+}
+_MODULES = {"calibrate": "account", "resume": "train"}  # others have a module of their own
+COMMANDS = tuple(ListedCommand(name, _MODULES.get(name, name), text) for name, text in _SUMMARIES.items())
 
 
 def _without_validation(option: TyperOption | None) -> TyperOption | None:
@@ -113,8 +95,56 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
+def expanded(command: Command) -> Command:
+    """The command with one keyword for each flag, for Typer to read."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    kinds: dict[str, Any] = {name: parameter.annotation for name, parameter in parameters.items()}
+    groups = _groups(command)
+    takers = {name for name, kind in kinds.items() if RECIPE_FLAGS in _fields(kind)}
+    generated = _recipe_flags() if takers else []
+
+    def call(**values: Any) -> int | None:
+        arguments: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            own = {flag: values[flag] for flag in groups[name]}
+            if name in takers:
+                own[RECIPE_FLAGS] = {flag.name: values[flag.name] for flag in generated}
+            arguments |= {name: kind(**own)} if _fields(kind) else own
+        return command(**arguments)
+
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    own = [parameter for group in groups.values() for parameter in group.values()]
+    vars(call)["__signature__"] = inspect.Signature(own + generated)
+    return call
+
+
+def _recipe_flags() -> list[inspect.Parameter]:
+    from discreet.cli import recipes  # which imports every method
+
+    return recipes.flags()
+
+
+def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
+    """The flags behind each parameter of the command: itself, or the fields of its dataclass."""
+    groups: dict[str, dict[str, inspect.Parameter]] = {}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        fields = _fields(parameter.annotation)
+        hints = get_type_hints(parameter.annotation, include_extras=True) if fields else {}
+        groups[parameter.name] = {
+            name: inspect.Parameter(name, kind, default=field.default, annotation=hints[name])
+            for name, field in fields.items()
+            if name != RECIPE_FLAGS
+        } or {parameter.name: parameter.replace(kind=kind)}
+    return groups
+
+
+def _fields(annotation: Any) -> dict[str, dataclasses.Field[Any]]:
+    is_group = dataclasses.is_dataclass(annotation)
+    return {field.name: field for field in dataclasses.fields(annotation)} if is_group else {}
+
+
 def build(commands: Sequence[Command]) -> typer.Typer:
-    """The application of these commands, with the flags of every recipe."""
     app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(invoke_without_command=True)(_root)
     for command in commands:
@@ -145,9 +175,8 @@ def main(
     except RunStopped as error:
         code, message = _told(error.__cause__)
         _say(f"{message} {error.outcome}")
-        if code == BAD_INPUT:
-            return FILES if isinstance(error.__cause__, OSError) else STOPPED
-        return code
+        spent = FILES if isinstance(error.__cause__, OSError) else STOPPED
+        return spent if code == BAD_INPUT else code
     except Exception as error:
         code, message = _told(error)
         _say(message)
@@ -166,23 +195,20 @@ def _told(error: BaseException | None) -> tuple[int, str]:
         remedy = "free space on the disk, or mend it" if is_full else "check the path"
         message = f"Expected files that can be read and written, got {what}. Remedy: {remedy}."
         return FILES if is_full else BAD_INPUT, message
+    kind, text = type(error).__name__, str(error)
     if is_out_of_memory(error):
-        first = (str(error).splitlines() or [""])[0]
-        return NO_MEMORY, (
-            f"Expected enough memory, got {type(error).__name__}: {first}. "
-            "Remedy: a smaller --micro-batch, a smaller model, or less extreme values."
+        first, remedy = (
+            (text.splitlines() or [""])[0],
+            "a smaller --micro-batch, a smaller model, or less extreme values",
         )
+        return NO_MEMORY, f"Expected enough memory, got {kind}: {first}. Remedy: {remedy}."
     if isinstance(error, ArithmeticError):
-        return BAD_INPUT, (
-            f"Expected numbers that can be computed with, got {type(error).__name__}: {error}. "
-            "Remedy: give less extreme values."
-        )
+        remedy = "give less extreme values"
+        return BAD_INPUT, f"Expected numbers that can be computed with, got {kind}: {text}. Remedy: {remedy}."
     if os.environ.get("DISCREET_TRACEBACK"):
         traceback.print_exception(error)
-    return INTERNAL, (
-        f"A fault in discreet, not in your input: {type(error).__name__}: {error}. "
-        "Remedy: set DISCREET_TRACEBACK=1, run it again and report what it prints."
-    )
+    remedy = "set DISCREET_TRACEBACK=1, run it again and report what it prints"
+    return INTERNAL, f"A fault in discreet, not in your input: {kind}: {text}. Remedy: {remedy}."
 
 
 def _sentence(message: str, words: list[str], program: str) -> str:

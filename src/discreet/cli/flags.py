@@ -1,35 +1,41 @@
-"""Flags that several commands share, and what is said when a needed one is missing."""
+"""What commands share: flags, refusals of missing ones, JSON output and exit codes."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, final
+from typing import Annotated, Any, Literal, TypeVar, final
 
 import typer
 
 from discreet.core import check
+from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
 
 _Value = TypeVar("_Value")
 
+FAILED = 1  # the command did its work, and the answer is bad
+BAD_INPUT = 2  # refused before anything was spent
+STOPPED = 3  # refused after the run had spent
+# From here on as in sysexits.h.
+DAMAGED = 65
+INTERNAL = 70
+NO_MEMORY = 71
+FILES = 74
+PROCESS_LOST = 75
+INTERRUPTED = 130
 
-class SamplingName(enum.Enum):
-    """The samplings, as flags name them."""
 
-    POISSON = "poisson"
-    TRUNCATED_POISSON = "truncated-poisson"
-    FIXED_SIZE = "fixed-size"
-    BALLS_IN_BINS = "balls-in-bins"
-    FULL_BATCH = "full-batch"
-    OWN_LOADER = "own-loader"
+def emit(answer: dict[str, Any]) -> None:
+    """One JSON object; an infinite number is the string "inf"."""
+    print(json.dumps(plain(answer), allow_nan=False))
 
 
 def flag(text: str, panel: str | None = None) -> Any:
-    """An option with its help."""
     return typer.Option(help=text, rich_help_panel=panel, show_default=False)
 
 
@@ -42,12 +48,12 @@ DeltaFlag = Annotated[float | None, flag("Probability that the bound fails, e.g.
 AcceptDeltaFlag = Annotated[bool, flag("Accept delta >= 1/records, which protects no single record.", "Budget")]
 ToClaimFlag = Annotated[bool, flag("Take the noise that the method's paper claims for --epsilon.", "Budget")]
 
-BatchFlag = Annotated[float | None, flag("Expected records in a step (public).", "Run")]
 WholeBatchFlag = Annotated[int | None, flag("Expected records in a step (public).", "Run")]
 StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
 EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
 
 RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee")]
+SamplingName = Literal["poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"]
 SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee")]
 CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee")]
 
@@ -92,43 +98,46 @@ class TaskFlags:
 
 def given(flags: Any, *, leave_out: Sequence[str] = ()) -> dict[str, Any]:
     """The flags of a group that were given, as plain values."""
-    names = [field.name for field in dataclasses.fields(flags) if field.name not in leave_out]
-    return {name: _plain(getattr(flags, name)) for name in names if getattr(flags, name) is not None}
+    values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
+    values = {name: value.value if isinstance(value, enum.Enum) else value for name, value in values.items()}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value is not None and name not in leave_out
+    }
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
+def listed(name: str, text: str, kind: Callable[[str], _Value], words: str, example: str) -> tuple[_Value, ...]:
+    """The values of a flag that takes a list a,b,c."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        check.refuse(f"--{name} to be {words}", repr(text), f"e.g. --{name} {example}")
 
 
 def required_delta(delta: float | None) -> float:
-    """delta, which the user must give."""
-    delta = _required("delta", delta, "choose it far below 1/records, e.g. --delta 1e-5")
+    delta = required("delta", delta, "choose it far below 1/records, e.g. --delta 1e-5")
     check.inside_unit("delta is far below 1/records, e.g. 1e-5", delta=delta)
     return delta
 
 
 def required_noise(noise: float | None) -> float:
-    """The noise multiplier, which the user must give here."""
-    noise = _required("noise", noise, "give the multiplier, e.g. --noise 1.1, or a budget with --epsilon")
+    noise = required("noise", noise, "give the multiplier, e.g. --noise 1.1, or a budget with --epsilon")
     check.not_negative("noise is the standard deviation on the sum divided by the clip", noise=noise)
     return noise
 
 
 def required_epsilon(epsilon: float | None) -> float:
-    """The budget, which the user must give here."""
-    epsilon = _required("epsilon", epsilon, "give the budget, e.g. --epsilon 3")
+    epsilon = required("epsilon", epsilon, "give the budget, e.g. --epsilon 3")
     check.positive("the budget that the certificate stays within", epsilon=epsilon)
     return epsilon
 
 
 def required_out(out: Path | None) -> Path:
-    """The directory, which the user must give here."""
-    return _required("out", out, "name a directory to write, e.g. --out runs/first")
+    return required("out", out, "name a directory to write, e.g. --out runs/first")
 
 
-def _required(name: str, value: _Value | None, remedy: str) -> _Value:
+def required(name: str, value: _Value | None, remedy: str) -> _Value:
     if value is None:
         check.refuse(f"--{name}", "none", remedy)
     return value

@@ -7,8 +7,7 @@ from typing import Any
 import typer
 
 from discreet.cli import recipes
-from discreet.cli.flags import JsonFlag
-from discreet.cli.output import emit
+from discreet.cli.flags import JsonFlag, emit
 
 
 def methods(as_json: JsonFlag = False) -> None:
@@ -20,10 +19,7 @@ def methods(as_json: JsonFlag = False) -> None:
             "guarantee": method.guarantee,
             "summary": method.summary,
             "optimizer": "adam" if method.adam else "sgd",
-            "parameters": [
-                {"name": parameter.name, "flag": parameter.flag, "about": parameter.about}
-                for parameter in recipes.parameters(method)
-            ],
+            "parameters": [{"name": p.name, "flag": p.flag, "about": p.about} for p in recipes.parameters(method)],
         }
         for method in recipes.METHODS.values()
     ]
@@ -32,7 +28,5 @@ def methods(as_json: JsonFlag = False) -> None:
         return
     for row in rows:  # plain text: importing rich takes long
         typer.secho(row["name"], bold=True)
-        for line in (row["guarantee"], row["summary"]):
+        for line in (row["guarantee"], row["summary"], *(f"{p['flag']} ({p['about']})" for p in row["parameters"])):
             print(f"    {line}")
-        for parameter in row["parameters"]:
-            print(f"    {parameter['flag']} ({parameter['about']})")

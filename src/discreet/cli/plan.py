@@ -5,29 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, final
 
+from discreet.cli import flags as shared
 from discreet.cli import recipes
-from discreet.cli.flags import (
-    AcceptDeltaFlag,
-    DeltaFlag,
-    EpochsFlag,
-    EpsilonFlag,
-    JsonFlag,
-    MicroBatchFlag,
-    WholeBatchFlag,
-    flag,
-    required_delta,
-    required_epsilon,
-)
-from discreet.cli.output import INTERRUPTED, emit
+from discreet.cli.flags import INTERRUPTED, JsonFlag, emit, flag, required_delta, required_epsilon
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file
+from discreet.runs.planner import Question, answer
 from discreet.stages.delta import delta_warning
-
-if TYPE_CHECKING:
-    from discreet.runs.planner import Question
 
 
 @final
@@ -36,17 +23,17 @@ class QuestionFlags:
     """The public numbers of a run, and the model whose time and memory are measured."""
 
     records: Annotated[int | None, flag("Public number of records.", "Run")] = None
-    batch: WholeBatchFlag = None
-    epochs: EpochsFlag = None
-    epsilon: EpsilonFlag = None
-    delta: DeltaFlag = None
-    accept_delta: AcceptDeltaFlag = False
+    batch: shared.WholeBatchFlag = None
+    epochs: shared.EpochsFlag = None
+    epsilon: shared.EpsilonFlag = None
+    delta: shared.DeltaFlag = None
+    accept_delta: shared.AcceptDeltaFlag = False
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: all).")] = None
     model: Annotated[str | None, flag("A model's name: measure two steps on random data.", "Time and memory")] = None
     data: Annotated[str | None, flag("Published data whose shape and classes to use.", "Time and memory")] = None
     record_shape: Annotated[str | None, flag("Shape of a record, e.g. 1,28,28.", "Time and memory")] = None
     classes: Annotated[int | None, flag("Number of classes.", "Time and memory")] = None
-    micro_batch: MicroBatchFlag = None
+    micro_batch: shared.MicroBatchFlag = None
     out: Annotated[Path | None, flag("Write a page here, e.g. plan.html.")] = None
 
 
@@ -62,7 +49,6 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     command = command_line()
     try:
         from discreet.report import planned, terminal
-        from discreet.runs.planner import answer
         from discreet.runs.step_cost import measure
 
         trial = None
@@ -87,20 +73,15 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
 
 
 def _question(flags: QuestionFlags) -> Question:
-    from discreet.runs.planner import Question
-
-    for name, example in (("records", 60000), ("batch", 1024), ("epochs", 20)):
-        if getattr(flags, name) is None:
-            check.refuse(f"--{name}", "none", f"a public number of the run, e.g. --{name} {example}")
-    assert flags.records is not None
-    assert flags.batch is not None
-    assert flags.epochs is not None
-    named = None if flags.methods is None else flags.methods.split(",")
-    names = recipes.METHODS if named is None else [recipes.method_called(n.strip()).name for n in named]
+    numbers = {"records": flags.records, "batch": flags.batch, "epochs": flags.epochs}
+    examples = {"records": 60000, "batch": 1024, "epochs": 20}
+    given = {
+        name: shared.required(name, value, f"a public number of the run, e.g. --{name} {examples[name]}")
+        for name, value in numbers.items()
+    }
+    names = recipes.METHODS if flags.methods is None else recipes.methods_called(flags.methods)
     return Question(
-        records=flags.records,
-        batch=flags.batch,
-        epochs=flags.epochs,
+        **given,
         epsilon=required_epsilon(flags.epsilon),
         delta=required_delta(flags.delta),
         accept_large_delta=flags.accept_delta,
@@ -123,7 +104,4 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
         return known[flags.data]
     if flags.record_shape is None or flags.classes is None:
         check.refuse("--data, or --record-shape with --classes", "none", "e.g. --record-shape 1,28,28 --classes 10")
-    try:
-        return tuple(int(size) for size in flags.record_shape.split(",")), flags.classes
-    except ValueError:
-        check.refuse("--record-shape to be whole numbers", repr(flags.record_shape), "e.g. --record-shape 1,28,28")
+    return shared.listed("record-shape", flags.record_shape, int, "whole numbers", "1,28,28"), flags.classes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import inspect
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, NoReturn, Union, final, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
 
 import typer
 
@@ -21,8 +21,7 @@ _REQUIRED = inspect.Parameter.empty
 _PANEL = "Parameters of a method"
 
 
-Given = Mapping[str, str | bool | None]
-"""The generated flags of one command, by key; None where a flag was not given."""
+Given = Mapping[str, str | bool | None]  # the generated flags of one command, by key; None where a flag was not given
 
 RESERVED = frozenset(
     {
@@ -45,14 +44,14 @@ class Parameter:
 
     method: str
     name: str
-    annotation: Any
+    kind: Kind
     default: Any
 
     @property
     def key(self) -> str:
         """Its name among all flags; a name that the commands use themselves gets the method's in front.
 
-        >>> Parameter(method="auto-s", name="rate", annotation=float, default=1.0).flag
+        >>> Parameter(method="auto-s", name="rate", kind=kind_of(float), default=1.0).flag
         '--auto-s-rate'
         """
         return f"{self.method.replace('-', '_')}_{self.name}" if self.name in RESERVED else self.name
@@ -63,17 +62,16 @@ class Parameter:
 
     @property
     def about(self) -> str:
-        """Its type and its default, as text."""
         given = "required" if self.default is _REQUIRED else f"default {shown(self.default)}"
-        return f"{words_for(self.annotation)}, {given}"
+        return f"{self.kind.words}, {given}"
 
 
 def parameters(method: Method) -> tuple[Parameter, ...]:
     """The parameters of a recipe that text can set, in its order."""
     return tuple(
-        Parameter(method=method.name, name=name, annotation=parameter.annotation, default=parameter.default)
+        Parameter(method=method.name, name=name, kind=kind, default=parameter.default)
         for name, parameter in inspect.signature(method.recipe, eval_str=True).parameters.items()
-        if readable(parameter.annotation)
+        if (kind := kind_of(parameter.annotation)) is not None
     )
 
 
@@ -92,10 +90,10 @@ def _option(key: str, owners: list[Parameter]) -> inspect.Parameter:
     for owner in owners:
         alike.setdefault(owner.about, []).append(owner.method)
     help_text = "; ".join(f"{', '.join(names)}: {about}" for about, names in alike.items())
-    switch = all(owner.annotation is bool for owner in owners)
+    switch = all(owner.kind.value is _truth for owner in owners)
     annotation: Any = bool | None if switch else str | None
     names = f"{flag}/--no-{flag[2:]}" if switch else flag
-    metavar = None if switch else words_for(owners[0].annotation).upper().replace(" ", "-")
+    metavar = None if switch else owners[0].kind.words.upper().replace(" ", "-")
     option = typer.Option(names, help=help_text, rich_help_panel=_PANEL, show_default=False, metavar=metavar)
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option]
@@ -113,59 +111,62 @@ def method_called(name: str | None) -> Method:
     return METHODS[name]
 
 
+def methods_called(text: str) -> list[str]:
+    return [method_called(name.strip()).name for name in text.split(",")]
+
+
 def arguments(method: Method, given: Given) -> dict[str, Any]:
     """The recipe's arguments that the flags set; a flag of another method is refused."""
     own = {parameter.key: parameter for parameter in parameters(method)}
     texts = {key: text for key, text in given.items() if text is not None}
-    for key in texts:
-        if key not in own:
-            _belongs_elsewhere(key, method, own.values())
+    for key in (key for key in texts if key not in own):
+        every = (parameter for other in METHODS.values() for parameter in parameters(other))
+        owners = ", ".join(parameter.method for parameter in every if parameter.key == key)
+        mine, got = ", ".join(parameter.flag for parameter in own.values()) or "none", "--" + key.replace("_", "-")
+        check.refuse(f"flags of {method.name} ({mine})", got, f"drop it, or choose a method that has it: {owners}")
     missing = [p.flag for p in own.values() if p.default is _REQUIRED and p.key not in texts]
     check.require(not missing, f"{' and '.join(missing)} for {method.name}", "none", "give it: it has no default")
     return {own[key].name: read(own[key], text) for key, text in texts.items()}
 
 
-def _belongs_elsewhere(key: str, method: Method, own: Iterable[Parameter]) -> NoReturn:
-    every = (parameter for other in METHODS.values() for parameter in parameters(other))
-    owners = [parameter for parameter in every if parameter.key == key]
-    mine = ", ".join(parameter.flag for parameter in own) or "none"
-    remedy = f"drop it, or choose a method that has it: {', '.join(owner.method for owner in owners)}"
-    check.refuse(f"flags of {method.name} ({mine})", "--" + key.replace("_", "-"), remedy)
+@final
+@dataclass(frozen=True)
+class Kind:
+    """A type that text can say: its name in words, and the value of a text (KeyError or ValueError: not one)."""
+
+    words: str
+    value: Callable[[str], Any]
 
 
-# -- text to values -----------------------------------------------------------------------------------------
+def _truth(text: str) -> bool:
+    return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
 
 
-def readable(annotation: Any) -> bool:
-    """Whether text can say a value of this type.
+_NUMBERS = {float: Kind("number", float), int: Kind("whole number", int)}
+_KINDS: dict[Any, Kind] = {**_NUMBERS, bool: Kind("yes|no", _truth), str: Kind("text", str)}
 
-    >>> readable(float | None), readable(tuple[int, ...]), readable(dict)
-    (True, True, False)
+
+def kind_of(annotation: Any) -> Kind | None:
+    """What text can say of a type; None for types that it cannot.
+
+    >>> [kind.words for kind in map(kind_of, (float | None, tuple[int, ...], dict)) if kind]
+    ['number or none', 'list of whole number']
     """
-    if optional := _inside_optional(annotation):
-        return readable(optional)
-    if get_origin(annotation) is tuple:
-        return len(get_args(annotation)) == 2 and get_args(annotation)[1] is ... and readable(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
-        return all(isinstance(choice, str) for choice in get_args(annotation))
-    return annotation in (float, int, bool, str) or _is_enum(annotation)
-
-
-def words_for(annotation: Any) -> str:
-    """A type in words.
-
-    >>> words_for(float), words_for(tuple[int, ...])
-    ('number', 'list of whole number')
-    """
-    if optional := _inside_optional(annotation):
-        return f"{words_for(optional)} or none"
-    if get_origin(annotation) is tuple:
-        return f"list of {words_for(get_args(annotation)[0])}"
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    if _is_enum(annotation):
-        return "|".join(str(member.value) for member in annotation)
-    return {float: "number", int: "whole number", bool: "yes|no", str: "text"}[annotation]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    choices: dict[str, Any] = {}
+    if origin in (Union, types.UnionType) and len(inner) == 2 and types.NoneType in inner:
+        one = kind_of(inner[inner[0] is types.NoneType])
+        return one and Kind(f"{one.words} or none", lambda text: None if text.lower() == "none" else one.value(text))
+    if origin is tuple and len(inner) == 2 and inner[1] is ...:
+        item = kind_of(inner[0])
+        return item and Kind(
+            f"list of {item.words}", lambda text: tuple(item.value(p.strip()) for p in text.split(","))
+        )
+    if origin is Literal and all(isinstance(choice, str) for choice in inner):
+        choices = {choice: choice for choice in inner}
+    elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        choices = {str(member.value): member for member in annotation}
+    return Kind("|".join(choices), choices.__getitem__) if choices else _KINDS.get(annotation)
 
 
 def shown(default: Any) -> str:
@@ -184,33 +185,7 @@ def read(parameter: Parameter, text: str | bool) -> Any:
     if isinstance(text, bool):
         return text
     try:
-        return _value(parameter.annotation, text.strip())
+        return parameter.kind.value(text.strip())
     except (ValueError, KeyError):
         remedy = f"{parameter.method} takes {parameter.flag} ({parameter.about})"
-        check.refuse(f"{parameter.flag} to be {words_for(parameter.annotation)}", repr(text), remedy)
-
-
-def _value(annotation: Any, text: str) -> Any:
-    if optional := _inside_optional(annotation):
-        return None if text.lower() == "none" else _value(optional, text)
-    if get_origin(annotation) is tuple:
-        return tuple(_value(get_args(annotation)[0], part.strip()) for part in text.split(","))
-    if get_origin(annotation) is Literal:
-        return {choice: choice for choice in get_args(annotation)}[text]
-    if _is_enum(annotation):
-        return {str(member.value): member for member in annotation}[text]
-    if annotation is bool:
-        return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
-    return annotation(text)
-
-
-def _is_enum(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, enum.Enum)
-
-
-def _inside_optional(annotation: Any) -> Any:
-    """X of `X | None`; None for any other type."""
-    if get_origin(annotation) not in (Union, types.UnionType):
-        return None
-    others = [item for item in get_args(annotation) if item is not types.NoneType]
-    return others[0] if len(others) == 1 and len(get_args(annotation)) == 2 else None
+        check.refuse(f"{parameter.flag} to be {parameter.kind.words}", repr(text), remedy)

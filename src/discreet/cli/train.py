@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, Literal, final
 
 import typer
 
+from discreet import runs
+from discreet.cli import flags as shared
 from discreet.cli import recipes
-from discreet.cli.flags import (
-    CapFlag,
-    EpsilonFlag,
-    JsonFlag,
-    MethodFlag,
-    NoiseFlag,
-    RelationFlag,
-    SamplingFlag,
-    TaskFlags,
-    ToClaimFlag,
-    flag,
-    given,
-    required_out,
-)
-from discreet.cli.output import INTERRUPTED, emit
+from discreet.cli.flags import INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required_out
 from discreet.core import check
 from discreet.core.files import check_directory
-
-if TYPE_CHECKING:
-    from discreet.runs import RunConfig
-
-
-class Optimizer(enum.Enum):
-    """The optimizers, as flags name them."""
-
-    SGD = "sgd"
-    ADAM = "adam"
+from discreet.runs.config import RunConfig
+from discreet.runs.folder import RunFolder, resume_line
 
 
 @final
@@ -46,15 +25,15 @@ class Optimizer(enum.Enum):
 class TrainFlags:
     """What one run takes besides; a flag that is not given has the default of the data."""
 
-    method: MethodFlag = None
+    method: shared.MethodFlag = None
     accept_uncertified: Annotated[bool, flag("Train with a method for which nothing is proven.")] = False
-    epsilon: EpsilonFlag = None
-    noise: NoiseFlag = None
-    calibrate_to_claim: ToClaimFlag = False
-    relation: RelationFlag = None
-    sampling: SamplingFlag = None
-    cap: CapFlag = None
-    optimizer: Annotated[Optimizer | None, flag("Takes the noisy gradient.", "Training")] = None
+    epsilon: shared.EpsilonFlag = None
+    noise: shared.NoiseFlag = None
+    calibrate_to_claim: shared.ToClaimFlag = False
+    relation: shared.RelationFlag = None
+    sampling: shared.SamplingFlag = None
+    cap: shared.CapFlag = None
+    optimizer: Annotated[Literal["sgd", "adam"] | None, flag("Takes the noisy gradient.", "Training")] = None
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
     momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training")] = None
     weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training")] = None
@@ -76,12 +55,7 @@ def resume(
 ) -> int:
     """Resume a run after a crash or Ctrl-C; steps that were charged are not run again."""
 
-    def config() -> RunConfig:
-        from discreet import runs
-
-        return runs.load_config(directory)
-
-    return _run(config, True, as_json)
+    return _run(lambda: runs.load_config(directory), True, as_json)
 
 
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
@@ -100,10 +74,7 @@ def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
         if name in settings:
             check.count("leave the flag out for the usual value", **{name: settings[name]})
-
-    from discreet import runs
-
-    return runs.RunConfig(**settings, parameters=tuple(parameters.items()))
+    return RunConfig(**settings, parameters=tuple(parameters.items()))
 
 
 def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
@@ -111,24 +82,18 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
     try:
         settings = config()
         place = Path(settings.out)
-        from discreet import runs
         from discreet.report import terminal
 
         with terminal.training_bar(quiet=as_json) as listener:
             result = runs.train(settings, on_progress=listener, resume=resuming)
     except KeyboardInterrupt:
-        print(_interrupted(place), file=sys.stderr)
+        told = "Stopped before the run began: nothing was charged."
+        if place is not None and RunFolder(place).run.is_file():
+            told = f"Stopped and saved. Resume with: {resume_line(place)}"
+        print(told, file=sys.stderr)
         return INTERRUPTED
     if as_json:
         emit({**result.to_json(), "directory": str(result.directory)})
     else:
         terminal.show(terminal.run_table(result), *(f"Warning: {warning}" for warning in result.spent.warnings))
     return 0
-
-
-def _interrupted(place: Path | None) -> str:
-    from discreet.runs.folder import RunFolder, resume_line
-
-    if place is not None and RunFolder(place).run.is_file():
-        return f"Stopped and saved. Resume with: {resume_line(place)}"
-    return "Stopped before the run began: nothing was charged."

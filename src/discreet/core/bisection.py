@@ -1,7 +1,5 @@
 """The least number at which a monotone condition holds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ Traceback (most recent call last):
 discreet.core.check.Refused: Expected clip > 0, got clip=-1. Remedy: the clip bounds each record's norm.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -23,17 +21,14 @@ class Damaged(Refused):
 
 
 def refuse(expected: str, got: object, remedy: str) -> NoReturn:
-    """Raise `Refused`."""
     raise Refused(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
 
 
 def damaged(expected: str, got: object, remedy: str) -> NoReturn:
-    """Raise `Damaged`."""
     raise Damaged(f"Expected {expected}, got {got}. Remedy: {remedy.rstrip('.')}.")
 
 
 def require(condition: bool, expected: str, got: object, remedy: str) -> None:
-    """Refuse unless `condition` holds."""
     if not condition:
         refuse(expected, got, remedy)
 

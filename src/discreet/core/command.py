@@ -1,7 +1,5 @@
 """The command and the package versions of this process, for the provenance of its results."""
 
-from __future__ import annotations
-
 import platform
 import shlex
 import sys

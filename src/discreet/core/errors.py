@@ -1,7 +1,5 @@
 """Errors that end a running training; bad input is `check.Refused`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import final
 

@@ -1,7 +1,5 @@
 """Write whole files atomically, and check before the work that its result can be written."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -37,7 +35,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
-    """Replace a JSON file, as `replace_file` does."""
     write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 
@@ -58,11 +55,8 @@ def check_directory(directory: Path) -> None:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"0")
     except OSError as error:
-        check.refuse(
-            "a directory that can be written",
-            f"{directory} ({error.strerror or error})",
-            "name another place for --out, or make this one writable",
-        )
+        remedy = "name another place for --out, or make this one writable"
+        check.refuse("a directory that can be written", f"{directory} ({error.strerror or error})", remedy)
     finally:
         for place in made:
             with contextlib.suppress(OSError):
@@ -71,10 +65,7 @@ def check_directory(directory: Path) -> None:
 
 def check_file(path: Path) -> None:
     """Refuse a file that cannot be written or replaced; nothing is left behind."""
-    check.require(
-        not path.exists() or (path.is_file() and os.access(path, os.W_OK)),
-        "a file that can be written",
-        f"{path}, which is a directory, a device or read-only",
-        "name another file",
-    )
+    fits = not path.exists() or (path.is_file() and os.access(path, os.W_OK))
+    remedy = "name another file"
+    check.require(fits, "a file that can be written", f"{path}, which is a directory, a device or read-only", remedy)
     check_directory(path.parent)

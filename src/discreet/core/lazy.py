@@ -1,7 +1,5 @@
 """Names of a package that are imported at their first use, so that the package starts without torch."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, final
 
 import numpy as np
@@ -108,43 +109,35 @@ class Buffers:
 
     def _check_last_pair(self, radius: float, turn: float) -> None:
         """Under a mode that only traces calls, torch computes nothing and raises no error."""
-        found, expected = self._normals[-2:], (radius * math.cos(turn), radius * math.sin(turn))
-        check.require(
-            math.isclose(found[0], expected[0], rel_tol=1e-9, abs_tol=1e-9)
-            and math.isclose(found[1], expected[1], rel_tol=1e-9, abs_tol=1e-9),
-            "torch to compute logarithm, cosine and sine",
-            "other values",
-            "draw noise outside of fake tensors, functionalize and other modes that trace calls",
-        )
+        expected = radius * math.cos(turn), radius * math.sin(turn)
+        remedy = "draw noise outside of fake tensors, functionalize and other modes that trace calls"
+        computed = all(map(_is_near, self._normals[-2:], expected))
+        check.require(computed, "torch to compute logarithm, cosine and sine", "other values", remedy)
 
 
-@final
-class _Workspace:
-    """Unused buffers. They carry no values from one draw to the next."""
-
-    def __init__(self) -> None:
-        self._free: list[Buffers] = []
-
-    @contextmanager
-    def block(self) -> Iterator[Buffers]:
-        """Buffers for one draw. A concurrent or nested draw, from a signal or a mode, gets others."""
-        try:
-            block = self._free.pop()
-        except IndexError:
-            block = Buffers.of(BLOCK)
-        try:
-            yield block
-        finally:
-            self._free.append(block)
+_is_near = partial(math.isclose, rel_tol=1e-9, abs_tol=1e-9)
 
 
-_WORKSPACE: Final = _Workspace()
+_FREE: Final[list[Buffers]] = []  # unused buffers; they carry no values from one draw to the next
+
+
+@contextmanager
+def _buffers() -> Iterator[Buffers]:
+    """Buffers for one draw. A concurrent or nested draw, from a signal or a mode, gets others."""
+    try:
+        block = _FREE.pop()
+    except IndexError:
+        block = Buffers.of(BLOCK)
+    try:
+        yield block
+    finally:
+        _FREE.append(block)
 
 
 def draw(key: bytes, first: int, count: int, put: Put) -> None:
     """`put(stretch, normals)` for the stretches of 0 .. count-1, starting at cipher block `first`; count is even."""
     source = cipher(key, NORMALS, first)
-    with _WORKSPACE.block() as block:
+    with _buffers() as block:
         for start in range(0, count, BLOCK):
             stop = min(start + BLOCK, count)
             put(slice(start, stop), block.first(stop - start).draw(source))

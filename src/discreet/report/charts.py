@@ -36,12 +36,11 @@ MARKERS = (
 )
 
 Interval = tuple[float, float]
-Points = tuple[tuple[float, float, float, float], ...]
-"""(x, mean, low, high) in order of x."""
+Points = tuple[tuple[float, float, float, float], ...]  # (x, mean, low, high) in order of x
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Series:
     """A line, and the number of its colour and marker."""
 
@@ -51,12 +50,11 @@ class Series:
 
     @staticmethod
     def exact(name: str, style: int, points: Sequence[tuple[float, float]]) -> Series:
-        """A line of single values, without intervals."""
-        return Series(name=name, style=style, points=tuple((float(x), y, y, y) for x, y in points))
+        return Series(name, style, tuple((float(x), y, y, y) for x, y in points))
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chart:
     """Lines over one public quantity.
 
@@ -67,9 +65,9 @@ class Chart:
     key: str
     title: str
     x_label: str
+    x_short: str
     series: tuple[Series, ...]
     y_range: Interval
-    x_short: str = ""
     y_label: str = "test accuracy"
     percent: bool = False
     x_least: float = 0.0
@@ -78,7 +76,6 @@ class Chart:
 
     @property
     def x_range(self) -> Interval:
-        """Where the x axis begins and ends."""
         xs = [x for line in self.series for x, *_ in line.points]
         if self.log_x:
             return (min(xs), max(xs) * (1 + 1e-9)) if xs and min(xs) < max(xs) else (1.0, 10.0)
@@ -86,17 +83,14 @@ class Chart:
 
 
 def means(series: Sequence[Series]) -> list[float]:
-    """The values of all lines."""
     return [mean for line in series for _, mean, *_ in line.points]
 
 
 def from_zero(series: Sequence[Series]) -> Interval:
-    """From zero to slightly above the largest value."""
     return 0.0, max(means(series), default=1.0) * 1.08 or 1.0
 
 
 def above_zero(series: Sequence[Series]) -> Interval:
-    """Slightly more than the positive values, for a log axis."""
     values = [mean for mean in means(series) if mean > 0] or [1.0]
     return min(values) * 0.9, max(values) * 1.1
 
@@ -133,17 +127,18 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(value for value in every if low * (1 - 1e-9) <= value <= high * (1 + 1e-9))
 
 
-# -- files --------------------------------------------------------------------------------------------------
-
-
 def files(folder: Path, key: str) -> tuple[Path, Path]:
-    """The SVG and the PNG file of a figure."""
     return folder / f"{key}.svg", folder / f"{key}.png"
 
 
 def save(chart: Chart, *paths: Path, titled: bool = False) -> tuple[Path, ...]:
     """The chart on a light background, a file for each path; each name ends in .svg or .png."""
     return save_drawing(partial(_draw, chart, titled), *paths)
+
+
+def save_both(chart: Chart, folder: Path) -> tuple[Path, ...]:
+    """The chart as an SVG and as a PNG file."""
+    return save(chart, *files(folder, chart.key))
 
 
 def check_picture(path: Path) -> None:
@@ -158,8 +153,7 @@ def epsilon_chart(title: str, points: Sequence[tuple[int, float]]) -> Chart:
     finite = [(step, epsilon) for step, epsilon in points if math.isfinite(epsilon)]
     check.require(bool(finite), "a finite epsilon to draw", "no proven guarantee", "choose a certified plan")
     line = Series.exact("", 0, [(0, 0.0), *finite])
-    top = from_zero([line])
-    return Chart(key="epsilon", title=title, x_label="steps", y_label="certified epsilon", series=(line,), y_range=top)
+    return Chart("epsilon", title, "steps", "", (line,), from_zero([line]), "certified epsilon")
 
 
 def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]:
@@ -184,12 +178,10 @@ def save_drawing(draw: Callable[[Axes], None], *paths: Path) -> tuple[Path, ...]
 
 
 def light_grid(axes: Axes, axis: str) -> None:
-    """Thin lines behind the data."""
     axes.grid(axis=axis, color="#e3e5e8", linewidth=0.8)  # type: ignore[arg-type]
 
 
 def as_percent(value: float, _: object = None) -> str:
-    """A tick of an axis of shares."""
     return f"{value * 100:.0f}%"
 
 

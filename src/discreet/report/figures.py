@@ -10,28 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.methods import METHODS
-from discreet.report.charts import (
-    LIGHT,
-    Chart,
-    Interval,
-    Series,
-    above_zero,
-    as_percent,
-    files,
-    from_zero,
-    light_grid,
-    means,
-    save,
-    save_drawing,
-)
+from discreet.report import charts
+from discreet.report.charts import LIGHT, Chart, Interval, Series
 from discreet.runs.comparison.values import Changes, Comparison, MethodResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN_BELOW_WORST = 0.12
-FAR = 50.0
-"""The ratio of the largest to the smallest value above which an axis is logarithmic."""
+FAR = 50.0  # the ratio of the largest to the smallest value above which an axis is logarithmic
 
 
 def styles(entries: Iterable[MethodResult]) -> dict[str, int]:
@@ -52,11 +39,11 @@ def styles(entries: Iterable[MethodResult]) -> dict[str, int]:
 
 def every_chart(comparison: Comparison) -> tuple[Chart, ...]:
     """Learning curves, then the course of each plan, then the frontier."""
-    over_budgets = frontier(comparison)
-    return (*charts(comparison), *courses(comparison), *([] if over_budgets is None else [over_budgets]))
+    every = (*learning_curves(comparison), *courses(comparison), frontier(comparison))
+    return tuple(chart for chart in every if chart is not None)
 
 
-def charts(comparison: Comparison) -> tuple[Chart, ...]:
+def learning_curves(comparison: Comparison) -> tuple[Chart, ...]:
     """Accuracy against steps and against certified epsilon."""
     numbers = styles(comparison.entries)
 
@@ -65,22 +52,13 @@ def charts(comparison: Comparison) -> tuple[Chart, ...]:
         for entry in comparison.finished:
             found = [(float(step) if by_step else epsilon, accuracy) for step, epsilon, accuracy in entry.curve]
             points = tuple((x, a.mean, a.low, a.high) for x, a in found if math.isfinite(x))
-            series.append(Series(name=entry.name, style=numbers[entry.name], points=points))
-        return Chart(
-            key=key,
-            title=title,
-            x_label=x_label,
-            x_short=x_short,
-            series=tuple(series),
-            y_range=_where_lines_end(series),
-            percent=True,
-            x_least=x_least,
-        )
+            series.append(Series(entry.name, numbers[entry.name], points))
+        lines, ends = tuple(series), _where_lines_end(series)
+        return Chart(key, title, x_label, x_short, lines, ends, percent=True, x_least=x_least)
 
     steps = chart("accuracy-by-step", "Accuracy against steps", "steps taken", "step", by_step=True)
     title, label = "Accuracy against privacy spent", "certified epsilon spent so far"
-    whole_budget = comparison.epsilon
-    return steps, chart("accuracy-by-epsilon", title, label, "ε", by_step=False, x_least=whole_budget)
+    return steps, chart("accuracy-by-epsilon", title, label, "ε", by_step=False, x_least=comparison.epsilon)
 
 
 def frontier(comparison: Comparison) -> Chart | None:
@@ -93,16 +71,11 @@ def frontier(comparison: Comparison) -> Chart | None:
         for entry in budget.entries:
             if (a := entry.accuracy) is not None and entry.name in points:
                 points[entry.name].append((budget.epsilon, a.mean, a.low, a.high))
-    series = tuple(Series(name=name, style=numbers[name], points=tuple(held)) for name, held in points.items() if held)
-    return Chart(
-        key="frontier",
-        title="Accuracy at each budget",
-        x_label="certified epsilon of the whole run",
-        x_short="budget ε",
-        series=series,
-        y_range=_where_points_are(series),
-        percent=True,
-    )
+    series = tuple(Series(name, numbers[name], tuple(held)) for name, held in points.items() if held)
+    title, label = "Accuracy at each budget", "certified epsilon of the whole run"
+    values = _in_the_race(charts.means(series))
+    ends = _in_steps(min(values) - 0.02, max(values) + 0.01) if values else (0.0, 1.0)
+    return Chart("frontier", title, label, "budget ε", series, ends, percent=True)
 
 
 def courses(comparison: Comparison) -> tuple[Chart, ...]:
@@ -126,28 +99,18 @@ def courses(comparison: Comparison) -> tuple[Chart, ...]:
 
 
 def _course(key: str, title: str, label: str, percent: bool, series: tuple[Series, ...], end: int) -> Chart:
-    values = [mean for mean in means(series) if mean > 0]
+    values = [mean for mean in charts.means(series) if mean > 0]
     # On a linear axis one line would press the others to the bottom.
     log = not percent and bool(values) and max(values) > FAR * min(values)
-    return Chart(
-        key=key,
-        title=title,
-        x_label="step",
-        x_short="step",
-        series=series,
-        y_range=above_zero(series) if log else from_zero(series),
-        y_label=label,
-        percent=percent,
-        x_least=end,
-        log_y=log,
-    )
+    ends = charts.above_zero(series) if log else charts.from_zero(series)
+    return Chart(key, title, "step", "step", series, ends, label, percent=percent, x_least=end, log_y=log)
 
 
 def save_all(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
     """Each chart and the ranking as SVG and PNG files, for papers and slides."""
-    written = [path for chart in every_chart(comparison) for path in save(chart, *files(directory, chart.key))]
+    written = [path for chart in every_chart(comparison) for path in charts.save_both(chart, directory)]
     ranking = partial(_draw_ranking, comparison)
-    return (*written, *save_drawing(ranking, *files(directory, "ranking")))
+    return (*written, *charts.save_drawing(ranking, *charts.files(directory, "ranking")))
 
 
 def _draw_ranking(comparison: Comparison, axes: Axes) -> None:
@@ -164,11 +127,8 @@ def _draw_ranking(comparison: Comparison, axes: Axes) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("test accuracy: mean, 95 % t interval, single runs")
-    light_grid(axes, "x")
-    axes.xaxis.set_major_formatter(as_percent)
-
-
-# -- ranges -------------------------------------------------------------------------------------------------
+    charts.light_grid(axes, "x")
+    axes.xaxis.set_major_formatter(charts.as_percent)
 
 
 def _in_steps(low: float, high: float) -> Interval:
@@ -189,12 +149,6 @@ def _where_lines_end(series: Sequence[Series]) -> Interval:
         return 0.0, 1.0
     halfway = [line.points[len(line.points) // 2][1] for line in series if line.points and line.points[-1][1] in last]
     return _in_steps(min(*halfway, min(last) - SHOWN_BELOW_WORST), max(last) + 0.01)
-
-
-def _where_points_are(series: Sequence[Series]) -> Interval:
-    """The part of [0, 1] that holds the means."""
-    values = _in_the_race(means(series))
-    return _in_steps(min(values) - 0.02, max(values) + 0.01) if values else (0.0, 1.0)
 
 
 def _stairs(changes: Changes, end: int) -> list[tuple[float, float]]:

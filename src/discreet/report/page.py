@@ -15,6 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, final
 
+import jinja2
+from markupsafe import Markup
+
 from discreet.core import check
 from discreet.core.files import write_json, write_text
 from discreet.report import figures, svg, wording
@@ -27,8 +30,6 @@ PAGE, DATA, FIGURES = "report.html", "report.json", "figures"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The files of a report."""
-
     page: Path
     data: Path
     figures: tuple[Path, ...]
@@ -44,7 +45,6 @@ def write(comparison: Comparison, directory: Path) -> Written:
 
 
 def read(path: Path) -> Comparison:
-    """The comparison of a report.json."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -54,9 +54,6 @@ def read(path: Path) -> Comparison:
 
 
 def render(comparison: Comparison) -> str:
-    """The page as a string."""
-    from markupsafe import Markup
-
     frontier, numbers = figures.frontier(comparison), figures.styles(comparison.entries)
     return filled(
         "page.html",
@@ -67,7 +64,7 @@ def render(comparison: Comparison) -> str:
         markers={name: Markup(svg.marker(style)) for name, style in numbers.items()},
         strips=_strips(comparison, numbers),
         legend=_legend((entry.name, numbers[entry.name]) for entry in comparison.finished),
-        charts=[drawn(chart) for chart in figures.charts(comparison)],
+        charts=[drawn(chart) for chart in figures.learning_curves(comparison)],
         courses=[drawn(chart) for chart in figures.courses(comparison)],
         frontier=None if frontier is None else drawn(frontier),
         by_budget=[{entry.name: entry for entry in budget.entries} for budget in comparison.budgets],
@@ -78,9 +75,6 @@ def render(comparison: Comparison) -> str:
 
 def filled(template: str, **values: Any) -> str:
     """A rendered template with its style, its script and the policy that allows only these."""
-    import jinja2
-    from markupsafe import Markup
-
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("discreet.report", "assets"),
         autoescape=True,
@@ -88,27 +82,21 @@ def filled(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = _asset("page.css") + _colours(), _asset("page.js")
+    assets = resources.files("discreet.report").joinpath("assets")
+    css, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style = css + _colours()
     head = {"policy": _policy(style, script), "style": Markup(style), "script": Markup(script)}
     return environment.get_template(template).render(**head, **values)
 
 
 def drawn(chart: Chart, *, named: bool = False) -> dict[str, Any]:
     """A chart as the templates use it; `named`: with a legend of its own."""
-    from markupsafe import Markup
-
     legend = _legend((line.name, line.style) for line in chart.series) if named else []
     return {"key": chart.key, "title": chart.title, "svg": Markup(svg.chart(chart)), "legend": legend}
 
 
 def _legend(lines: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
-    from markupsafe import Markup
-
     return [{"name": name, "marker": Markup(svg.marker(style))} for name, style in lines]
-
-
-def _asset(name: str) -> str:
-    return resources.files("discreet.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _colours() -> str:
@@ -132,16 +120,12 @@ def _policy(style: str, script: str) -> str:
 
 def _strips(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     """For each finished row its runs, mean and interval on one scale."""
-    from markupsafe import Markup
-
     found = [(entry, entry.accuracy) for entry in comparison.finished if entry.accuracy is not None]
     ends = [end for _, accuracy in found for end in (max(accuracy.low, 0.0), min(accuracy.high, 1.0))]
     ends += [run.accuracy for entry, _ in found for run in entry.runs]
     return {
-        entry.name: Markup(
-            svg.strip(accuracy, [run.accuracy for run in entry.runs], numbers[entry.name], min(ends), max(ends))
-        )
-        for entry, accuracy in found
+        e.name: Markup(svg.strip(a, [run.accuracy for run in e.runs], numbers[e.name], min(ends), max(ends)))
+        for e, a in found
     }
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from discreet.core.files import write_text
 from discreet.report import wording
-from discreet.report.charts import Chart, Series, above_zero, files, save
+from discreet.report.charts import Chart, Series, above_zero, save_both
 from discreet.report.page import coordinates, drawn, filled
 from discreet.report.terminal import plain_table
 from discreet.runs.planner import Answer, MethodPrice, Price
@@ -19,7 +19,6 @@ UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) t
 
 
 def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> RenderableType:
-    """Noise by method and sampler, batches, time and memory."""
     of = answer.question
     names = _samplers(answer)
     title = (
@@ -45,7 +44,6 @@ def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> Renderabl
 
 
 def advice(answer: Answer) -> list[str]:
-    """Two recommended batch sizes, in words."""
     quiet, sensible = answer.quietest, answer.sensible
     return [
         f"Least noise on a step: batch {quiet.batch:,} ({quiet.effective:.2e} clipping norms on the mean gradient), "
@@ -56,24 +54,20 @@ def advice(answer: Answer) -> list[str]:
 
 
 def costs(answer: Answer, trial: StepCost | None, micro_batch: int) -> list[tuple[str, str]]:
-    """Time and memory, measured or unknown."""
     of = answer.question
     if trial is None:
         return [("time", UNKNOWN), ("memory", UNKNOWN)]
     seconds = trial.seconds(records=of.records, epochs=of.epochs)
     per_step = trial.seconds_per_record * of.batch
-    return [
-        (
-            "time",
-            f"about {_duration(seconds)} for the run, {_duration(per_step)} a step: DP-SGD on {trial.model}, "
-            f"measured here over two steps on random data with {wording.counted(trial.threads, 'thread')}",
-        ),
-        (
-            "memory",
-            f"about {trial.memory(micro_batch=micro_batch) / 1e6:,.0f} MB without the data and PyTorch itself: an "
-            f"estimate from {trial.parameters:,} parameters and a micro-batch of {micro_batch}",
-        ),
-    ]
+    time = (
+        f"about {_duration(seconds)} for the run, {_duration(per_step)} a step: DP-SGD on {trial.model}, "
+        f"measured here over two steps on random data with {wording.counted(trial.threads, 'thread')}"
+    )
+    memory = (
+        f"about {trial.memory(micro_batch=micro_batch) / 1e6:,.0f} MB without the data and PyTorch itself: an "
+        f"estimate from {trial.parameters:,} parameters and a micro-batch of {micro_batch}"
+    )
+    return [("time", time), ("memory", memory)]
 
 
 def noise(price: Price) -> str:
@@ -92,15 +86,18 @@ def charts(answer: Answer) -> tuple[Chart, ...]:
     lines = tuple(Series.exact(_together(names), style, curve) for style, (curve, names) in enumerate(lists.items()))
     step = Series.exact("on a step's mean gradient", 0, [(at.batch, at.effective) for at in answer.batches])
     whole = Series.exact("over the whole run", 1, [(at.batch, at.path) for at in answer.batches])
-    title, label = "Noise against batch, at the same epochs", "noise, in units of the clip"
-    return (
-        _chart("noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", "noise multiplier", lines),
-        _chart("noise-by-batch", title, "batch", "batch", label, (step, whole)),
+    unit = "noise, in units of the clip"
+    names = (
+        ("noise-by-epsilon", "Noise against epsilon", "certified epsilon", "ε", lines, "noise multiplier"),
+        ("noise-by-batch", "Noise against batch, at the same epochs", "batch", "batch", (step, whole), unit),
+    )
+    return tuple(
+        Chart(key, title, x_label, x_short, series, above_zero(series), y_label, log_x=True, log_y=True)
+        for key, title, x_label, x_short, series, y_label in names
     )
 
 
 def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: str) -> str:
-    """The page as one string."""
     shown = charts(answer)
     names = _samplers(answer)
     return filled(
@@ -126,21 +123,7 @@ def write(answer: Answer, trial: StepCost | None, micro_batch: int, command: str
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, render(answer, trial, micro_batch, command))
     folder = page.parent / f"{page.stem}-figures"
-    return (page, *(path for chart in charts(answer) for path in save(chart, *files(folder, chart.key))))
-
-
-def _chart(key: str, title: str, x: str, short: str, y: str, series: tuple[Series, ...]) -> Chart:
-    return Chart(
-        key=key,
-        title=title,
-        x_label=x,
-        x_short=short,
-        series=series,
-        y_range=above_zero(series),
-        y_label=y,
-        log_x=True,
-        log_y=True,
-    )
+    return (page, *(path for chart in charts(answer) for path in save_both(chart, folder)))
 
 
 def _samplers(answer: Answer) -> list[str]:

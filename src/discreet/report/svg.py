@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as Tree
 
 from discreet.report.charts import LIGHT, MARKERS, Chart, Series, log_ticks, shape, ticks
-from discreet.runs.comparison.estimates import Estimate
+from discreet.runs.comparison.values import Estimate
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46
@@ -16,14 +16,13 @@ STRIP_WIDTH, STRIP_HEIGHT = 132, 18
 
 
 def _add(parent: Tree.Element, tag: str, text: str | None = None, **attributes: Any) -> Tree.Element:
-    named = {key.rstrip("_").replace("_", "-"): _written(value) for key, value in attributes.items()}
-    element = Tree.SubElement(parent, tag, named)
+    written = {
+        key.rstrip("_").replace("_", "-"): f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+        for key, value in attributes.items()
+    }
+    element = Tree.SubElement(parent, tag, written)
     element.text = text
     return element
-
-
-def _written(value: Any) -> str:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _root(width: int, height: int, label: str, kind: str) -> Tree.Element:
@@ -108,24 +107,20 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
     group = _add(parent, "g", class_=f"line {style_class(line.style)}", data_name=line.name)
     if not line.points:
         return
-    upper = [f"{plane.x(x):.1f},{plane.y(high):.1f}" for x, _, _, high in line.points]
-    lower = [f"{plane.x(x):.1f},{plane.y(low):.1f}" for x, _, low, _ in reversed(line.points)]
-    _add(group, "path", class_="band", d=f"M{'L'.join(upper + lower)}z")
-    middle = [f"{plane.x(x):.1f},{plane.y(mean):.1f}" for x, mean, _, _ in line.points]
+    middle, lower, upper = (
+        [f"{plane.x(point[0]):.1f},{plane.y(point[which]):.1f}" for point in line.points] for which in (1, 2, 3)
+    )
+    _add(group, "path", class_="band", d=f"M{'L'.join(upper + lower[::-1])}z")
     _add(group, "path", class_="mean", d=f"M{'L'.join(middle)}")
     # Markers of different lines are staggered, so that both show where lines coincide.
     every = max(1, len(line.points) // 7)
-    for index in range(line.style % every, len(line.points), every):
-        x, mean, _, _ = line.points[index]
-        place = f"translate({plane.x(x):.1f},{plane.y(mean):.1f})"
-        _add(group, "path", class_="mark", d=MARKERS[shape(line.style)][1], transform=place)
+    for place in middle[line.style % every :: every]:
+        _add(group, "path", class_="mark", d=MARKERS[shape(line.style)][1], transform=f"translate({place})")
 
 
 def marker(style: int) -> str:
-    """A marker for legends and table rows."""
-    root = Tree.Element(
-        "svg", {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"}
-    )
+    attributes = {"viewBox": "-6 -6 12 12", "class": f"swatch {style_class(style)}", "aria-hidden": "true"}
+    root = Tree.Element("svg", attributes)
     _add(root, "path", class_="mark", d=MARKERS[shape(style)][1])
     return _text(root)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from discreet.core.randomness import SEEDED
+from discreet.report import wording
 from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
@@ -21,14 +23,12 @@ if TYPE_CHECKING:
     from discreet.runs import RunProgress, RunResult
     from discreet.runs.audit_rows import AuditRow
     from discreet.runs.comparison.compare import ComparisonProgress
-    from discreet.runs.comparison.estimates import Estimate
-    from discreet.runs.comparison.values import Comparison
+    from discreet.runs.comparison.values import Comparison, Estimate
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output."""
     console = Console(highlight=False, markup=False, emoji=False)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))  # do not wrap paths
@@ -37,7 +37,6 @@ def show(*parts: RenderableType) -> None:
 def account_table(
     name: str, certificate: Certificate, claimed: Mapping[str, Any] | None, solved: Mapping[str, Any]
 ) -> RenderableType:
-    """Certified and claimed side by side, followed by the assumptions of the certificate."""
     paper = claimed or {"epsilon": None, "delta": None, "theorem": "nothing claimed"}
     delta = "-" if paper["delta"] is None else f"{paper['delta']:g}"
     rows: list[tuple[RenderableType, ...]] = [
@@ -85,7 +84,6 @@ def curve(points: Sequence[tuple[int, float]], *, width: int = 60, height: int =
 
 
 def run_table(result: RunResult) -> RenderableType:
-    """A finished run: its accuracy and its privacy cost."""
     proven = result.spent.certified
     claimed = "nothing claimed" if result.spent.claimed is None else format_epsilon(result.spent.claimed)
     seeded = f", {SEEDED}" if result.spent.seeded else ""
@@ -105,21 +103,13 @@ def run_table(result: RunResult) -> RenderableType:
 
 def comparison_table(found: Comparison) -> RenderableType:
     """The methods of a comparison, best first, and notes on the numbers."""
-    from discreet.report import wording
-
     title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
     columns = ("", "method", "test accuracy", "certified", "claimed", "seconds")
-    rows = [
-        (
-            str(rank),
-            _bold(entry.name),
-            _accuracy(entry.accuracy),
-            _epsilon(entry.epsilon),
-            _epsilon(entry.claimed),
-            "-" if entry.seconds is None else f"{entry.seconds:.1f}",
-        )
-        for rank, entry in enumerate(found.finished, start=1)
-    ]
+    rows = []
+    for rank, entry in enumerate(found.finished, start=1):
+        seconds = "-" if entry.seconds is None else f"{entry.seconds:.1f}"
+        numbers = (_accuracy(entry.accuracy), _epsilon(entry.epsilon), _epsilon(entry.claimed), seconds)
+        rows.append((str(rank), _bold(entry.name), *numbers))
     notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
     notes += [f"not comparable: {o.method} ({o.reason or o.guarantee})" for o in found.excluded]
     if found.close_to_best:
@@ -133,13 +123,10 @@ def comparison_table(found: Comparison) -> RenderableType:
 
 
 def _frontier_table(found: Comparison) -> RenderableType:
-    """Each method at each budget."""
     held = [{entry.name: entry.accuracy for entry in budget.entries} for budget in found.budgets]
     columns = ("method", *(f"epsilon {budget.label}" for budget in found.budgets))
-    table = _table("each budget", columns)
-    for entry in found.entries:
-        table.add_row(_bold(entry.name), *(_accuracy(by_name.get(entry.name)) for by_name in held))
-    return table
+    names = (entry.name for entry in found.entries)
+    return _table("each budget", columns, ((_bold(n), *(_accuracy(at.get(n)) for at in held)) for n in names))
 
 
 def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
@@ -164,13 +151,11 @@ def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
 
 @contextlib.contextmanager
 def audit_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error for an audit."""
     with _bar(quiet) as follow:
-        seen: list[str] = []
+        seen: dict[str, int] = {}
 
         def listen(label: str, done: int, total: int) -> None:
-            if label not in seen:
-                seen.append(label)
+            seen.setdefault(label, len(seen))
             follow(f"row {len(seen)}/{rows}: {label}, trial", done, total, "")
 
         yield listen
@@ -178,21 +163,18 @@ def audit_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[str, int, int], N
 
 @contextlib.contextmanager
 def pricing_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error that follows the planner."""
     with _bar(quiet) as follow:
         yield lambda label, done, total: follow(f"pricing {label}", done, total, "")
 
 
 @contextlib.contextmanager
 def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
-    """A progress bar on standard error for a run: step, epsilon spent, accuracy on the test data."""
     with _bar(quiet) as follow:
         yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded))
 
 
 @contextlib.contextmanager
 def comparison_bar(*, quiet: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
-    """A progress bar for a comparison, which also shows the current run."""
     with _bar(quiet) as follow:
 
         def listen(news: ComparisonProgress) -> None:
@@ -227,19 +209,15 @@ def _bar(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
 
 
 def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -> str:
-    mark = f" ({SEEDED})" if seeded else ""
-    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}{mark}"
+    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}" + (f" ({SEEDED})" if seeded else "")
     return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
 
 
 def _between(points: Sequence[tuple[int, float]], step: float) -> float:
-    """Linear interpolation."""
-    left = (0, 0.0)
-    for right in points:
-        if step <= right[0]:
-            return left[1] + (right[1] - left[1]) * (step - left[0]) / (right[0] - left[0])
-        left = right
-    return left[1]
+    for (start, low), (end, high) in itertools.pairwise([(0, 0.0), *points]):
+        if step <= end:
+            return low + (high - low) * (step - start) / (end - start)
+    return points[-1][1]
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
@@ -264,12 +242,8 @@ def _accuracy(estimate: Estimate | None) -> str:
     """A mean, with half the width of its interval where there are several runs."""
     if estimate is None:
         return "-"
-    from discreet.report import wording
-
     return " ".join(filter(None, (wording.points(estimate.mean), wording.half(estimate), "%")))
 
 
 def _epsilon(value: float | str | None) -> str:
-    from discreet.report import wording
-
     return "infinite" if isinstance(value, str) else wording.epsilon(value, missing="-")

@@ -6,8 +6,7 @@ import math
 
 from discreet.core.randomness import SEEDED
 from discreet.runs.audit_rows import AuditRow
-from discreet.runs.comparison.estimates import CONFIDENCE, Estimate
-from discreet.runs.comparison.values import Comparison, MethodResult
+from discreet.runs.comparison.values import CONFIDENCE, Comparison, Estimate, MethodResult
 from discreet.stages.delta import delta_warning
 from discreet.training import spending
 
@@ -16,15 +15,10 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(value: float) -> str:
-    """
-    >>> percent(0.9561)
-    '95.6%'
-    """
-    return f"{value * 100:.1f}%"
+    return f"{points(value)}%"
 
 
 def points(value: float) -> str:
-    """A difference of percentages."""
     return f"{value * 100:.1f}"
 
 
@@ -33,7 +27,6 @@ def half(accuracy: Estimate | None) -> str:
 
 
 def error(accuracy: Estimate | None) -> str:
-    """The standard error of the mean, and over how many runs."""
     if accuracy is None:
         return ""
     if accuracy.error is None:
@@ -47,7 +40,6 @@ def epsilon(value: float | None, missing: str = "–") -> str:
 
 
 def rounded_down(value: float | None) -> str:
-    """A lower bound."""
     if value is None:
         return "–"
     return "infinite" if math.isinf(value) else f"{math.floor(value * 100) / 100:.2f}"
@@ -59,7 +51,6 @@ def sort_value(value: float | None) -> float:
 
 
 def audit_settings(row: AuditRow) -> str:
-    """The settings of a row of an audit."""
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
         for name, value in row.parameters.items()
@@ -135,10 +126,8 @@ def significance(of: Comparison) -> str:
 
 def interval(of: Comparison) -> str:
     """What the ± includes and what it leaves out."""
-    text = (
-        f"± is half the width of the {CONFIDENCE:.0%} t interval of the mean over runs, drawn as a bar; dots are "
-        "single runs."
-    )
+    width = f"half the width of the {CONFIDENCE:.0%} t interval of the mean over runs"
+    text = f"± is {width}, drawn as a bar; dots are single runs."
     best = None if of.best is None else of.best.accuracy
     if best is None or of.test_records < 1:
         return text
@@ -170,14 +159,9 @@ def together(of: Comparison) -> str:
         return each
     seeded = f" ({SEEDED})" if of.seeded else ""
     composed = f"All {count} runs together cost ε\u00a0=\u00a0{epsilon(of.together)} {at}, by composition{seeded}."
-    if of.public:
-        rest = (
-            f"The records of {of.data} are published, so this exposes nobody; on private data it would be the cost "
-            "of publishing this page."
-        )
-    else:
-        rest = "That is the cost of publishing this page. To release one model, train one."
-    return f"{each} {composed} {rest}"
+    cost = "the cost of publishing this page."
+    public = f"The records of {of.data} are published, so this exposes nobody; on private data it would be {cost}"
+    return f"{each} {composed} {public if of.public else f'That is {cost} To release one model, train one.'}"
 
 
 def warning(of: Comparison) -> str:
@@ -208,6 +192,5 @@ def tuning(of: Comparison) -> str:
 
 
 def assumptions(of: Comparison) -> list[str]:
-    """What the certificates rest on, as sentences."""
     said = {text for entry in of.entries for run in entry.runs for text in run.assumptions}
     return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sorted(said)]

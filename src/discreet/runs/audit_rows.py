@@ -30,8 +30,6 @@ class CanaryKind(enum.StrEnum):
 
 
 class AuditVerdict(enum.Enum):
-    """What the numbers of a row say."""
-
     HOLDS = "holds"
     CLAIM_BROKEN = "claim broken"
     NOT_TESTED = "claim not tested"
@@ -56,7 +54,6 @@ class AuditRow:
 
     @property
     def verdict(self) -> AuditVerdict:
-        """The strongest statement that the numbers support."""
         if self.certified is not None and self.audited > self.certified:
             return AuditVerdict.CERTIFICATE_BROKEN
         if self.claimed is not None and self.audited > self.claimed:
@@ -66,8 +63,7 @@ class AuditRow:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; infinity is the string "inf"."""
-        held = plain(self)
-        del held["is"]
+        held = {name: value for name, value in plain(self).items() if name != "is"}
         return {**held, "verdict": self.verdict.value}
 
     @staticmethod

@@ -11,7 +11,7 @@ from typing import Any, Final, final
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
-from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, Sampling, TruncatedPoisson
 
 SAMPLERS: Final = MappingProxyType(
     {
@@ -95,9 +95,8 @@ class RunConfig:
         check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
         _one_of("method", self.method, METHODS)
         _one_of("sampling", self.sampling, SAMPLERS)
-        given = f"epsilon={self.epsilon!r} and noise={self.noise!r}"
-        one = (self.epsilon is None) != (self.noise is None)
-        check.require(one, "either epsilon or noise", given, "give one of the two")
+        self._check_either("epsilon", "noise", (self.epsilon is None) != (self.noise is None))
+        self._check_either("epochs", "steps", self.epochs is None or self.steps is None)
         if self.epsilon is not None:
             check.positive("epsilon is the budget of the whole run, e.g. 3", epsilon=self.epsilon)
         is_valid, remedy = self.epsilon is not None or not self.calibrate_to_claim, "give the epsilon of the claim"
@@ -109,17 +108,17 @@ class RunConfig:
         if self.learning_rate is not None:
             check.positive("the step on the noisy mean gradient", learning_rate=self.learning_rate)
         check.not_negative("as in torch.optim", momentum=self.momentum or 0.0, weight_decay=self.weight_decay)
-        given = f"epochs={self.epochs!r} and steps={self.steps!r}"
-        is_valid = self.epochs is None or self.steps is None
-        check.require(is_valid, "either epochs or steps", given, "give one of the two")
         given, is_valid = f"cap={self.cap!r} with {self.sampling}", (self.sampling == CAPPED) == (self.cap is not None)
         remedy = "cap is the largest number of records in a batch"
         check.require(is_valid, f"cap with {CAPPED}, and only there", given, remedy)
-        every = {name: getattr(self, name) for name in ("eval_every", "checkpoint_every")}
+        every = {"eval_every": self.eval_every, "checkpoint_every": self.checkpoint_every}
         check.count("count steps", **{name: value for name, value in every.items() if value is not None})
 
+    def _check_either(self, one: str, other: str, is_valid: bool) -> None:
+        got = f"{one}={getattr(self, one)!r} and {other}={getattr(self, other)!r}"
+        check.require(is_valid, f"either {one} or {other}", got, "give one of the two")
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if not self.accept_large_delta:
             del fields["accept_large_delta"]  # so that runs keep the digests they had before it could be said
@@ -137,19 +136,22 @@ class RunConfig:
         return RunConfig(**{**body, "parameters": pairs})
 
     def sampler(self) -> Sampling:
-        """The sampling stage of this name."""
-        if self.cap is not None:
-            return TruncatedPoisson(self.cap)
-        sampler: Sampling = SAMPLERS[self.sampling]()
-        return sampler
+        return sampler_of(self.sampling, self.cap)
 
     def check_resumes(self, begun: RunConfig) -> None:
-        """Refuse settings that differ from those of the run."""
         remedy = "resume with the settings of the run, or begin a new one in another directory"
         for field in dataclasses.fields(self):
             expected, got = getattr(begun, field.name), getattr(self, field.name)
             same, got = field.name in FREE_TO_CHANGE or expected == got, f"{field.name}={got!r}"
             check.require(same, f"{field.name}={expected!r}, as the run began", got, remedy)
+
+
+def sampler_of(name: str, cap: int | None = None) -> Sampling:
+    """The sampling stage of this name; `cap` is for truncated-poisson."""
+    if cap is not None:
+        return TruncatedPoisson(cap)
+    sampler: Sampling = OwnLoader() if name == "own-loader" else SAMPLERS[name]()
+    return sampler
 
 
 def _one_of(name: str, value: object, known: Any) -> None:

@@ -59,7 +59,6 @@ DEFAULTS: Final = MappingProxyType(
 
 
 def load_task(settings: RunConfig | CompareSettings) -> Task:
-    """The dataset that the settings of a run or of a comparison name."""
     own = settings.data.endswith(".npz")  # a published dataset's size and content are known
     return load(
         settings.data,
@@ -72,7 +71,6 @@ def load_task(settings: RunConfig | CompareSettings) -> Task:
 
 
 def defaults_for(data: str) -> Defaults:
-    """The defaults of a dataset, or modest ones for a user's own file."""
     return DEFAULTS.get(data, _ANY)
 
 
@@ -95,8 +93,6 @@ def complete(config: RunConfig) -> RunConfig:
         if name in taken and name not in parameters and value is not None:
             parameters[name] = value
     seen = METHODS[config.method].recipe(**parameters).analysis.visible
-    sampler = config.sampler()
-    adam = METHODS[config.method].adam
     return dataclasses.replace(
         config,
         model=usual.model if config.model is None else config.model,
@@ -104,8 +100,8 @@ def complete(config: RunConfig) -> RunConfig:
         batch=usual.batch if config.batch is None and config.sampling != "full-batch" else config.batch,
         epochs=epochs,
         steps=steps,
-        relation=config.relation or str(sampler.relations[0]),
-        optimizer=config.optimizer or ("adam" if adam else "sgd"),
+        relation=config.relation or str(config.sampler().relations[0]),
+        optimizer=config.optimizer or ("adam" if METHODS[config.method].adam else "sgd"),
         momentum=(usual.momentum if seen else 0.0) if config.momentum is None else config.momentum,
         weight_decay=config.weight_decay or (0.0 if seen else parameters.get("weight_decay", 0.0)),
         average=(usual.average if seen else 0.0) if config.average is None else config.average,
@@ -123,7 +119,6 @@ def settle(config: RunConfig, task: Task) -> tuple[RunConfig, Plan]:
 
 
 def records_of(config: RunConfig, task: Task) -> int:
-    """The public number of training records."""
     records = config.records if config.records is not None else task.records
     if records is None:
         remedy = "give records (--records), a public number near the size of the data"
@@ -138,15 +133,12 @@ def plan_of(config: RunConfig, task: Task) -> Plan:
     records = records_of(config, task)
     batch = records if config.batch is None else config.batch  # None stays only with full batches
     horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)
+    delta, accepted = config.delta, config.accept_large_delta
     if config.noise is not None:
-        return recipe.bind(
-            noise=config.noise, horizon=horizon, delta=config.delta, accept_large_delta=config.accept_large_delta
-        )
+        return recipe.bind(noise=config.noise, horizon=horizon, delta=delta, accept_large_delta=accepted)
     assert config.epsilon is not None
     calibrated = recipe.for_claim if config.calibrate_to_claim else recipe.for_horizon
-    return calibrated(
-        epsilon=config.epsilon, delta=config.delta, horizon=horizon, accept_large_delta=config.accept_large_delta
-    )
+    return calibrated(epsilon=config.epsilon, delta=delta, horizon=horizon, accept_large_delta=accepted)
 
 
 def learning_rate_of(config: RunConfig, plan: Plan) -> float:
@@ -163,11 +155,11 @@ def usual_learning_rate(data: str, bounder: Bounder, *, adam: bool) -> float:
     usual = defaults_for(data)
     if adam:
         return usual.adam_rate
-    first, *others = bounder.vectors(1.0)
-    if not others:
-        return usual.reach / first.sensitivity
+    queries = bounder.vectors(1.0)
+    if len(queries) == 1:
+        return usual.reach / queries[0].sensitivity
     # Sums that are added up: what counts is the noise that reaches the model in the long run.
-    return usual.reach / math.hypot(*(query.share * query.sensitivity for query in (first, *others)))
+    return usual.reach / math.hypot(*(query.share * query.sensitivity for query in queries))
 
 
 def every_of(config: RunConfig, plan: Plan) -> tuple[int, int]:

@@ -29,8 +29,6 @@ from discreet.core.files import write_text
 
 @final
 class RunFolder:
-    """The files of one run."""
-
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.plan = self.directory / "plan.json"
@@ -44,12 +42,10 @@ class RunFolder:
         self.statement = self.directory / "privacy-statement.md"
 
     def check_new(self) -> None:
-        """Refuse a directory that holds a run."""
         is_new, got = not self.run.exists() and not self.ledger.exists(), f"{self.directory}, which holds one"
         check.require(is_new, "a directory without a run", got, "resume that run, or choose another directory")
 
     def check_begun(self) -> None:
-        """Refuse a directory without a run."""
         remedy = "train without resume to start one"
         check.require(self.run.is_file(), "a directory with a run to resume", f"no {self.run}", remedy)
 
@@ -96,7 +92,6 @@ class RunFolder:
         return False
 
     def add_metrics(self, **values: Any) -> None:
-        """One line of public values."""
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
@@ -106,19 +101,16 @@ class RunFolder:
         return [self._metrics_line(number, line) for number, line in enumerate(lines[:-1], 1)]
 
     def _metrics_line(self, number: int, line: bytes) -> dict[str, Any]:
+        expected = f"line {number} of {self.metrics} to hold step, accuracies and epsilon"
+        remedy = f"delete the line, or the file, which only draws the curve; then: {resume_line(self.directory)}"
         try:
             values: dict[str, Any] = json.loads(line)
             point = (values["step"], values["test_accuracy"], values["test_accuracy_averaged"] or 0.0)
-            is_point = all(isinstance(value, (int, float)) for value in point)
-            is_point = is_point and float(values["epsilon"]) >= 0
+            is_point = all(isinstance(value, (int, float)) for value in point) and float(values["epsilon"]) >= 0
         except (ValueError, KeyError, TypeError):
             is_point = False
         if not is_point:
-            check.damaged(
-                f"line {number} of {self.metrics} to hold step, accuracies and epsilon",
-                f"{line[:60]!r}",
-                f"delete the line, or the file, which only draws the curve; then: {resume_line(self.directory)}",
-            )
+            check.damaged(expected, f"{line[:60]!r}", remedy)
         return values
 
     def mend_metrics(self) -> None:
@@ -128,12 +120,10 @@ class RunFolder:
 
 
 def resume_line(directory: Path) -> str:
-    """The command that resumes a run."""
     return f"discreet resume {shlex.quote(str(directory))}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run."""
     check.require(path.is_file(), f"the file {path}", "none", "name the directory of a run")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -13,28 +13,22 @@ from discreet.accounting.charges import Counted
 from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
-from discreet.runs.config import SAMPLERS
+from discreet.runs.config import CAPPED, sampler_of
 from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
-from discreet.stages.sampling import Horizon, OwnLoader, Sampling, TruncatedPoisson
+from discreet.stages.sampling import Horizon
 
-Curve = tuple[tuple[float, float], ...]
-"""(epsilon, noise) in order of epsilon."""
+Curve = tuple[tuple[float, float], ...]  # (epsilon, noise) in order of epsilon
 
-Listener = Callable[[str, int, int], None]
-"""Receives what is being priced, how much is done, and the total."""
+Listener = Callable[[str, int, int], None]  # receives what is being priced, how much is done, and the total
 
-CURVE = (0.6, 0.75, 1.5, 2.0, 3.0, 4.0)
-"""Multiples of the calibrated noise at which the curve is priced."""
+CURVE = (0.6, 0.75, 1.5, 2.0, 3.0, 4.0)  # multiples of the calibrated noise at which the curve is priced
 PATIENCE = 5.0
 """Processor seconds for the samplers of one method, and for its curve; what takes longer is left out with a reason."""
-FEW = 3
-"""Different steps of a run that are priced quickly under every sampler."""
-WIDE_CAP = 6.0
-"""Deviations above the expected batch at which truncated Poisson batches are cut."""
-NEARLY = 1.25
-"""A batch is sensible if its noise over the whole run is at most this many times the least one."""
+FEW = 3  # different steps of a run that are priced quickly under every sampler
+WIDE_CAP = 6.0  # deviations above the expected batch at which truncated Poisson batches are cut
+NEARLY = 1.25  # a batch is sensible if its noise over the whole run is at most this many times the least one
 
 
 @final
@@ -62,9 +56,9 @@ class Question:
         """The run with another batch and the same number of epochs."""
         return Horizon.of(records=self.records, batch=batch, epochs=self.epochs)
 
-    def bind(self, recipe: Recipe, *, noise: float, horizon: Horizon) -> Plan:
-        """A plan at this delta."""
-        return recipe.bind(noise=noise, horizon=horizon, delta=self.delta, accept_large_delta=self.accept_large_delta)
+    def bind(self, recipe: Recipe, *, noise: float, batch: int) -> Plan:
+        horizon, accepted = self.horizon(batch), self.accept_large_delta
+        return recipe.bind(noise=noise, horizon=horizon, delta=self.delta, accept_large_delta=accepted)
 
 
 @final
@@ -113,8 +107,6 @@ class BatchPrice:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Everything priced."""
-
     question: Question
     methods: tuple[MethodPrice, ...]
     batches: tuple[BatchPrice, ...]
@@ -131,9 +123,7 @@ class Answer:
         return next(at for at in self.batches if at.path <= NEARLY * least)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        answers = {"quietest_batch": self.quietest.batch, "sensible_batch": self.sensible.batch}
-        return {**plain(self), **answers}
+        return {**plain(self), "quietest_batch": self.quietest.batch, "sensible_batch": self.sensible.batch}
 
 
 PRICED = ("poisson", "balls-in-bins", "full-batch", "own-loader", "truncated-poisson", "fixed-size")
@@ -166,7 +156,6 @@ class _Pricing:
         self._known: dict[str, Price] = {}
         self._curves: dict[str, Curve] = {}
         self._batches = _grid(question)
-        self._total = len(question.methods) + len(self._batches)
         self._done = 0
 
     def answer(self) -> Answer:
@@ -193,16 +182,14 @@ class _Pricing:
         return row(price=own, curve=curve, samplers=self._samplers(recipe))
 
     def _samplers(self, recipe: Recipe) -> tuple[tuple[str, Price], ...]:
-        """Each sampler, until patience ends."""
-        started, found = time.process_time(), []
-        for name in PRICED:
-            late = time.process_time() - started > PATIENCE
-            found.append((name, Price(why=_LATE) if late else self._sampled(recipe, name)))
-        return tuple(found)
+        end = time.process_time() + PATIENCE
+        late = Price(why=_LATE)
+        return tuple((name, late if time.process_time() > end else self._sampled(recipe, name)) for name in PRICED)
 
     def _sampled(self, recipe: Recipe, name: str) -> Price:
         batch = self._of.records if name == "full-batch" else self._of.batch
-        sampling = _sampling(name, batch)
+        cap = batch + math.ceil(WIDE_CAP * math.sqrt(batch)) if name == CAPPED else None
+        sampling = sampler_of(name, cap)
         try:
             drawn = recipe.using(sampling=sampling, relation=sampling.relations[0])
             pieces = len(self._unit_charge(drawn, batch))
@@ -217,37 +204,29 @@ class _Pricing:
         try:
             unit = digest((recipe.relation, self._unit_charge(recipe, batch)))
             if unit not in self._known:
-                horizon = self._of.horizon(batch)
-                bound = recipe.for_horizon(
-                    epsilon=self._of.epsilon,
-                    delta=self._of.delta,
-                    horizon=horizon,
-                    accept_large_delta=self._of.accept_large_delta,
-                )
-                self._known[unit] = Price(
-                    noise=bound.noise,
-                    effective=bound.noise / horizon.size.batch,
-                    steps=horizon.steps,
-                    relation=str(bound.relation),
-                )
+                of, horizon = self._of, self._of.horizon(batch)
+                noise = recipe.for_horizon(
+                    epsilon=of.epsilon, delta=of.delta, horizon=horizon, accept_large_delta=of.accept_large_delta
+                ).noise
+                effective, relation = noise / horizon.size.batch, str(recipe.relation)
+                self._known[unit] = Price(noise=noise, effective=effective, steps=horizon.steps, relation=relation)
         except check.Refused as error:
             return Price(why=str(error))
         return self._known[unit]
 
     def _unit_charge(self, recipe: Recipe, batch: int) -> Counted:
         """What the run costs at noise 1: plans of equal cost are priced once."""
-        return self._of.bind(recipe, noise=1.0, horizon=self._of.horizon(batch)).charge().certified
+        return self._of.bind(recipe, noise=1.0, batch=batch).charge().certified
 
     def _curve(self, recipe: Recipe) -> Curve:
         """(epsilon, noise) around the budget, as many points as the time limit allows."""
-        horizon = self._of.horizon(self._of.batch)
         unit = digest(self._unit_charge(recipe, self._of.batch))
         if unit not in self._curves:
             noise = self._price(recipe, self._of.batch).noise
             assert noise is not None
             started, points = time.process_time(), [(self._of.epsilon, noise)]
             for factor in CURVE:
-                bound = self._of.bind(recipe, noise=noise * factor, horizon=horizon)
+                bound = self._of.bind(recipe, noise=noise * factor, batch=self._of.batch)
                 points.append((bound.certificate().epsilon, noise * factor))
                 if time.process_time() - started > PATIENCE:
                     break
@@ -263,15 +242,8 @@ class _Pricing:
         return BatchPrice(batch=batch, steps=price.steps, noise=price.noise, effective=price.effective, path=path)
 
     def _tell(self, label: str) -> None:
-        self._listener(label, self._done, self._total)
+        self._listener(label, self._done, len(self._of.methods) + len(self._batches))
         self._done += 1
-
-
-def _sampling(name: str, batch: int) -> Sampling:
-    """The sampler of this name for a batch size."""
-    if name == "truncated-poisson":
-        return TruncatedPoisson(batch + math.ceil(WIDE_CAP * math.sqrt(batch)))
-    return OwnLoader() if name == "own-loader" else SAMPLERS[name]()
 
 
 def _grid(question: Question) -> tuple[int, ...]:

@@ -10,8 +10,7 @@ from discreet.accounting.accountants import Certificate
 from discreet.core.plain import from_plain, plain
 from discreet.training.spending import Spent
 
-CurvePoint = tuple[int, float, float]
-"""(step, test accuracy, certified epsilon so far)"""
+CurvePoint = tuple[int, float, float]  # (step, test accuracy, certified epsilon so far)
 
 
 @final
@@ -59,36 +58,21 @@ class RunResult:
         return self.accuracy if self.averaged_accuracy is None else self.averaged_accuracy
 
     def to_json(self) -> dict[str, Any]:
-        """For result.json."""
-        return {
-            "method": self.method,
-            "data": self.data,
-            "test_accuracy": self.test_accuracy,
-            "accuracy": self.accuracy,
-            "averaged_accuracy": self.averaged_accuracy,
-            "spent": self.spent.to_json(),
-            "seconds": self.seconds,
-            "steps": self.steps,
-            "lost": self.lost,
-            "resumes": self.resumes,
-            "curve": plain(self.curve),
-        }
+        order = ("method", "data", "test_accuracy", "accuracy", "averaged_accuracy", "spent", "seconds", "steps")
+        held = {name: getattr(self, name) for name in (*order, "lost", "resumes", "curve")}
+        return {**held, "spent": self.spent.to_json(), "curve": plain(self.curve)}
 
 
 def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -> RunResult:
-    """The result that a run directory holds."""
-    spent = body["spent"]
-    names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
-    return RunResult(
-        **{name: body[name] for name in names},
-        spent=Spent(
-            certified=from_plain(Certificate, spent["certified"]),
-            claimed=from_plain(float | None, spent["claimed"]),
-            steps=spent["steps"],
-            statement=spent["randomness"],
-            warnings=tuple(spent.get("warnings", ())),
-        ),
-        curve=from_plain(tuple[CurvePoint, ...], body["curve"]),
-        statement=statement,
-        directory=directory,
+    held = body["spent"]
+    spent = Spent(
+        certified=from_plain(Certificate, held["certified"]),
+        claimed=from_plain(float | None, held["claimed"]),
+        steps=held["steps"],
+        statement=held["randomness"],
+        warnings=tuple(held.get("warnings", ())),
     )
+    curve = from_plain(tuple[CurvePoint, ...], body["curve"])
+    names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
+    values = {name: body[name] for name in names}
+    return RunResult(**values, spent=spent, curve=curve, statement=statement, directory=directory)

@@ -25,6 +25,15 @@ _NEIGHBOURS = {
 }
 
 
+_SAMPLING: dict[type[Sampling], str] = {
+    Poisson: "Poisson: each record joins each step independently with probability {rate:.6g}",
+    TruncatedPoisson: "Poisson with probability {rate:.6g}, batches cut to {sampling.cap} records",
+    FixedSize: "a uniform subset of fixed size in every step, a share of {rate:.6g}",
+    BallsInBins: "each record joins one step of every epoch, chosen uniformly",
+    FullBatch: "all records in every step",
+}
+
+
 def statement(private: Private, *, data: str) -> str:
     """What a run has spent so far, as a Markdown page; `data` describes the protected records in words.
 
@@ -40,7 +49,6 @@ def statement(private: Private, *, data: str) -> str:
 
 
 def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
-    """The statement of a finished run of the command line."""
     parameters = ", ".join(f"{name}={value}" for name, value in config.parameters) or "no parameters"
     rows = _rows(plan, spent, f"the training records of {task.name}", f"{plan.method} ({parameters})")
     if config.public_records is not None:
@@ -95,51 +103,26 @@ def _headline(spent: Spent, records: int | None) -> str:
 def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, str]]:
     proven, horizon = spent.certified, plan.horizon
     seeded = f" ({SEEDED})" if spent.seeded else ""
+    claimed = "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed)
+    final = "the final parameters only: earlier ones, for example in a checkpoint, must never be published"
+    sampling = _SAMPLING.get(type(plan.sampling), "batches from the user's own loader; sampling is not credited")
+    steady = isinstance(plan.schedule, Constant)
+    changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
+    noise = f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
     return [
         ("protected", data),
         ("unit", "one record; a person with several records is protected less"),
         ("neighbours", _NEIGHBOURS[plan.relation]),
         ("epsilon, certified", f"{format_epsilon(proven.epsilon)}{seeded}, by {proven.accountant} accounting"),
-        (
-            "epsilon, claimed by the method's paper",
-            "no claim for this method" if spent.claimed is None else format_epsilon(spent.claimed),
-        ),
+        ("epsilon, claimed by the method's paper", claimed),
         ("delta", f"{proven.delta:g}"),
         ("method", method),
-        ("sampling", _sampling(plan.sampling, horizon.rate)),
-        ("noise", _noise(plan)),
+        ("sampling", sampling.format(rate=horizon.rate, sampling=plan.sampling)),
+        ("noise", noise),
         ("steps", f"{spent.steps} charged of {horizon.steps} planned"),
-        ("covers", _covers(plan)),
+        ("covers", "the parameters after every step of the run" if plan.analysis.visible else final),
         ("randomness", spent.statement),
     ]
-
-
-def _sampling(sampling: Sampling, rate: float) -> str:
-    match sampling:
-        case Poisson():
-            return f"Poisson: each record joins each step independently with probability {rate:.6g}"
-        case TruncatedPoisson(cap=cap):
-            return f"Poisson with probability {rate:.6g}, batches cut to {cap} records"
-        case FixedSize():
-            return f"a uniform subset of fixed size in every step, a share of {rate:.6g}"
-        case BallsInBins():
-            return "each record joins one step of every epoch, chosen uniformly"
-        case FullBatch():
-            return "all records in every step"
-        case _:
-            return "batches from the user's own loader; sampling is not credited"
-
-
-def _covers(plan: Plan) -> str:
-    if plan.analysis.visible:
-        return "the parameters after every step of the run"
-    return "the final parameters only: earlier ones, for example in a checkpoint, must never be published"
-
-
-def _noise(plan: Plan) -> str:
-    steady = isinstance(plan.schedule, Constant)
-    changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
-    return f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
 
 
 _LIMITS = (
@@ -177,11 +160,8 @@ _PUBLIC = "The training records: they are declared public, so values computed fr
 def _interruptions(resumes: int) -> list[str]:
     if not resumes:
         return []
-    times = "once" if resumes == 1 else f"{resumes} times"
-    return [
-        f"The run was resumed {times}, each time with fresh randomness. A step that a crash interrupted stays "
-        "charged and was not repeated"
-    ]
+    resumed = f"The run was resumed {'once' if resumes == 1 else f'{resumes} times'}, each time with fresh randomness"
+    return [f"{resumed}. A step that a crash interrupted stays charged and was not repeated"]
 
 
 def _bullets(lines: Sequence[str]) -> str:

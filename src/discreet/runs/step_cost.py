@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any, final
@@ -60,8 +61,8 @@ def measure(name: str, *, shape: tuple[int, ...], classes: int, micro_batch: int
     chance = torch.Generator().manual_seed(seed)
     x = torch.randn((count, *shape), generator=chance)
     y = torch.randint(0, classes, (count,), generator=chance)
-    recipe = methods.dp_sgd().using(sampling=FullBatch())
-    plan = recipe.bind(noise=1.0, horizon=Horizon.of(records=count, batch=count, steps=3), delta=1e-5)
+    horizon = Horizon.of(records=count, batch=count, steps=3)
+    plan = methods.dp_sgd().using(sampling=FullBatch()).bind(noise=1.0, horizon=horizon, delta=1e-5)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     activations = _outputs(model, x[:1])
     private = Private(model, optimizer, plan, TensorDataset(x, y), micro_batch=count, streams=Streams.seeded(seed))
@@ -90,12 +91,8 @@ def _outputs(model: Any, record: Any) -> int:
         if isinstance(out, torch.Tensor):
             sizes.append(out.numel())
 
-    leaves = [module for module in model.modules() if not list(module.children())]
-    hooks = [leaf.register_forward_hook(note) for leaf in leaves]
-    try:
-        with torch.no_grad():
-            model(record)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for leaf in (module for module in model.modules() if not list(module.children())):
+            hooks.enter_context(leaf.register_forward_hook(note))
+        model(record)
     return sum(sizes)

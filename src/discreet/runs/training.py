@@ -73,13 +73,11 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
 
 
 def load_config(directory: str | Path) -> RunConfig:
-    """The settings of the run in this directory."""
     config = RunConfig.from_json(read_json(RunFolder(directory).run)["config"])
     return dataclasses.replace(config, out=str(directory))
 
 
 def load_result(directory: str | Path) -> RunResult:
-    """The result of a finished run in this directory."""
     folder = RunFolder(directory)
     text = folder.statement.read_text(encoding="utf-8") if folder.statement.exists() else ""
     return result_from_json(read_json(folder.result), directory=Path(directory), statement=text)
@@ -135,8 +133,7 @@ class _TrainingPart:
 
     def _bind(self, checkpoint: Path | None) -> Private:
         """Create the random streams and store their fingerprints before anything is built that can release."""
-        config = self._config
-        streams = self._note_start()
+        config, streams = self._config, self._note_start()
         model = make_model(config, self._task, self._plan, streams)
         return Private(
             model,
@@ -153,26 +150,23 @@ class _TrainingPart:
         )
 
     def _note_start(self) -> Streams:
-        facts = read_json(self._folder.run)
-        number = len(facts["starts"])
-        seed = self._config.seed
+        facts, seed = read_json(self._folder.run), self._config.seed
+        self._resumes = number = len(facts["starts"])
         streams = Streams.from_os() if seed is None else Streams.seeded(_seed_of(seed, number))
         facts["starts"].append({"start": number, **keys_of(streams)})
         facts["randomness"] = SEEDED if facts.get("randomness") == SEEDED else streams.statement
         write_json(self._folder.run, facts)
-        self._resumes = number
         return streams
 
     def _loop(self) -> None:
-        private, model = self.private, self.private.model
+        private = self.private
         for x, y in private:
             scale_learning_rate(private, self._config)
-            private.step(F.cross_entropy(model(x), y, reduction="none"))
+            private.step(F.cross_entropy(private.model(x), y, reduction="none"))
             self._tick()
         self._tick()
 
     def _tick(self) -> None:
-        """After each step: report progress, and save and evaluate when due."""
         step, steps = self.private.progress.step, self._plan.horizon.steps
         if step == self._seen or not self.private.settled:
             return
@@ -187,14 +181,13 @@ class _TrainingPart:
             self._listener(news)
 
     def _evaluate(self) -> RunProgress:
-        private, test = self.private, self._task.test
-        step, steps = private.progress.step, self._plan.horizon.steps
-        accuracy, loss = measure(private.model, test, self._config.device)
+        private, test, device = self.private, self._task.test, self._config.device
+        step, spent = private.progress.step, private.spent()
+        accuracy, loss = measure(private.model, test, device)
         averaged = None
         if private.average is not None:
             with private.averaged():
-                averaged, loss = measure(private.model, test, self._config.device)
-        spent = private.spent()
+                averaged, loss = measure(private.model, test, device)
         epsilon = spent.certified.epsilon
         values: dict[str, Any] = {
             "step": step,
@@ -204,12 +197,13 @@ class _TrainingPart:
             "delta": self._plan.delta,
         }
         if self._config.public_data:
-            right, train_loss = measure(private.model, self._task.train, self._config.device)
-            values |= {"train_accuracy": right, "train_loss": _finite(train_loss), "test_loss": _finite(loss)}
+            right, train_loss = measure(private.model, self._task.train, device)
+            losses = {"train_loss": train_loss, "test_loss": loss}
+            values |= {"train_accuracy": right}  # JSON has no NaN: a model that diverged has no loss
+            values |= {name: value if math.isfinite(value) else None for name, value in losses.items()}
         self._folder.add_metrics(**values)
-        self._last = RunProgress(
-            step=step, steps=steps, accuracy=accuracy, averaged_accuracy=averaged, epsilon=epsilon, seeded=spent.seeded
-        )
+        news = RunProgress(step=step, steps=self._plan.horizon.steps, epsilon=epsilon, seeded=spent.seeded)
+        self._last = dataclasses.replace(news, accuracy=accuracy, averaged_accuracy=averaged)
         return self._last
 
     def _finish(self, seconds: float) -> RunResult:
@@ -222,8 +216,7 @@ class _TrainingPart:
             last = self._evaluate()
         assert last.accuracy is not None
         with private.averaged() if private.average is not None else contextlib.nullcontext():
-            held = private.model.state_dict().items()
-            weights = {name: value.detach().cpu().clone() for name, value in held}
+            weights = {name: value.detach().cpu().clone() for name, value in private.model.state_dict().items()}
         replace_file(folder.model, lambda file: torch.save(weights, file))
         spent = private.spent()
         text = run_statement(self._config, self._plan, self._task, spent, self._resumes)
@@ -248,7 +241,6 @@ class _TrainingPart:
 
 @torch.no_grad()
 def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
-    """The accuracy and the mean cross-entropy."""
     was_training, right, total = model.training, 0, 0.0
     model.eval()
     x, y = data.tensors
@@ -260,23 +252,16 @@ def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple
     return right / max(len(y), 1), total / max(len(y), 1)
 
 
-def _finite(loss: float) -> float | None:
-    """A finite loss; None where the model diverged, since JSON has no NaN."""
-    return loss if math.isfinite(loss) else None
-
-
 def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
     """One point for each evaluated step; the latest evaluation of a step counts."""
     points = {}
     for values in metrics:
-        averaged = values["test_accuracy_averaged"]
-        accuracy = values["test_accuracy"] if averaged is None else averaged
-        points[values["step"]] = (values["step"], accuracy, float(values["epsilon"]))
+        step, averaged = values["step"], values["test_accuracy_averaged"]
+        points[step] = step, values["test_accuracy"] if averaged is None else averaged, float(values["epsilon"])
     return tuple(points[step] for step in sorted(points))
 
 
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
-    """The model of a config with fresh weights, on the config's device."""
     seed = int(streams.init.uniform64(1)[0] >> 1)
     model = build(str(config.model), shape=task.shape, classes=task.classes, seed=seed)
     return fitting(model, plan).to(config.device)
@@ -294,7 +279,6 @@ def scale_learning_rate(private: Private, config: RunConfig) -> None:
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of a config whose learning rate is set."""
     assert config.learning_rate is not None
     assert config.momentum is not None
     rate, decay = config.learning_rate, config.weight_decay

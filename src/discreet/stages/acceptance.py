@@ -1,7 +1,5 @@
 """Acceptance of updates: keep all of them, or only those that pass a noisy test, which is charged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -10,30 +8,26 @@ from discreet.stages.clipping import Query
 
 
 class Acceptance(Protocol):
-    """Decides from released values whether an update is kept."""
+    """Decides from released values whether an update is kept. By default every update is."""
 
     def queries(self) -> tuple[Query, ...]:
         """The queries on a fresh batch that the decision needs; empty if every update is kept."""
-
-    def accepts(self, noisy_mean: float) -> bool:
-        """Whether to keep the update, given the noisy sum divided by the public batch size."""
-
-
-@final
-@dataclass(frozen=True)
-class AcceptAll:
-    """Keep every update, without a test and without a charge."""
-
-    def queries(self) -> tuple[Query, ...]:
         return ()
 
     def accepts(self, noisy_mean: float) -> bool:
+        """Whether to keep the update, given the noisy sum divided by the public batch size."""
         return True
 
 
 @final
+@dataclass(frozen=True)
+class AcceptAll(Acceptance):
+    """Keep every update, without a test and without a charge."""
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
-class LossTest:
+class LossTest(Acceptance):
     """Keep an update if it lowers the loss on a fresh batch: mean of clamp(new - old loss, -c, c) + noise < threshold.
 
     Guarantee: one record moves the sum by at most c = `loss_clip`, whatever its losses are (NaN counts as +c). Every
@@ -51,15 +45,11 @@ class LossTest:
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        check.positive(
-            "choose positive values, e.g. loss_clip=0.01 and share=4.0", loss_clip=self.loss_clip, share=self.share
-        )
-        check.require(
-            abs(self.threshold) < self.loss_clip,
-            f"|threshold| < loss_clip={self.loss_clip}",
-            f"threshold={self.threshold!r}",
-            "use threshold=0 to keep every update that lowers the loss",
-        )
+        remedy = "choose positive values, e.g. loss_clip=0.01 and share=4.0"
+        check.positive(remedy, loss_clip=self.loss_clip, share=self.share)
+        expected = f"|threshold| < loss_clip={self.loss_clip}"
+        remedy = "use threshold=0 to keep every update that lowers the loss"
+        check.require(abs(self.threshold) < self.loss_clip, expected, f"threshold={self.threshold!r}", remedy)
 
     def queries(self) -> tuple[Query, ...]:
         return (Query(self.loss_clip, self.share),)

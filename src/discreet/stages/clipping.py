@@ -165,9 +165,8 @@ class AutoS(ClippedSum):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        check.positive(
-            "choose a clipping norm and a stability constant gamma, e.g. 1.0 and 0.01", clip=self.clip, gamma=self.gamma
-        )
+        remedy = "choose a clipping norm and a stability constant gamma, e.g. 1.0 and 0.01"
+        check.positive(remedy, clip=self.clip, gamma=self.gamma)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:
         return zero_non_finite(self.clip * scale * ROUND_DOWN / (norms_GN + self.gamma), norms_GN)
@@ -201,10 +200,6 @@ class Clipping(enum.StrEnum):
 
     def bounder(self, *, clip: float, gamma: float, r: float) -> Bounder:
         """Return the bounder with clipping norm `clip`; `gamma` is used by auto-s, `r` by psac."""
-        match self:
-            case Clipping.FLAT:
-                return FlatClip(clip)
-            case Clipping.AUTO_S:
-                return AutoS(clip=clip, gamma=gamma)
-            case Clipping.PSAC:
-                return Psac(clip=clip, r=r)
+        if self is Clipping.FLAT:
+            return FlatClip(clip)
+        return AutoS(clip=clip, gamma=gamma) if self is Clipping.AUTO_S else Psac(clip=clip, r=r)

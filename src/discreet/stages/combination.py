@@ -38,9 +38,6 @@ class TakeFirst(Combination):
 
 def whole_gradient(selection: Selection, why: str) -> None:
     """Refuse masks. They would not break the guarantee, but the combined gradient would be meaningless."""
-    check.require(
-        selection.takes_all,
-        "all coordinates active: selection=Everything()",
-        type(selection).__name__,
-        f"remove the selection: {why}",
-    )
+    expected = "all coordinates active: selection=Everything()"
+    remedy = f"remove the selection: {why}"
+    check.require(selection.takes_all, expected, type(selection).__name__, remedy)

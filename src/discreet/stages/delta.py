@@ -1,22 +1,18 @@
 """How large delta may be beside the public number of records."""
 
-from __future__ import annotations
-
 from discreet.core import check
 
 
 def check_delta(delta: float, records: int | None, *, accepted: bool) -> None:
     """Refuse a delta of 1/records or more, unless `accepted`. Nothing is checked if `records` is unknown."""
     check.inside_unit("choose delta of at most 1/(10 * records), e.g. 1e-5", delta=delta)
-    if records is None or accepted:
+    if records is None or accepted or delta < 1 / records:
         return
-    check.require(
-        delta < 1 / records,
-        f"delta < 1/records = {1 / records:.3g}",
-        f"delta={delta:g}",
+    remedy = (
         f"choose at most 1/(10 records) = {0.1 / records:.3g}, because publishing a random record has delta 1/records; "
-        "to use a larger delta anyway, pass accept_large_delta=True (--accept-delta)",
+        "to use a larger delta anyway, pass accept_large_delta=True (--accept-delta)"
     )
+    check.refuse(f"delta < 1/records = {1 / records:.3g}", f"delta={delta:g}", remedy)
 
 
 def delta_warning(delta: float, records: int | None) -> str:

@@ -63,12 +63,9 @@ class GaussianNoise(Mechanism):
 
 def check_sensitivity(total: BoundedSum, query: Query) -> None:
     """Refuse a sum without a proven bound, or with a larger bound than the query that sets its noise."""
-    check.require(
-        isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity,
-        "sums with the sensitivity of their queries",
-        f"{total!r} for {query!r}",
-        "aggregate with the plan's bounder",
-    )
+    fits = isinstance(total, BoundedSum) and total.sensitivity <= query.sensitivity
+    remedy = "aggregate with the plan's bounder"
+    check.require(fits, "sums with the sensitivity of their queries", f"{total!r} for {query!r}", remedy)
 
 
 def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:

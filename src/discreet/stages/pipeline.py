@@ -60,13 +60,9 @@ class Pipeline:
     claims: Callable[[Plan], Claim | None] | None = None
 
     def __post_init__(self) -> None:
-        check.require(
-            self.relation in self.sampling.relations,
-            f"a relation that {type(self.sampling).__name__} is proven for "
-            f"({' or '.join(str(relation) for relation in self.sampling.relations)})",
-            str(self.relation),
-            "change `relation` or `sampling`",
-        )
+        sampler, proven = type(self.sampling).__name__, " or ".join(map(str, self.sampling.relations))
+        expected, remedy = f"a relation that {sampler} is proven for ({proven})", "change `relation` or `sampling`"
+        check.require(self.relation in self.sampling.relations, expected, str(self.relation), remedy)
         self.combination.check(self.bounder, self.selection)
         self._check_tests()
         self.analysis.check(self)
@@ -93,21 +89,8 @@ class Pipeline:
         >>> methods.dp_sgd(clip=1.0).using(sampling=OwnLoader()).sampling
         OwnLoader()
         """
-        given: dict[str, Any] = {
-            "method": method,
-            "bounder": bounder,
-            "selection": selection,
-            "mechanism": mechanism,
-            "combination": combination,
-            "acceptance": acceptance,
-            "domain": domain,
-            "schedule": schedule,
-            "sampling": sampling,
-            "analysis": analysis,
-            "relation": relation,
-            "claims": claims,
-        }
-        return dataclasses.replace(self, **{name: stage for name, stage in given.items() if stage is not None})
+        given = {name: stage for name, stage in locals().items() if name != "self" and stage is not None}
+        return dataclasses.replace(self, **given)
 
     def queries(self, scale: float) -> tuple[Query, ...]:
         """All queries on one batch, vector queries first; `scale` is the bounder's public state."""
@@ -120,10 +103,8 @@ class Pipeline:
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values, without the claim."""
-        fields = {
-            field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self) if field.name != "claims"
-        }
-        return {"is": type(self).__name__, **fields}
+        names = (field.name for field in dataclasses.fields(self) if field.name != "claims")
+        return {"is": type(self).__name__, **{name: plain(getattr(self, name)) for name in names}}
 
     @property
     def digest(self) -> str:
@@ -131,15 +112,9 @@ class Pipeline:
         return digest(self.to_json())
 
     def _check_tests(self) -> None:
-        check.require(
-            not self.has_tests or isinstance(self.sampling, (Poisson, FullBatch)),
-            "Poisson or FullBatch sampling for tested updates",
-            type(self.sampling).__name__,
-            "change `sampling`: the cost of the test's fresh batch is proven for these two only",
-        )
-        check.require(
-            not self.has_tests or self.analysis.composes,
-            "an analysis that charges every release, for tested updates",
-            type(self.analysis).__name__,
-            "remove `acceptance`, or use analysis=Composition()",
-        )
+        fits = not self.has_tests or isinstance(self.sampling, (Poisson, FullBatch))
+        remedy = "change `sampling`: the cost of the test's fresh batch is proven for these two only"
+        check.require(fits, "Poisson or FullBatch sampling for tested updates", type(self.sampling).__name__, remedy)
+        expected = "an analysis that charges every release, for tested updates"
+        remedy = "remove `acceptance`, or use analysis=Composition()"
+        check.require(not self.has_tests or self.analysis.composes, expected, type(self.analysis).__name__, remedy)

@@ -62,12 +62,9 @@ class Plan(Pipeline):
         if whole is None:
             releases = (self._release, self._test) if self.has_tests else (self._release,)
             return tuple(itertools.chain.from_iterable(self._bill(release, stop) for release in releases))
-        check.require(
-            stop <= self.horizon.steps,
-            f"at most {self.horizon.steps} steps, because the run is charged as a whole",
-            stop,
-            "bind the recipe to a horizon with more steps",
-        )
+        expected = f"at most {self.horizon.steps} steps, because the run is charged as a whole"
+        remedy = "bind the recipe to a horizon with more steps"
+        check.require(stop <= self.horizon.steps, expected, stop, remedy)
         return ((whole, min(stop, 1)),)
 
     def charge(self, steps: int | None = None) -> Charge:
@@ -127,7 +124,6 @@ class Plan(Pipeline):
         return min(charges * (self.horizon.steps_per_epoch if by_epoch else 1), steps)
 
     def noise_at(self, step: int) -> float:
-        """The noise multiplier of `step`."""
         return self.noise * self.schedule.factor(step, self.horizon.steps_per_epoch)
 
     def _bill(self, release: OneRelease, stop: int) -> Bill:

@@ -1,7 +1,5 @@
 """A recipe: the stages of a method, without noise multiplier, number of steps or delta."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from dataclasses import dataclass

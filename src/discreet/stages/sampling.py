@@ -59,18 +59,10 @@ class Horizon:
         """Set rate = batch / records. One epoch is ceil(records / batch) steps."""
         check.count("give a public number of records, not len(dataset) of private data", records=records)
         check.positive("give the expected number of records in a step", batch=batch)
-        check.require(
-            batch <= records,
-            f"batch <= records={records}",
-            f"batch={batch!r}",
-            "use a batch size of at most the number of records",
-        )
-        check.require(
-            (epochs is None) != (steps is None),
-            "either epochs or steps",
-            f"epochs={epochs!r} and steps={steps!r}",
-            "give exactly one of them",
-        )
+        remedy = "use a batch size of at most the number of records"
+        check.require(batch <= records, f"batch <= records={records}", f"batch={batch!r}", remedy)
+        both = f"epochs={epochs!r} and steps={steps!r}"
+        check.require((epochs is None) != (steps is None), "either epochs or steps", both, "give exactly one of them")
         per_epoch = math.ceil(records / batch)
         if epochs is not None:
             check.count("give the number of epochs", epochs=epochs)
@@ -88,30 +80,20 @@ class Horizon:
     def size(self) -> Size:
         """The numbers of records and batch size; refused for a horizon that was built from a rate."""
         if self.records is None or self.batch is None:
-            check.refuse(
-                "a public number of records and a batch size",
-                "only a rate",
-                "use discreet.Horizon.of(records=, batch=)",
-            )
+            remedy = "use discreet.Horizon.of(records=, batch=)"
+            check.refuse("a public number of records and a batch size", "only a rate", remedy)
         return Size(self.records, self.batch)
 
     def check_at_most(self, size: int) -> None:
         """Refuse a dataset with more than the public number of records, without saying how many it has."""
-        check.require(
-            size <= self.size.records,
-            "no more records than the plan's public upper bound",
-            "a larger dataset",
-            "build the plan with a larger `records`",
-        )
+        expected = "no more records than the plan's public upper bound"
+        remedy = "build the plan with a larger `records`"
+        check.require(size <= self.size.records, expected, "a larger dataset", remedy)
 
     def check_exactly(self, size: int) -> None:
         """Refuse any other number of records; for the replace-one relation, under which the number is public."""
-        check.require(
-            size == self.size.records,
-            f"exactly records={self.size.records} records",
-            size,
-            "pass the dataset's size as `records`: under replace-one it is public",
-        )
+        remedy = "pass the dataset's size as `records`: under replace-one it is public"
+        check.require(size == self.size.records, f"exactly records={self.size.records} records", size, remedy)
 
 
 class Sampling(Protocol):
@@ -215,12 +197,10 @@ class BallsInBins(Sampling):
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         per_epoch = horizon.steps_per_epoch
-        check.require(
-            start % per_epoch == 0 or start >= horizon.steps,
-            "to start at the first step of an epoch",
-            f"step {start} with {per_epoch} steps per epoch",
-            "resume at the next epoch: drawing this one again could use a record twice",
-        )
+        if start % per_epoch and start < horizon.steps:
+            remedy = "resume at the next epoch: drawing this one again could use a record twice"
+            got = f"step {start} with {per_epoch} steps per epoch"
+            check.refuse("to start at the first step of an epoch", got, remedy)
         for step in range(start, horizon.steps):
             if step % per_epoch == 0:
                 bins = stream.integers(size, below=per_epoch)
@@ -235,9 +215,8 @@ class FullBatch(Sampling):
     relations: ClassVar[tuple[Neighbouring, ...]] = tuple(Neighbouring)
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
-        check.require(
-            horizon.rate == 1.0, "rate 1 for full batches", f"rate={horizon.rate}", "set batch equal to records"
-        )
+        remedy = "set batch equal to records"
+        check.require(horizon.rate == 1.0, "rate 1 for full batches", f"rate={horizon.rate}", remedy)
         event: events.Event = release
         return event
 
@@ -263,8 +242,5 @@ class OwnLoader(Sampling):
         return events.Unamplified(release)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
-        check.refuse(
-            "a plan that samples from a dataset",
-            "a plan with sampling=discreet.OwnLoader()",
-            "iterate private.over(loader) and call private.step",
-        )
+        remedy = "iterate private.over(loader) and call private.step"
+        check.refuse("a plan that samples from a dataset", "a plan with sampling=discreet.OwnLoader()", remedy)

@@ -1,7 +1,5 @@
 """Noise schedules: a public factor on the noise multiplier for each step."""
 
-from __future__ import annotations
-
 import enum
 import itertools
 import math
@@ -50,9 +48,28 @@ class Constant:
             yield 1.0, stop - start
 
 
+class PerPeriod(Schedule):
+    """Base of schedules whose factor `at(k)` is constant within period k = 1, 2, ..."""
+
+    period: Period
+
+    def at(self, k: int) -> float:
+        raise NotImplementedError
+
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        return self.at(self.period.before(step, steps_per_epoch) + 1)
+
+    def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
+        length = 1 if self.period is Period.STEP else steps_per_epoch
+        periods = range(start // length, -(-stop // length)) if start < stop else ()
+        for factor, group in itertools.groupby(periods, lambda before: self.at(before + 1)):
+            same = list(group)
+            yield factor, min((same[-1] + 1) * length, stop) - max(same[0] * length, start)
+
+
 @final
 @dataclass(frozen=True)
-class Table:
+class Table(PerPeriod):
     """One factor for each step or epoch. A run longer than the table is refused.
 
     >>> Table((1.0, 0.5), Period.EPOCH).factor(3, steps_per_epoch=2)
@@ -67,45 +84,11 @@ class Table:
         for factor in self.factors:
             check.positive("use positive factors only: they multiply the noise", factor=factor)
 
-    def factor(self, step: int, steps_per_epoch: int) -> float:
-        index = self.period.before(step, steps_per_epoch)
-        check.require(
-            index < len(self.factors),
-            f"a table of more than {index} entries",
-            f"{len(self.factors)} entries",
-            f"give one factor for every {self.period.value} of the run",
-        )
-        return self.factors[index]
-
-    def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
-        factors = (self.factor(step, steps_per_epoch) for step in range(start, stop))
-        for factor, group in itertools.groupby(factors):
-            yield factor, sum(1 for _ in group)
-
-
-class PerPeriod:
-    """Base of schedules whose factor `at(k)` is constant within period k = 1, 2, ..."""
-
-    period: Period
-
     def at(self, k: int) -> float:
-        raise NotImplementedError
-
-    def factor(self, step: int, steps_per_epoch: int) -> float:
-        return self.at(self.period.before(step, steps_per_epoch) + 1)
-
-    def pieces(self, start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[float, int]]:
-        length = 1 if self.period is Period.STEP else steps_per_epoch
-        factor, count = 0.0, 0
-        for first in range(start - start % length, stop, length):
-            here = self.at(first // length + 1)
-            if here != factor and count:
-                yield factor, count
-                count = 0
-            factor = here
-            count += min(first + length, stop) - max(first, start)
-        if count:
-            yield factor, count
+        expected = f"a table of more than {k - 1} entries"
+        remedy = f"give one factor for every {self.period} of the run"
+        check.require(k <= len(self.factors), expected, f"{len(self.factors)} entries", remedy)
+        return self.factors[k - 1]
 
 
 @final

@@ -1,7 +1,5 @@
 """Run the optimizer on a released gradient: on all coordinates, or on the active ones only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from discreet.engine.active import Active
 from discreet.engine.layout import Mask
@@ -18,16 +16,7 @@ from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 
 # Optimizers that update every coordinate independently and initialise their state with zeros.
-COORDINATE_WISE: Final = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Adadelta,
-    torch.optim.Adamax,
-)
+COORDINATE_WISE: Final = (SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adadelta, Adamax)
 
 
 @torch.no_grad()

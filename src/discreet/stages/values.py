@@ -35,12 +35,9 @@ class BoundedSum:
     value: Tensor
 
     def __init__(self, value: Tensor, sensitivity: float, *, key: object) -> None:
-        check.require(
-            key is _AGGREGATION,
-            "a BoundedSum from aggregation, which proves the bound",
-            "a BoundedSum built elsewhere",
-            "sum the records with Aggregation",
-        )
+        expected = "a BoundedSum from aggregation, which proves the bound"
+        remedy = "sum the records with Aggregation"
+        check.require(key is _AGGREGATION, expected, "a BoundedSum built elsewhere", remedy)
         check.positive("pass the sensitivity that the bounder proves", sensitivity=sensitivity)
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "sensitivity", sensitivity)
@@ -70,13 +67,12 @@ class Released:
 
         `value` may hold all coordinates or the active ones only.
         """
-        if mask is None:
-            return Released(value.div_(batch), layout)
-        from discreet.engine.active import Active
+        if mask is not None:
+            from discreet.engine.active import Active
 
-        index = Active.of(mask, layout, value.device).whole
-        active = value if len(value) == len(index) else value.index_select(0, index)
-        return Released(active.div_(batch), layout, mask)
+            index = Active.of(mask, layout, value.device).whole
+            value = value if len(value) == len(index) else value.index_select(0, index)
+        return Released(value.div_(batch), layout, mask)
 
     @property
     def value(self) -> Tensor:
@@ -114,8 +110,5 @@ class PrivateState:
         return "PrivateState(<hidden>)"
 
     def __reduce__(self) -> str:
-        check.refuse(
-            "private state to stay in memory",
-            "a copy or pickle of a PrivateState",
-            "do not copy or pickle objects that hold it",
-        )
+        remedy = "do not copy or pickle objects that hold it"
+        check.refuse("private state to stay in memory", "a copy or pickle of a PrivateState", remedy)

@@ -57,12 +57,9 @@ class Average:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint with the same parameters and decay."""
-        check.require(
-            state["decay"] == self.decay and state["sums"].keys() == self._sums.keys(),
-            "an average of this model with this decay",
-            f"decay={state['decay']}",
-            "resume with the settings of the original run",
-        )
+        expected, got = "an average of this model with this decay", f"decay={state['decay']}"
+        remedy = "resume with the settings of the original run"
+        check.require(state["decay"] == self.decay and state["sums"].keys() == self._sums.keys(), expected, got, remedy)
         self._updates = state["updates"]
         for name, total in self._sums.items():
             total.copy_(state["sums"][name])

@@ -27,35 +27,19 @@ TESTS = 2**48  # the sub-stream of batches that test updates; it must differ fro
 
 def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> None:
     """Refuse arguments of `Private` that no run can use."""
-    check.require(
-        isinstance(plan, Plan),
-        "a Plan",
-        f"a {type(plan).__name__}",
-        "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)",
-    )
+    remedy = "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)"
+    check.require(isinstance(plan, Plan), "a Plan", f"a {type(plan).__name__}", remedy)
     plan.certificate()  # refuses a plan that cannot be certified
-    check_data(data)
+    # The plan must draw the batches itself, so loaders and iterable datasets are refused.
+    own = "or use recipe.using(sampling=discreet.OwnLoader())"
+    expected = "a dataset, from which the plan draws batches"
+    remedy = f"pass loader.dataset; {own}, data=None, and iterate private.over(loader)"
+    check.require(not isinstance(data, DataLoader), expected, "a DataLoader", remedy)
+    remedy = f"implement __len__ and __getitem__; {own} and iterate private.over(batches)"
+    check.require(not isinstance(data, IterableDataset), "a map-style dataset", type(data).__name__, remedy)
     if micro_batch is not None:
         check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
     check.count("give the number of augmented copies of each record", views=views)
-
-
-def check_data(data: Any) -> None:
-    """Refuse loaders and iterable datasets: the plan must draw the batches itself."""
-    check.require(
-        not isinstance(data, DataLoader),
-        "a dataset, from which the plan draws batches",
-        "a DataLoader",
-        "pass loader.dataset; or use recipe.using(sampling=discreet.OwnLoader()), data=None, and iterate "
-        "private.over(loader)",
-    )
-    check.require(
-        not isinstance(data, IterableDataset),
-        "a map-style dataset",
-        type(data).__name__,
-        "implement __len__ and __getitem__; or use recipe.using(sampling=discreet.OwnLoader()) and iterate "
-        "private.over(batches)",
-    )
 
 
 def check_public(plan: Plan, data: Any, public: Any) -> None:
@@ -69,7 +53,8 @@ def check_public(plan: Plan, data: Any, public: Any) -> None:
     )
     if public is None:
         return
-    check_data(public)
+    is_map = not isinstance(public, (DataLoader, IterableDataset))
+    check.require(is_map, "a map-style dataset of public records", type(public).__name__, "pass the dataset itself")
     check.require(
         public is not data and len(public) > 0,
         "public records that are not the protected ones",
@@ -95,17 +80,16 @@ def dry_run(
     with engine.watch.reading_records():
         check_data_apart(data, collate_fn)
         batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
-        arguments = _default_inputs(batch) if inputs is None else inputs(batch)
+        take = inputs or (lambda batch: batch if isinstance(batch, (dict, Tensor)) else (batch[0],))
+        arguments = take(batch)
     arguments = (arguments,) if isinstance(arguments, Tensor) else arguments
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     try:
         self_check(engine, args, kwargs, 2)
     except (TypeError, RuntimeError) as error:
-        check.refuse(
-            "a model that runs on random inputs of the data's shape",
-            f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            "pass inputs=lambda batch: (arguments of the model,), or a function that returns keyword arguments",
-        )
+        expected = "a model that runs on random inputs of the data's shape"
+        remedy = "pass inputs=lambda batch: (arguments of the model,), or a function that returns keyword arguments"
+        check.refuse(expected, f"{type(error).__name__}: {str(error).splitlines()[0]}", remedy)
     return args, kwargs
 
 
@@ -120,12 +104,6 @@ def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: 
         return ENOUGH
     rows = views * math.ceil(batch + 5 * math.sqrt(batch))
     return max(1, micro_batch_for(engine, *example, records=2, batch=rows) // views)
-
-
-def _default_inputs(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return batch
-    return (batch,) if isinstance(batch, Tensor) else (batch[0],)
 
 
 def records_in(batch: Any) -> int:
@@ -143,12 +121,10 @@ def device_of(model: nn.Module) -> torch.device:
 
 def check_processes(plan: Plan, world: World) -> None:
     """Refuse sampling that needs all records in one process, if there are several processes."""
-    check.require(
-        world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch)),
-        "sampling that each process can do on its own records",
-        f"{type(plan.sampling).__name__} in {world.size} processes",
-        "use sampling=discreet.Poisson(): a fixed or capped batch size concerns the records of all processes",
-    )
+    apart = world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch))
+    got = f"{type(plan.sampling).__name__} in {world.size} processes"
+    remedy = "use sampling=discreet.Poisson(): a fixed or capped batch size concerns the records of all processes"
+    check.require(apart, "sampling that each process can do on its own records", got, remedy)
 
 
 def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream]:
@@ -174,29 +150,15 @@ def share_public_streams(streams: Streams, world: World) -> None:
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Refuse an optimizer that does not hold exactly the trainable parameters of the model, or only wraps another."""
     # A wrapper may derive from Optimizer, but its parameter groups are those of the optimizer inside.
-    check.require(
-        isinstance(optimizer, torch.optim.Optimizer) and "param_groups" in vars(optimizer),
-        "a torch.optim.Optimizer",
-        f"{type(optimizer).__name__}, which wraps one or is none",
-        "pass the optimizer itself; for one that Accelerate has prepared, pass optimizer.optimizer",
-    )
+    bare = isinstance(optimizer, torch.optim.Optimizer) and "param_groups" in vars(optimizer)
+    remedy = "pass the optimizer itself; for one that Accelerate has prepared, pass optimizer.optimizer"
+    check.require(bare, "a torch.optim.Optimizer", f"{type(optimizer).__name__}, which wraps one or is none", remedy)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     left_out = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    check.require(
-        not left_out,
-        "an optimizer that holds every trainable parameter",
-        f"none for {', '.join(left_out[:3])}",
-        "add them to the optimizer, or freeze them with requires_grad_(False)",
-    )
-    check.require(
-        held <= {id(p) for p in model.parameters()},
-        "an optimizer of this model's parameters",
-        "other parameters",
-        "use a separate optimizer and a separate Private for each model",
-    )
-    check.require(
-        not isinstance(optimizer, torch.optim.LBFGS),
-        "an optimizer that uses one gradient per step",
-        "LBFGS, which evaluates the loss several times",
-        "use SGD, Adam or another first-order optimizer",
-    )
+    expected, got = "an optimizer that holds every trainable parameter", f"none for {', '.join(left_out[:3])}"
+    check.require(not left_out, expected, got, "add them to the optimizer, or freeze them with requires_grad_(False)")
+    got, remedy = "other parameters", "use a separate optimizer and a separate Private for each model"
+    check.require(held <= {id(p) for p in model.parameters()}, "an optimizer of this model's parameters", got, remedy)
+    expected, got = "an optimizer that uses one gradient per step", "LBFGS, which evaluates the loss several times"
+    remedy = "use SGD, Adam or another first-order optimizer"
+    check.require(not isinstance(optimizer, torch.optim.LBFGS), expected, got, remedy)

@@ -34,14 +34,9 @@ class CandidateUpdate:
         self._is_second_pass = False
 
     def add(self, losses: Tensor, records: int, views: int) -> None:
-        """Add the losses of a micro-batch."""
         rows = records * views
-        check.require(
-            losses.shape == (rows,),
-            f"per-record losses of shape [{rows}]",
-            f"shape {list(losses.shape)}",
-            'use reduction="none" and reduce each record to one number',
-        )
+        got, remedy = f"shape {list(losses.shape)}", 'use reduction="none" and reduce each record to one number'
+        check.require(losses.shape == (rows,), f"per-record losses of shape [{rows}]", got, remedy)
         self._losses[self._is_second_pass].append(losses.detach().double().view(records, views).mean(1))
 
     def needs_another_pass(self) -> bool:

@@ -109,7 +109,7 @@ class Checkpoint:
         held = {name: list(value.shape) for name, value in self.model.items()}
         for name in sorted(mine.keys() | held.keys()):
             _same(f"the model's {name}", held.get(name, absent), mine.get(name, absent), "build the model of the run")
-        _same("optimizer", self.optimizer_kind, kind_of(optimizer), "build the optimizer of the run")
+        _same("optimizer", self.optimizer_kind, type(optimizer).__qualname__, "build the optimizer of the run")
         sizes = [len(group["params"]) for group in self.optimizer["param_groups"]]
         now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
         _same("the sizes of the optimizer's groups", sizes, now, "build the optimizer of the run")
@@ -150,11 +150,6 @@ class Checkpoint:
         return undo
 
 
-def kind_of(optimizer: torch.optim.Optimizer) -> str:
-    """The class name of an optimizer, as stored in a checkpoint."""
-    return type(optimizer).__qualname__
-
-
 def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams) -> Ledger:
     """Create the ledger of a new run, as a file or (without a path) in memory."""
     header = {
@@ -191,12 +186,8 @@ def reopen(path: Path, plan: Plan, saved: Checkpoint, streams: Streams, world: W
 
 def _open_checked(path: Path, plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
     """Open the ledger file and check it against plan and checkpoint. A torn last line is charged."""
-    check.require(
-        path.is_file(),
-        f"the ledger of the run at {path}",
-        "no file",
-        "restore it, or start a new run: a checkpoint without its ledger cannot tell what was spent",
-    )
+    remedy = "restore it, or start a new run: a checkpoint without its ledger cannot tell what was spent"
+    check.require(path.is_file(), f"the ledger of the run at {path}", "no file", remedy)
 
     def due(record: LedgerRecord) -> Event:  # holds the ledger's lock, so nothing is written in between
         _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
@@ -223,12 +214,8 @@ def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
     """Refuse streams whose keys were already used in an earlier part of the run."""
     fresh = set(keys_of(streams).values())
     used = {value for entry in record.entries for value in entry.note.values() if isinstance(value, str)}
-    check.require(
-        not fresh & used,
-        "fresh keys for the rest of the run",
-        "a key that was used before",
-        "pass discreet.Streams.from_os(), or a different seed for every resume",
-    )
+    remedy = "pass discreet.Streams.from_os(), or a different seed for every resume"
+    check.require(not fresh & used, "fresh keys for the rest of the run", "a key that was used before", remedy)
 
 
 def save_sealed(state: Mapping[str, Any], file: BinaryIO) -> None:
@@ -272,9 +259,6 @@ def _refuse_unsafe(where: str, value: Any) -> None:
         for item in value:
             _refuse_unsafe(where, item)
     else:
-        check.require(
-            isinstance(value, _SAFE),
-            f"{where} to hold tensors and plain values",
-            f"a {type(value).__name__}",
-            "remove it from the state of the optimizer or scheduler: loading it would run code",
-        )
+        expected = f"{where} to hold tensors and plain values"
+        remedy = "remove it from the state of the optimizer or scheduler: loading it would run code"
+        check.require(isinstance(value, _SAFE), expected, f"a {type(value).__name__}", remedy)

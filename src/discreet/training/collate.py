@@ -11,6 +11,7 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, final
 
@@ -83,11 +84,8 @@ def _joined_tensors(alone: Sequence[Tensor], two: Tensor) -> Tensor:
 
 
 def _refuse(came: str) -> NoReturn:
-    refuse(
-        "a collate_fn that makes each record's rows from that record alone",
-        came,
-        "return tensors with the records along the first axis; create constants inside forward()",
-    )
+    expected = "a collate_fn that makes each record's rows from that record alone"
+    refuse(expected, came, "return tensors with the records along the first axis; create constants inside forward()")
 
 
 def check_data_apart(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
@@ -140,21 +138,28 @@ class _FailedError(Exception):
     """The user's function failed on the records of the check."""
 
 
-def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int) -> Any:
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators inside the block, and restore them after."""
     state: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return function([copy.deepcopy(record) for record in records])
-    except Exception as error:
-        raise _FailedError from error
+        yield
     finally:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
         random.setstate(state[2])
+
+
+def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int) -> Any:
+    try:
+        with seeded_generators(seed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function([copy.deepcopy(record) for record in records])
+    except Exception as error:
+        raise _FailedError from error
 
 
 def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
@@ -197,16 +202,11 @@ def _require_same(one: Any, other: Any, function: Any, what: str) -> None:
     code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
     where = f"{what} at {code.co_filename}:{code.co_firstlineno}" if code is not None else what
     if difference == "shape":
-        refuse(
-            f"a {what} that gives a record one shape, whatever the other records of the batch are",
-            f"{where}, in which a record's shape moves with the other records, as with padding to the longest",
-            _PAD,
-        )
-    refuse(
-        f"a {what} that makes each record's entries from that record alone",
-        f"{where}, in which a record's entries move with the other records",
-        "standardise with public constants, do not mix records, and return no statistic of the batch",
-    )
+        got = f"{where}, in which a record's shape moves with the other records, as with padding to the longest"
+        refuse(f"a {what} that gives a record one shape, whatever the other records of the batch are", got, _PAD)
+    expected = f"a {what} that makes each record's entries from that record alone"
+    got = f"{where}, in which a record's entries move with the other records"
+    refuse(expected, got, "standardise with public constants, do not mix records, and return no statistic of the batch")
 
 
 @final
@@ -221,6 +221,3 @@ class OneByOne(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._data[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self._data[index] for index in range(len(self)))

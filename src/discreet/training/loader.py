@@ -44,9 +44,8 @@ class Loader:
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
         self._worker_seed = worker_seed
-        self._collate_fn, self._num_workers = default_collate, num_workers
-        if collate_fn is not None:
-            self._collate_fn = CollateEach(collate_fn)
+        self._collate_fn = default_collate if collate_fn is None else CollateEach(collate_fn)
+        self._num_workers = num_workers
         self._is_plain = type(dataset) is TensorDataset and collate_fn is None and num_workers == 0
 
     def load(self, drawn: Iterator[Indices], wants_two_sizes: Callable[[], bool] = bool) -> Iterator[MicroBatch]:
@@ -70,18 +69,19 @@ class Loader:
             return
         # Workers prefetch, so the sizes of micro-batches wait in a queue until their batch arrives.
         cuts: deque[tuple[int, bool]] = deque()
-        fetched = iter(
-            DataLoader(
-                OneByOne(self._dataset),
-                batch_sampler=_Lists(drawn, cuts, cut),
-                num_workers=self._num_workers,
-                collate_fn=self._collate_fn,
-                generator=torch.Generator().manual_seed(
-                    self._worker_seed
-                ),  # otherwise it would use torch's global generator
-            )
-        )
-        for batch in fetched:
+        seeded = torch.Generator().manual_seed(self._worker_seed)  # otherwise it would use torch's global generator
+
+        def loaded() -> Iterator[list[int]]:  # an empty micro-batch has a size, but no worker loads it
+            for indices in drawn:
+                for part, is_last in cut(indices):
+                    cuts.append((len(part), is_last))
+                    if len(part):
+                        yield part.tolist()
+
+        data, workers = OneByOne(self._dataset), self._num_workers
+        for batch in DataLoader(
+            data, batch_sampler=loaded(), num_workers=workers, collate_fn=self._collate_fn, generator=seeded
+        ):
             while cuts[0][0] == 0:
                 yield self._micro(None, *cuts.popleft())
             yield self._micro(batch, *cuts.popleft())
@@ -99,33 +99,9 @@ class Loader:
         return MicroBatch(to_device(batch, self._device), records, is_last)
 
 
-@final
-class _Lists:
-    """A batch sampler that records the size of every micro-batch, including empty ones, which no worker loads."""
-
-    def __init__(
-        self,
-        drawn: Iterator[Indices],
-        cuts: deque[tuple[int, bool]],
-        cut: Callable[[Indices], Iterator[tuple[Indices, bool]]],
-    ) -> None:
-        self._drawn, self._cuts, self._cut = drawn, cuts, cut
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for indices in self._drawn:
-            for part, is_last in self._cut(indices):
-                self._cuts.append((len(part), is_last))
-                if len(part):
-                    yield part.tolist()
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move all tensors of a nested structure to a device."""
-
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device)
-
-    return replace(batch, move)
+    return replace(batch, lambda tensor: tensor.to(device))
 
 
 def sizes_of_pieces(records: int, largest: int, *, two: bool) -> list[int]:

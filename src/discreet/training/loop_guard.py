@@ -19,61 +19,37 @@ class LoopGuard:
 
     def __init__(self) -> None:
         self._loop: object = None
-        self._batch_pending = self._is_last = self._release_pending = self._updating = self._broken = False
+        self._batch_pending = self._release_pending = self._updating = self._broken = False
+        self.sample_ended = False  # whether the last yielded micro-batch completes its logical batch
 
     def new_loop(self, *, between_steps: bool) -> object:
         """Start a loop over the remaining steps. Earlier loops may not continue."""
-        check.require(
-            between_steps,
-            "a new loop after a completed logical batch",
-            "a loop that was left in the middle of a logical batch",
-            "finish the loop, or build a new Private",
-        )
+        expected, remedy = "a new loop after a completed logical batch", "finish the loop, or build a new Private"
+        check.require(between_steps, expected, "a loop that was left in the middle of a logical batch", remedy)
         self._loop = object()
         return self._loop
 
     def give(self, *, is_last: bool) -> None:
         """A batch is yielded to the user; `is_last` marks the last micro-batch of a logical batch."""
-        self._batch_pending, self._is_last, self._release_pending = True, is_last, is_last
+        self._batch_pending, self.sample_ended, self._release_pending = True, is_last, is_last
 
     def go_on(self, loop: object) -> None:
         """Check that the loop may yield the next batch."""
-        check.require(
-            loop is self._loop,
-            "one loop over the steps at a time",
-            "an older loop that continues",
-            "use the newest iterator only: two loops would spend the same steps twice",
-        )
-        check.require(
-            not self._batch_pending,
-            "one call of step for each batch of the iterator",
-            "a batch without a call of step",
-            "call private.step(losses) for every batch",
-        )
-        check.require(
-            not self._release_pending,
-            "the release of a batch before the next batch is drawn",
-            "an interrupted step",
-            "resume from a checkpoint: two batches must not share one charge",
-        )
+        remedy = "use the newest iterator only: two loops would spend the same steps twice"
+        check.require(loop is self._loop, "one loop over the steps at a time", "an older loop that continues", remedy)
+        expected, got = "one call of step for each batch of the iterator", "a batch without a call of step"
+        check.require(not self._batch_pending, expected, got, "call private.step(losses) for every batch")
+        got, remedy = "an interrupted step", "resume from a checkpoint: two batches must not share one charge"
+        check.require(not self._release_pending, "the release of a batch before the next batch is drawn", got, remedy)
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
         """The user calls `step`. If the losses are refused, nothing was added, and `step` may be called again."""
-        check.require(
-            self._batch_pending,
-            "one call of step for each batch of the iterator",
-            "a call without a new batch",
-            "call private.step once inside `for ... in private`",
-        )
+        expected, got = "one call of step for each batch of the iterator", "a call without a new batch"
+        check.require(self._batch_pending, expected, got, "call private.step once inside `for ... in private`")
         with self._all_or_nothing(repeatable=True):
             yield
         self._batch_pending = False
-
-    @property
-    def sample_ended(self) -> bool:
-        """Whether the last yielded micro-batch completes its logical batch."""
-        return self._is_last
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
@@ -88,12 +64,8 @@ class LoopGuard:
 
         With `repeatable`, a `Refused` error does not count.
         """
-        check.require(
-            not self._broken,
-            "a run whose last step completed",
-            "a run in which a step raised an error",
-            "resume from a checkpoint; the ledger records what was charged",
-        )
+        expected, got = "a run whose last step completed", "a run in which a step raised an error"
+        check.require(not self._broken, expected, got, "resume from a checkpoint; the ledger records what was charged")
         self._broken = True
         try:
             yield
@@ -113,9 +85,6 @@ class LoopGuard:
 
     def check_updating(self, *_: Any) -> None:
         """A hook that refuses steps of the optimizer outside `private.step`."""
-        check.require(
-            self._updating,
-            "the optimizer to step through private.step",
-            "optimizer.step() called directly",
-            "remove the call: private.step already updates the parameters and clears the gradients",
-        )
+        expected = "the optimizer to step through private.step"
+        remedy = "remove the call: private.step already updates the parameters and clears the gradients"
+        check.require(self._updating, expected, "optimizer.step() called directly", remedy)

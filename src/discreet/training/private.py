@@ -26,7 +26,7 @@ from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
-from discreet.training.agreement import check_agreement
+from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
     check_arguments,
@@ -41,7 +41,6 @@ from discreet.training.binding import (
 )
 from discreet.training.loader import Loader, pieces_of, to_device
 from discreet.training.loop_guard import LoopGuard
-from discreet.training.shards import check_shards
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -139,7 +138,7 @@ class Private:
         """
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader, size = self._sampled()
-        loop = self._loop.new_loop(between_steps=self._is_between_steps)
+        loop = self._loop.new_loop(between_steps=self._step is None)
         horizon, start = self.plan.horizon, self.progress.step
         drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
         if self.plan.has_tests:
@@ -163,14 +162,11 @@ class Private:
 
         The first batch comes in pieces of two sizes, if it consists of tensors with one row for each record.
         """
-        check.require(
-            isinstance(self.plan.sampling, OwnLoader),
-            "a plan with sampling=discreet.OwnLoader()",
-            f"{type(self.plan.sampling).__name__}",
-            "iterate `private` itself, which draws the batches of the plan",
-        )
+        own, got = isinstance(self.plan.sampling, OwnLoader), type(self.plan.sampling).__name__
+        remedy = "iterate `private` itself, which draws the batches of the plan"
+        check.require(own, "a plan with sampling=discreet.OwnLoader()", got, remedy)
         self._engine.watch.take_stock(batches)  # before a record is read
-        loop = self._loop.new_loop(between_steps=self._is_between_steps)
+        loop = self._loop.new_loop(between_steps=self._step is None)
         for batch in batches:
             if self.progress.step >= self.plan.horizon.steps:
                 return
@@ -263,10 +259,6 @@ class Private:
         """Whether no update is being tested, so that every update is either kept or rejected."""
         return self._step is None or not self._step.is_testing
 
-    @property
-    def _is_between_steps(self) -> bool:
-        return self._step is None
-
     def _charge(self, event: Event, step: int) -> None:
         if isinstance(event, Free) and not self.plan.pays_at_once:
             return  # the epoch is already charged
@@ -304,12 +296,8 @@ class Private:
 
         If the certificate covers the final parameters only, a checkpoint before the end must stay private.
         """
-        check.require(
-            self.settled,
-            "a checkpoint between updates",
-            "a checkpoint while an update is being tested",
-            "save when `private.settled` is true",
-        )
+        got, remedy = "a checkpoint while an update is being tested", "save when `private.settled` is true"
+        check.require(self.settled, "a checkpoint between updates", got, remedy)
         if not self.world.is_first:
             return
         state = checkpoint.Checkpoint(
@@ -321,7 +309,7 @@ class Private:
             scale=self.progress.scale,
             memory={name: value for name, value in self.progress.memory.items() if not name.startswith(PUBLIC)},
             model=self.model.state_dict(),
-            optimizer_kind=checkpoint.kind_of(self.optimizer),
+            optimizer_kind=type(self.optimizer).__qualname__,
             optimizer=self.optimizer.state_dict(),
             average=None if self._parameters.average is None else self._parameters.average.state_dict(),
             schedulers=[scheduler.state_dict() for scheduler in self._schedulers],

@@ -16,9 +16,8 @@ from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
-from discreet.methods.d2p2.decays import InverseRoot
 from discreet.methods.d2p2.projected_noise import ProjectedNoise, block_widths, layer_widths
-from discreet.methods.d2p2.recipes import Decay, Projection, Scale
+from discreet.methods.d2p2.recipes import Decay, InverseRoot, Projection, Scale
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.runs import RunConfig
 from discreet.stages.plan import Plan

@@ -15,8 +15,7 @@ from discreet.accounting.events import Queries
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.clipping import TwoLevel
-from discreet.methods.dicesgd.combination import HELD, SmoothedResidual
+from discreet.methods.dicesgd.clipping import HELD, SmoothedResidual, TwoLevel
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
 from discreet.stages.context import StepContext

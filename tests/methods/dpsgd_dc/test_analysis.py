@@ -12,8 +12,8 @@ from discreet import methods
 from discreet.accounting.events import Gaussian, LastIterateRun, TruncatedPoissonSampled, WithoutReplacement
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.methods.d2p2.decays import InverseRoot
 from discreet.methods.d2p2.projected_noise import ProjectedNoise
+from discreet.methods.d2p2.recipes import InverseRoot
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import Assumed, LinearModel, Link

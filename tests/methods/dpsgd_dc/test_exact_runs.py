@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from deltas import delta_at
 from numpy.typing import NDArray
 from scipy import special
 
-from discreet.accounting.accountants import delta_at
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import LastIterateRun
 from discreet.core.relation import Neighbouring

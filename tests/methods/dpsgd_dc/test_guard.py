@@ -18,7 +18,7 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.methods.dpsgd_dc.curvature import Link
-from discreet.methods.dpsgd_dc.features import ClippedFeatures
+from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.stages.analysis import Composition
 from discreet.training.private import Private
 

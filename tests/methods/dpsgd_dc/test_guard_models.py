@@ -18,8 +18,7 @@ from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.data import build
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
-from discreet.methods.dpsgd_dc.features import ClippedFeatures
-from discreet.methods.dpsgd_dc.guard import is_loss, linear_layer, with_clipped_features
+from discreet.methods.dpsgd_dc.guard import ClippedFeatures, is_loss, linear_layer, with_clipped_features
 from discreet.stages.sampling import FixedSize
 
 # Models and losses ---------------------------------------------------------------------------------------

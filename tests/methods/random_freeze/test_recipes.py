@@ -26,8 +26,7 @@ from discreet.engine.engine import Engine
 from discreet.engine.layout import Mask
 from discreet.methods import METHODS
 from discreet.methods.random_freeze import masks
-from discreet.methods.random_freeze.granularity import Granularity
-from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
+from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
 from discreet.stages import noise as gaussian
 from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise

@@ -15,8 +15,7 @@ from discreet.core.streams import Stream, Streams
 from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks
-from discreet.methods.random_freeze.granularity import Granularity
-from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
+from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Everything

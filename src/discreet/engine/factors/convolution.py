@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.factors import parts as factors
-from discreet.engine.factors.parts import VersionGuard, norms_by_chunks, row_norms, share, widen
+from discreet.engine.factors.parts import VersionGuard, WriteOnce, norms_by_chunks, row_norms, share, widen
 
 # Where one grouped convolution beats patches (measured, 3x3 kernels): few channel pairs, but more than a stem's,
 # on many positions. A rule and no stopwatch: the route decides the last bits, and a seeded run repeats them.
@@ -40,33 +41,19 @@ class Geometry:
     groups: int
 
 
-class Convolution:
+class Convolution(WriteOnce):
     """g_n = the weight gradient of record n alone, for `images` and output gradients `outputs`."""
 
     def __init__(self, images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int) -> None:
         self.images, self.outputs = widen(images), widen(outputs)
-        self.shape, self.geometry = tuple(shape), geometry
-        self._records, self._seal = records, VersionGuard(self.images, self.outputs)
-        self._lengths: tuple[Tensor, Tensor] | None = None
+        self.records, self.shape, self.geometry = records, tuple(shape), geometry
+        self.dtype, self.device = self.images.dtype, images.device
+        self._frames, self._seal = len(images) // max(records, 1), VersionGuard(self.images, self.outputs)
 
-    @property
-    def records(self) -> int:
-        return self._records
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.images.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.images.device
-
-    @property
+    @cached_property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Norms of a record's images and of its output gradients, [N] each."""
-        if self._lengths is None:
-            self._lengths = row_norms(self._by_record(self.images)), row_norms(self._by_record(self.outputs))
-        return self._lengths
+        return row_norms(self._by_record(self.images)), row_norms(self._by_record(self.outputs))
 
     def measure(self) -> tuple[Tensor, Tensor]:
         images, outputs = self.lengths
@@ -83,19 +70,14 @@ class Convolution:
             )
             total += _weight_gradient(images, outputs, self.shape, self.geometry)
 
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        grads = self.images.new_empty(stop - start, *self.shape)
-        self.write(start, stop, grads)
-        return grads
-
     def write(self, start: int, stop: int, out: Tensor) -> None:
-        """`instantiate` into memory that is there."""
-        patches = self._patches_are_cheaper
+        outside, inside = self.shape[:2]
+        positions = math.prod(self.outputs.shape[2:]) * self._frames
+        few = inside > STEM_CHANNELS and outside * inside <= GROUPED_CHANNEL_PAIRS
+        patches, some = self.geometry.groups == 1 and not (few and positions > FEW_POSITIONS), GROUPED_RECORDS
         if patches:
-            each = math.prod(self.shape[1:]) * math.prod(self.outputs.shape[2:]) * self._frames
+            each = math.prod(self.shape[1:]) * positions
             some = max(1, min(PATCH_ELEMENTS, factors.KEEP_ELEMENTS) // max(1, each))
-        else:
-            some = GROUPED_RECORDS
         for at in range(start, stop, some):
             end = min(at + some, stop)
             rows = slice(at * self._frames, end * self._frames)
@@ -114,52 +96,30 @@ class Convolution:
         )
         return Convolution(images, outputs, self.shape, self.geometry, len(index_K))
 
-    @property
-    def _patches_are_cheaper(self) -> bool:
-        outside, inside = self.shape[:2]
-        positions = math.prod(self.outputs.shape[2:]) * self._frames
-        few = inside > STEM_CHANNELS and outside * inside <= GROUPED_CHANNEL_PAIRS
-        return self.geometry.groups == 1 and not (few and positions > FEW_POSITIONS)
-
-    @property
-    def _frames(self) -> int:
-        return self.images.shape[0] // self._records
-
     def _by_record(self, values: Tensor) -> Tensor:
-        by_record: Tensor = values.unflatten(0, (self._records, self._frames))
-        return by_record
+        return values.view(self.records, self._frames, *values.shape[1:])
 
     def _scaled(self, values: Tensor, scale_N: Tensor) -> Tensor:
         return values * scale_N.repeat_interleave(self._frames).view(-1, *(1,) * (values.dim() - 1))
 
 
 def _weight_gradient(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> Tensor:
-    dimensions = len(geometry.stride)
+    walk, no_output_padding = (geometry.stride, geometry.padding, geometry.dilation), [0] * len(geometry.stride)
+    like, wanted = images.new_empty(1).expand(shape), [False, True, False]
     gradient: Tensor = torch.ops.aten.convolution_backward(
-        outputs,
-        images,
-        images.new_empty(1).expand(shape),
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        False,
-        [0] * dimensions,
-        geometry.groups,
-        [False, True, False],
+        outputs, images, like, None, *walk, False, no_output_padding, geometry.groups, wanted
     )[1]
     return gradient
 
 
 def _by_groups(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int) -> Tensor:
     """All records at once as the groups of one convolution, their frames as its batch."""
-    alone = Geometry(geometry.stride, geometry.padding, geometry.dilation, records * geometry.groups)
+    alone = replace(geometry, groups=records * geometry.groups)
     images_FNC, outputs_FNC = (
         values.unflatten(0, (records, -1)).transpose(0, 1).flatten(1, 2) for values in (images, outputs)
     )
     gradient = _weight_gradient(images_FNC, outputs_FNC, (records * shape[0], *shape[1:]), alone)
-    by_record: Tensor = gradient.unflatten(0, (records, shape[0]))
-    return by_record
+    return gradient.view(records, *shape)
 
 
 def _by_patches(images: Tensor, outputs: Tensor, grads: Tensor, geometry: Geometry) -> None:

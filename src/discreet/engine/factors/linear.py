@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,21 +32,14 @@ from discreet.engine.factors.parts import (
 GRAM_RATIO = 12.0
 
 
-class Outer:
+class Outer(WriteOnce):
     """g_n = sum_p left[n, p] (x) right[n, p]: what a linear map leaves, over its positions."""
 
     def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
-        self.shape, self._seal = tuple(shape), VersionGuard(self.left_NPA, self.right_NPB)
-        self._lengths: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def records(self) -> int:
-        return self.right_NPB.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.left_NPA.dtype, self.right_NPB.dtype)
+        self.records, self.shape, self.device = len(right_NPB), tuple(shape), right_NPB.device
+        self.dtype = torch.promote_types(self.left_NPA.dtype, self.right_NPB.dtype)
+        self._seal = VersionGuard(self.left_NPA, self.right_NPB)
 
     @property
     def gram_is_cheaper(self) -> bool:
@@ -53,12 +47,10 @@ class Outer:
         (_, P, A), B = self.left_NPA.shape, self.right_NPB.shape[2]
         return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Norms of the left and of the right factor, [N] each."""
-        if self._lengths is None:
-            self._lengths = row_norms(self.left_NPA), row_norms(self.right_NPB)
-        return self._lengths
+        return row_norms(self.left_NPA), row_norms(self.right_NPB)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         left, right = self.lengths
@@ -79,17 +71,7 @@ class Outer:
             scaled_right = right if on_right is None else right * on_right.view(-1, 1, 1)
             total.view(A, B).addmm_(scaled_left.reshape(-1, A).T, scaled_right.reshape(-1, B))
 
-    @property
-    def device(self) -> torch.device:
-        return self.right_NPB.device
-
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        grads = torch.empty(stop - start, *self.shape, dtype=self.dtype, device=self.device)
-        self.write(start, stop, grads)
-        return grads
-
     def write(self, start: int, stop: int, out: Tensor) -> None:
-        """`instantiate` into memory that is there."""
         left, right = self.left_NPA[start:stop].to(self.dtype), self.right_NPB[start:stop].to(self.dtype)
         torch.bmm(left.transpose(1, 2), right, out=out.view(-1, left.shape[2], right.shape[2]))
 
@@ -104,15 +86,8 @@ class OneHot:
 
     def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.index_NP, self.right_NPB = _distinct(index_NP, widen(right_NPB))
-        self.shape, self._seal = tuple(shape), VersionGuard(self.index_NP, self.right_NPB)
-
-    @property
-    def records(self) -> int:
-        return self.right_NPB.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.right_NPB.dtype
+        self.records, self.dtype, self.shape = len(right_NPB), self.right_NPB.dtype, tuple(shape)
+        self._seal = VersionGuard(self.index_NP, self.right_NPB)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         norms = row_norms(self.right_NPB)
@@ -139,20 +114,8 @@ class Sum:
     """A parameter used in several ways: the cross terms come from the factors, or from the sum itself."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = tuple(parts)
-
-    @property
-    def records(self) -> int:
-        return self.parts[0].records
-
-    @property
-    def dtype(self) -> torch.dtype:
-        wide = any(part.dtype == torch.float64 for part in self.parts)
-        return torch.float64 if wide else torch.float32
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.parts[0].shape
+        self.parts, self.records, self.shape = tuple(parts), parts[0].records, parts[0].shape
+        self.dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
 
     def measure(self) -> tuple[Tensor, Tensor]:
         measured = [part.measure() for part in self.parts]
@@ -185,11 +148,13 @@ def merge(
     """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
     outers = [part for part in parts if isinstance(part, Outer)]
     hots = [part for part in parts if isinstance(part, OneHot)]
-    joined: list[Part] = [part for part in parts if not isinstance(part, (Outer, OneHot))]
-    if outers:
-        joined.append(outers[0] if len(outers) == 1 else _joined_outer(outers, shape))
-    if hots:
-        joined.append(hots[0] if len(hots) == 1 else _joined_hot(hots, shape))
+    if len(outers) > 1:
+        left, right = [part.left_NPA for part in outers], [part.right_NPB for part in outers]
+        outers = [Outer(torch.cat(left, 1), torch.cat(right, 1), shape)]
+    if len(hots) > 1:
+        index, right = [part.index_NP for part in hots], [part.right_NPB for part in hots]
+        hots = [OneHot(torch.cat(index, 1), torch.cat(right, 1), shape)]
+    joined = [*(part for part in parts if not isinstance(part, (Outer, OneHot))), *outers, *hots]
     whole = joined[0] if len(joined) == 1 else Sum(joined)
     return whole if isinstance(whole, FormedGradients) else settle(whole, room, keep)
 
@@ -210,16 +175,6 @@ def settle(part: Part, room: int, keep: Callable[[WriteOnce], FormedGradients] |
     return FormedGradients(part.instantiate(0, part.records))
 
 
-def _joined_outer(parts: Sequence[Outer], shape: Sequence[int]) -> Outer:
-    left, right = [part.left_NPA for part in parts], [part.right_NPB for part in parts]
-    return Outer(torch.cat(left, 1), torch.cat(right, 1), shape)
-
-
-def _joined_hot(parts: Sequence[OneHot], shape: Sequence[int]) -> OneHot:
-    index, right = [part.index_NP for part in parts], [part.right_NPB for part in parts]
-    return OneHot(torch.cat(index, 1), torch.cat(right, 1), shape)
-
-
 def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
     """<g_n of first, g_n of other> from Gram matrices, [N], some records at a time.
 
@@ -237,7 +192,7 @@ def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
 
 
 def _products(first_NPB: Tensor, other_NQB: Tensor) -> Tensor:
-    return torch.bmm(first_NPB, other_NQB.transpose(1, 2))
+    return torch.bmm(first_NPB, other_NQB.mT)
 
 
 def _distinct(index_NP: Tensor, right_NPB: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,17 +38,9 @@ _BLOCK = 128
 class Part(Protocol):
     """Per-sample gradients of one parameter, in factored form."""
 
-    @property
-    def records(self) -> int:
-        """N."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The working precision, at least float32."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The parameter's shape."""
+    records: int  # N
+    dtype: torch.dtype  # the working precision, at least float32
+    shape: tuple[int, ...]  # the parameter's
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """Norms, and bounds on the sums of absolute products behind them: float64, both [N]."""
@@ -85,12 +77,10 @@ class VersionGuard:
         self._tensors, self._versions = tensors, [tensor._version for tensor in tensors]
 
     def check(self) -> None:
-        require(
-            [tensor._version for tensor in self._tensors] == self._versions,
-            "inputs and gradients to stay as they are until they are summed",
-            "one that was written to during the backward pass",
-            "remove the hook that writes to a gradient in place",
-        )
+        expected = "inputs and gradients to stay as they are until they are summed"
+        remedy = "remove the hook that writes to a gradient in place"
+        same = [tensor._version for tensor in self._tensors] == self._versions
+        require(same, expected, "one that was written to during the backward pass", remedy)
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -185,12 +175,15 @@ def records_at_a_time(part: Part) -> int:
 class WriteOnce(Part, Protocol):
     """A part that can write its gradients into memory that is there."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
+    device: torch.device
 
     def write(self, start: int, stop: int, out: Tensor) -> None:
         """`instantiate` into `out`."""
+
+    def instantiate(self, start: int, stop: int) -> Tensor:
+        grads = torch.empty(stop - start, *self.shape, dtype=self.dtype, device=self.device)
+        self.write(start, stop, grads)
+        return grads
 
 
 class GradientBuffer:
@@ -223,19 +216,8 @@ class FormedGradients:
 
     def __init__(self, grads_N: Tensor, norms: Tensor | None = None) -> None:
         self.grads_N = widen(grads_N)
+        self.records, self.dtype, self.shape = len(grads_N), self.grads_N.dtype, tuple(grads_N.shape[1:])
         self._norms, self._seal = norms, VersionGuard(self.grads_N)
-
-    @property
-    def records(self) -> int:
-        return self.grads_N.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.grads_N.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.grads_N.shape[1:])
 
     @property
     def norms(self) -> Tensor:
@@ -263,7 +245,7 @@ class BoundedFactors:
     """A part that is not instantiated. Records whose terms cancel are summed apart, in float64."""
 
     def __init__(self, part: Part) -> None:
-        self.part = part
+        self.part, self.records, self.dtype, self.shape = part, part.records, part.dtype, part.shape
         root, absolute = part.measure()
         if absolute is root and CANCELLATION <= 1:  # one product a coordinate: nothing can cancel
             eps = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps
@@ -283,18 +265,6 @@ class BoundedFactors:
         for index in self._apart.split(max(1, KEEP_ELEMENTS // max(1, math.prod(self.shape)))):
             wide = self.part.take(index, torch.float64).instantiate(0, len(index))
             yield index, FormedGradients(wide.to(self.part.dtype))
-
-    @property
-    def records(self) -> int:
-        return self.part.records
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.part.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.part.shape
 
     def measure(self) -> tuple[Tensor, Tensor]:
         return self.norms, self.part.measure()[1]

@@ -59,11 +59,9 @@ class RecordedCall:
     def fill(self, again: RecordedCall) -> None:
         """Take the inputs of the same call, made again; they must be the same."""
         if again._sums() != self.sums:
-            refuse(
-                "a checkpointed region that computes the same values when it runs again",
-                f"other inputs of {name_of(self.func)} with {names_in(again)}",
-                "do not change what the region reads between forward() and private.step",
-            )
+            expected = "a checkpointed region that computes the same values when it runs again"
+            got = f"other inputs of {name_of(self.func)} with {names_in(again)}"
+            refuse(expected, got, "do not change what the region reads between forward() and private.step")
         self.args, self.kwargs, self.axes, self.targets = again.args, again.kwargs, again.axes, again.targets
         self.tensors, self.versions, self.is_empty = again.tensors, again.versions, False
         if self.gradient is not None and self.receiver is not None:
@@ -111,11 +109,9 @@ class RecordedCall:
     def unchanged(self) -> None:
         """Refuse if an argument was written to after the call: its record would be of another value."""
         if [tensor._version for tensor in self.tensors] != self.versions:
-            refuse(
-                "inputs of a parametrised call to stay as they were until the backward pass",
-                f"an input of {name_of(self.func)} with {names_in(self)} changed in place",
-                "replace the in-place operation (for example ReLU(inplace=True) on a reused tensor)",
-            )
+            expected = "inputs of a parametrised call to stay as they were until the backward pass"
+            got = f"an input of {name_of(self.func)} with {names_in(self)} changed in place"
+            refuse(expected, got, "replace the in-place operation (for example ReLU(inplace=True) on a reused tensor)")
 
 
 def names_in(use: RecordedCall) -> str:

@@ -47,16 +47,8 @@ class _OnLines:
     """Factors of some rows and columns of a matrix."""
 
     def __init__(self, inner: Factors, shape: tuple[int, ...], rows: Tensor | None, columns: Tensor | None) -> None:
-        self.inner, self.shape = inner, shape
+        self.inner, self.records, self.dtype, self.shape = inner, inner.records, inner.dtype, shape
         self._rows, self._columns = rows, columns
-
-    @property
-    def records(self) -> int:
-        return self.inner.records
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
 
     @property
     def norms(self) -> Tensor:
@@ -95,28 +87,12 @@ class _OnElements:
 
     def __init__(self, part: Part, active: Tensor) -> None:
         self.part, self.active = part, active
-
-    @property
-    def records(self) -> int:
-        return self.part.records
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.part.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.part.shape
-
-    @property
-    def is_one_position(self) -> bool:
-        """g_jk = l_j r_k: the masked norm is a matrix product."""
-        return isinstance(self.part, Outer) and self.part.left_NPA.shape[1] == 1
+        self.records, self.dtype, self.shape = part.records, part.dtype, part.shape
 
     def measure(self) -> tuple[Tensor, Tensor]:
-        if not self.is_one_position:
+        if not isinstance(self.part, Outer) or self.part.left_NPA.shape[1] > 1:
             return norms_by_chunks(self), self.part.measure()[1]
-        assert isinstance(self.part, Outer)
+        # One position: g_jk = l_j r_k, and the masked norm is a matrix product.
         left, right = (values[:, 0].double() for values in (self.part.left_NPA, self.part.right_NPB))
         sizes = [row_norms(values).clamp(min=1e-300) for values in (left, right)]
         left, right = (values / size.unsqueeze(1) for values, size in zip((left, right), sizes, strict=True))

@@ -7,6 +7,8 @@ Index legend: N records, P positions, A rows, B columns.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +19,70 @@ from torch import Tensor
 from discreet.core.check import Refused, refuse
 from discreet.engine.factors.convolution import Convolution, Geometry
 from discreet.engine.factors.linear import OneHot, Outer
-from discreet.engine.factors.normalisation import NORMALISATIONS
 from discreet.engine.factors.parts import FormedGradients, Part, widen
 from discreet.engine.factors.recorded_call import Parts, RecordedCall, Rule, UnfitError, names_in, summed_to
 from discreet.engine.trace.capture import RecordAxis, Tracked, name_of, replace, tensors_in
+
+
+def _affine(use: RecordedCall, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None) -> Parts:
+    """weight * plain + bias along the channels (`axis`) or over the trailing shape (None)."""
+    for argument, product in ((weight, plain), (bias, None)):
+        if argument is None or not use.wants(argument):
+            continue
+        gradient = widen(use.gradient_by_record)
+        if product is not None:
+            gradient = gradient * use.output_axis.split(product, use.records)
+        if axis is not None:  # [N, F, C, ...] -> [N, ..., C], the channels last
+            gradient = gradient.movedim(1 + axis, -1)
+        yield argument, FormedGradients(summed_to(gradient, argument.shape))
+
+
+def _again(function: Callable[..., Tensor], axis: int | None) -> Rule:
+    """The rule of a normalisation: it is computed once more, without weight and bias."""
+    signature = inspect.signature(function)
+
+    def rule(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
+        given = signature.bind(*args, **kwargs).arguments
+        weight, bias = given.pop("weight", None), given.pop("bias", None)
+        if function is F.batch_norm:
+            given["training"] = False  # statistics of the batch are refused
+        return _affine(use, function(**given), weight, bias, axis)
+
+    return rule
+
+
+def _group_norm(
+    use: RecordedCall,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Parts:
+    gradient = use.gradient
+    fits = use.output_axis == RecordAxis(0) == use.axes.get(id(input)) and input.is_contiguous()
+    full = input.dtype in (torch.float32, torch.float64)
+    if gradient is None or use.statistics is None or not fits or not full or gradient.dtype != input.dtype:
+        yield from _affine(use, F.group_norm(input, num_groups, eps=eps), weight, bias, 1)
+        return
+    yield from _group_norm_in_one_pass(use, input, gradient, weight, bias)
+
+
+def _group_norm_in_one_pass(
+    use: RecordedCall, input: Tensor, gradient: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Parts:
+    """All channels of all records as the channels of one record: torch's own gradient is then per sample."""
+    mean, deviation = use.statistics or (gradient, gradient)
+    channels, size, groups = input.shape[1], math.prod(input.shape[2:]), mean.numel()
+    every = input.shape[0] * channels
+    values = gradient.contiguous().view(1, every, -1), input.view(1, every, -1)
+    statistics = mean.view(1, -1), deviation.view(1, -1), input.new_ones(every)
+    _, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
+        *values, *statistics, 1, every, size, groups, [False, True, True]
+    )
+    for argument, grads in ((weight, by_weight), (bias, by_bias)):
+        if argument is not None and use.wants(argument):
+            yield argument, FormedGradients(grads.view(use.records, -1, channels).sum(1))
 
 
 def _linear(use: RecordedCall, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
@@ -47,17 +109,13 @@ def _matmul(use: RecordedCall, input: Tensor, weight: Tensor) -> Parts:
     yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
 
 
-def _reverse_matmul(use: RecordedCall, weight: Tensor, input: Tensor) -> Parts:
-    return _matmul(use, input, weight)
-
-
 def _addmm(use: RecordedCall, bias: Tensor, input: Tensor, weight: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Parts:
     if beta != 1 or alpha != 1 or use.wants(input):
         raise UnfitError
     if use.wants(weight):
         yield weight, Outer(use.rows(input), use.gradient_rows, weight.shape)
     if use.wants(bias):
-        yield bias, FormedGradients(summed_to(widen(use.gradient_by_record), bias.shape))
+        yield bias, _summed(use, bias)
 
 
 def _embedding(
@@ -101,22 +159,17 @@ def _conv(
     groups: int = 1,
 ) -> Parts:
     dimensions = weight.dim() - 2
-    if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
-        raise UnfitError
-    assert use.gradient is not None
+    images, gradient = input, _gradient_of_images(use, input)
     if use.wants(weight):
         steps = _tuple(dilation, dimensions)
-        images = input
         if isinstance(padding, str):
             totals = [(k - 1) * d for k, d in zip(weight.shape[2:], steps, strict=True)]
             if padding == "same":  # an odd total pads one more at the end
                 images = F.pad(input, [p for t in reversed(totals) for p in (t // 2, t - t // 2)])
             padding = 0
         geometry = Geometry(_tuple(stride, dimensions), _tuple(padding, dimensions), steps, groups)
-        yield weight, Convolution(images, use.gradient, weight.shape, geometry, use.records)
-    if bias is not None and use.wants(bias):
-        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
-        yield bias, FormedGradients(widen(channels).sum(2))
+        yield weight, Convolution(images, gradient, weight.shape, geometry, use.records)
+    yield from _channel_bias(use, bias, gradient)
 
 
 def _conv_transpose(
@@ -131,16 +184,25 @@ def _conv_transpose(
     dilation: Any = 1,
 ) -> Parts:
     """A transposed convolution is a convolution's input gradient: swap the input and the output gradient."""
-    dimensions = weight.dim() - 2
+    gradient = _gradient_of_images(use, input)
+    if use.wants(weight):
+        steps, pads, spread = (_tuple(v, weight.dim() - 2) for v in (stride, padding, dilation))
+        geometry = Geometry(steps, pads, spread, groups)
+        yield weight, Convolution(gradient, input, weight.shape, geometry, use.records)
+    yield from _channel_bias(use, bias, gradient)
+
+
+def _gradient_of_images(use: RecordedCall, input: Tensor) -> Tensor:
+    """The gradient of the output of a convolution, whose records must lie along the first axis."""
     if use.output_axis != RecordAxis(0) or use.axes.get(id(input)) != RecordAxis(0):
         raise UnfitError
     assert use.gradient is not None
-    if use.wants(weight):
-        steps, pads, spread = (_tuple(v, dimensions) for v in (stride, padding, dilation))
-        geometry = Geometry(steps, pads, spread, groups)
-        yield weight, Convolution(use.gradient, input, weight.shape, geometry, use.records)
+    return use.gradient
+
+
+def _channel_bias(use: RecordedCall, bias: Tensor | None, gradient: Tensor) -> Parts:
     if bias is not None and use.wants(bias):
-        channels = use.gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
+        channels = gradient.unflatten(0, (use.records, -1)).transpose(1, 2).flatten(2)
         yield bias, FormedGradients(widen(channels).sum(2))
 
 
@@ -149,7 +211,7 @@ def _add(use: RecordedCall, first: Any, second: Any, *, alpha: Any = 1) -> Parts
         raise UnfitError
     for argument in (first, second):
         if use.wants(argument):
-            yield argument, FormedGradients(summed_to(widen(use.gradient_by_record), argument.shape))
+            yield argument, _summed(use, argument)
 
 
 def _mul(use: RecordedCall, first: Any, second: Any) -> Parts:
@@ -160,7 +222,12 @@ def _mul(use: RecordedCall, first: Any, second: Any) -> Parts:
 
 
 def _expand(use: RecordedCall, input: Tensor, *sizes: Any, **named: Any) -> Parts:
-    yield input, FormedGradients(summed_to(widen(use.gradient_by_record), input.shape))
+    yield input, _summed(use, input)
+
+
+def _summed(use: RecordedCall, argument: Tensor) -> FormedGradients:
+    """The gradient of an argument that the call broadcast."""
+    return FormedGradients(summed_to(widen(use.gradient_by_record), argument.shape))
 
 
 def _repeat(use: RecordedCall, input: Tensor, *sizes: Any) -> Parts:
@@ -168,7 +235,7 @@ def _repeat(use: RecordedCall, input: Tensor, *sizes: Any) -> Parts:
     shape = (1,) * (len(counts) - input.dim()) + tuple(input.shape)
     if any(count != 1 and size != 1 for count, size in zip(counts, shape, strict=True)):
         raise UnfitError
-    yield input, FormedGradients(summed_to(widen(use.gradient_by_record), input.shape))
+    yield input, _summed(use, input)
 
 
 def _general(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
@@ -200,11 +267,9 @@ def _general(use: RecordedCall, *args: Any, **kwargs: Any) -> Parts:
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         if isinstance(error, Refused):
             raise
-        refuse(
-            "an op that can be differentiated record by record",
-            f"{name_of(use.func)} with {names_in(use)} ({str(error).splitlines()[0]})",
-            "write it with operations that torch.func.vmap supports, or freeze the parameter",
-        )
+        expected = "an op that can be differentiated record by record"
+        got = f"{name_of(use.func)} with {names_in(use)} ({str(error).splitlines()[0]})"
+        refuse(expected, got, "write it with operations that torch.func.vmap supports, or freeze the parameter")
     for leaf, grad in zip(wanted, grads, strict=True):
         yield leaf, FormedGradients(grad)
 
@@ -242,35 +307,25 @@ def parts_of(use: RecordedCall) -> list[tuple[Tracked, Part]]:
 
 
 RULES: dict[Callable[..., Any], Rule] = {
-    F.linear: _linear,
-    torch.matmul: _matmul,
-    torch.mm: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.mm: _matmul,
-    Tensor.__matmul__: _matmul,
-    Tensor.__rmatmul__: _reverse_matmul,
-    torch.addmm: _addmm,
-    Tensor.addmm: _addmm,
-    F.embedding: _embedding,
-    Tensor.__getitem__: _getitem,
-    F.conv1d: _conv,
-    F.conv2d: _conv,
-    F.conv3d: _conv,
-    F.conv_transpose1d: _conv_transpose,
-    F.conv_transpose2d: _conv_transpose,
-    F.conv_transpose3d: _conv_transpose,
-    **NORMALISATIONS,
-    torch.add: _add,
-    Tensor.add: _add,
-    Tensor.__add__: _add,
-    Tensor.__radd__: _add,
-    torch.mul: _mul,
-    Tensor.mul: _mul,
-    Tensor.__mul__: _mul,
-    Tensor.__rmul__: _mul,
-    Tensor.expand: _expand,
-    Tensor.expand_as: _expand,
-    torch.broadcast_to: _expand,
-    Tensor.broadcast_to: _expand,
-    Tensor.repeat: _repeat,
+    function: rule
+    for rule, functions in (
+        (_again(F.layer_norm, None), (F.layer_norm,)),
+        (_again(F.rms_norm, None), (F.rms_norm,)),
+        (_again(F.instance_norm, 1), (F.instance_norm,)),
+        (_again(F.batch_norm, 1), (F.batch_norm,)),
+        (_group_norm, (F.group_norm,)),
+        (_linear, (F.linear,)),
+        (_matmul, (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)),
+        (lambda use, weight, input: _matmul(use, input, weight), (Tensor.__rmatmul__,)),
+        (_addmm, (torch.addmm, Tensor.addmm)),
+        (_embedding, (F.embedding,)),
+        (_getitem, (Tensor.__getitem__,)),
+        (_conv, (F.conv1d, F.conv2d, F.conv3d)),
+        (_conv_transpose, (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)),
+        (_add, (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)),
+        (_mul, (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)),
+        (_expand, (Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to)),
+        (_repeat, (Tensor.repeat,)),
+    )
+    for function in functions
 }

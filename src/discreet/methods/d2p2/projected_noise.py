@@ -29,11 +29,7 @@ _PLAIN = GaussianNoise()
 
 
 def width(size: int, reduction: float) -> int:
-    """The projected dimension of a vector with `size` coordinates; at least 1.
-
-    >>> width(10, 0.3), width(1, 0.9)
-    (7, 1)
-    """
+    """The projected dimension of a vector with `size` coordinates; at least 1."""
     return max(1, round((1 - reduction) * size))
 
 
@@ -46,11 +42,7 @@ def layer_widths(sizes: Sequence[int], reduction: float) -> tuple[int, ...]:
 
 
 def block_sizes(size: int, block: int) -> tuple[int, ...]:
-    """The sizes of the blocks of a vector with `size` coordinates; the last block may be smaller.
-
-    >>> block_sizes(10, 4)
-    (4, 4, 2)
-    """
+    """The sizes of the blocks of a vector with `size` coordinates; the last block may be smaller."""
     return tuple(min(block, size - start) for start in range(0, size, block))
 
 
@@ -137,12 +129,9 @@ class _Dense(ProjectionKind):
         """The sizes of the parts."""
 
     def event(self, queries: Sequence[Query], noise: float) -> Release:
-        check.require(
-            len(queries) == 1 and queries[0].sigma is None,
-            "a single vector query with a dense projection",
-            f"{len(queries)} queries",
-            "use Orthonormal(), or a bounder without further queries such as AutoS",
-        )
+        expected = "a single vector query with a dense projection"
+        remedy = "use Orthonormal(), or a bounder without further queries such as AutoS"
+        check.require(len(queries) == 1 and queries[0].sigma is None, expected, f"{len(queries)} queries", remedy)
         return events.ProjectedGaussian(queries[0].share * noise, self.dims)
 
     def make(self, layout: Layout, reduction: float, context: StepContext) -> projections.ProjectionMap:
@@ -154,12 +143,9 @@ class _Dense(ProjectionKind):
         """Refuse a model whose widths differ from `dims`."""
         fitting = layer_widths(self.sizes(layout), reduction)
         shown = ",".join(map(str, fitting)) if len(fitting) <= 40 else f"{len(fitting)} widths"
-        check.require(
-            self.dims == fitting,
-            f"the widths of this model at reduction {reduction}: {shown}",
-            ",".join(map(str, self.dims[:40])),
-            "build the plan with the widths of this model: the cost depends on them",
-        )
+        expected = f"the widths of this model at reduction {reduction}: {shown}"
+        remedy = "build the plan with the widths of this model: the cost depends on them"
+        check.require(self.dims == fitting, expected, ",".join(map(str, self.dims[:40])), remedy)
 
 
 @final

@@ -42,11 +42,7 @@ class ProjectionMap(Protocol):
 
 
 def padded_size(size: int) -> int:
-    """The smallest n >= size of the form 2^k, 12 * 2^k or 20 * 2^k: the orders that `hadamard` supports.
-
-    >>> [padded_size(size) for size in (1, 3, 9, 13, 20, 550_000)]
-    [1, 4, 12, 16, 20, 655360]
-    """
+    """The smallest n >= size of the form 2^k, 12 * 2^k or 20 * 2^k: the orders that `hadamard` supports."""
     return min(odd << (-(-size // odd) - 1).bit_length() for odd in (1, 12, 20))
 
 
@@ -84,9 +80,6 @@ def hadamard(value: Tensor, *, transposed: bool = False) -> Tensor:
 
     The length of `value` must be a padded size. There is one pass per Kronecker factor; the first passes work on
     blocks that fit in the processor's cache.
-
-    >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    tensor([10., -2., -4.,  0.])
     """
     done = 1
     matrices = [_small(order).to(value) for order in factors_of(len(value))]
@@ -161,12 +154,10 @@ class Blocks:
         self.widths: tuple[int, ...] = tuple(part.widths[0] for part in self._parts)
 
     def project(self, value: Tensor) -> Tensor:
-        """Return the concatenated images of all parts."""
         pieces = value.split([part.size for part in self._parts])
         return torch.cat([part.project(piece) for part, piece in zip(self._parts, pieces, strict=True)])
 
     def lift(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """Lift each part by its own projection."""
         pieces = image.split(self.widths)
         return torch.cat([part.lift(piece, dtype) for part, piece in zip(self._parts, pieces, strict=True)])
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
+from dataclasses import dataclass
+from typing import final
 
 from discreet.accounting.claims import AccountedClaim, Accounting
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.methods.d2p2.decays import InverseFourthRoot, InverseRoot
 from discreet.methods.d2p2.projected_noise import (
     DenseBlocks,
     DenseLayers,
@@ -21,24 +23,39 @@ from discreet.stages.clipping import AutoS
 from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
-from discreet.stages.schedule import Constant, Exponential, Linear, Period, Schedule
+from discreet.stages.schedule import Constant, Exponential, Linear, Period, PerPeriod, Schedule
+
+
+@final
+@dataclass(frozen=True)
+class InverseRoot(PerPeriod):
+    """The factor 1 / sqrt(k) in period k = 1, 2, ..., as in Theorem 1 of D2P2-SGD."""
+
+    period: Period = Period.EPOCH
+
+    def at(self, k: int) -> float:
+        return 1 / math.sqrt(k)
+
+
+@final
+@dataclass(frozen=True)
+class InverseFourthRoot(PerPeriod):
+    """The factor 1 / k^(1/4) in period k = 1, 2, ...; the variance decays as 1 / sqrt(k), as in Table 3 of D2P2-SGD."""
+
+    period: Period = Period.EPOCH
+
+    def at(self, k: int) -> float:
+        return 1 / math.sqrt(math.sqrt(k))
 
 
 class Decay(enum.StrEnum):
-    """How the noise decays over periods k = 1, 2, ...
+    """How the noise decays over periods k = 1, 2, ..."""
 
-    inverse-fourth-root  1 / k^(1/4), as in Table 3 of the paper
-    inverse-root         1 / sqrt(k), as in Theorem 1 of the paper
-    exponential          as in Dynamic DPSGD (Du et al. 2021)
-    linear               a straight line
-    constant             no decay
-    """
-
-    INVERSE_FOURTH_ROOT = "inverse-fourth-root"
-    INVERSE_ROOT = "inverse-root"
-    EXPONENTIAL = "exponential"
-    LINEAR = "linear"
-    CONSTANT = "constant"
+    INVERSE_FOURTH_ROOT = "inverse-fourth-root"  # 1 / k^(1/4), as in Table 3 of the paper
+    INVERSE_ROOT = "inverse-root"  # 1 / sqrt(k), as in Theorem 1 of the paper
+    EXPONENTIAL = "exponential"  # as in Dynamic DPSGD (Du et al. 2021)
+    LINEAR = "linear"  # a straight line
+    CONSTANT = "constant"  # no decay
 
     @property
     def is_timed(self) -> bool:
@@ -47,16 +64,11 @@ class Decay(enum.StrEnum):
 
 
 class Projection(enum.StrEnum):
-    """The kind of projection.
+    """The kind of projection."""
 
-    orthonormal         one orthonormal projection of the whole gradient; no extra privacy cost
-    orthonormal-layers  one orthonormal projection per parameter; no extra privacy cost
-    dense               Gaussian matrices, as in the paper; increases epsilon
-    """
-
-    ORTHONORMAL = "orthonormal"
-    ORTHONORMAL_LAYERS = "orthonormal-layers"
-    DENSE = "dense"
+    ORTHONORMAL = "orthonormal"  # one orthonormal projection of the whole gradient; no extra privacy cost
+    ORTHONORMAL_LAYERS = "orthonormal-layers"  # one orthonormal projection per parameter; no extra privacy cost
+    DENSE = "dense"  # Gaussian matrices, as in the paper; increases epsilon
 
 
 class Scale(enum.StrEnum):
@@ -85,13 +97,10 @@ def d2p2_sgd(
     widths  for dense projections: the projected dimensions, from `layer_widths` or `block_widths`; the cost depends
             on them
     """
-    return Recipe(
-        method="d2p2-sgd",
-        bounder=AutoS(clip=1.0, gamma=gamma),
-        mechanism=_projected(reduction, projection, lift, block, widths),
-        schedule=decaying(decay, decay_per, decay_to, decay_over),
-        claims=_claim,
-    )
+    mechanism = _projected(reduction, projection, lift, block, widths)
+    schedule = decaying(decay, decay_per, decay_to, decay_over)
+    bounder = AutoS(clip=1.0, gamma=gamma)
+    return Recipe(method="d2p2-sgd", bounder=bounder, mechanism=mechanism, schedule=schedule, claims=_claim)
 
 
 def d2p_sgd(
@@ -105,12 +114,8 @@ def d2p_sgd(
 
     decay_to, decay_over  for exponential and linear decay: the last factor on the noise, and the period that has it
     """
-    return Recipe(
-        method="d2p-sgd",
-        bounder=AutoS(clip=1.0, gamma=gamma),
-        schedule=decaying(decay, decay_per, decay_to, decay_over),
-        claims=_claim,
-    )
+    schedule = decaying(decay, decay_per, decay_to, decay_over)
+    return Recipe(method="d2p-sgd", bounder=AutoS(clip=1.0, gamma=gamma), schedule=schedule, claims=_claim)
 
 
 def dp2_sgd(
@@ -122,12 +127,8 @@ def dp2_sgd(
     widths: tuple[int, ...] | None = None,
 ) -> Recipe:
     """DP2-SGD: automatic clipping, with constant noise on a random projection of the gradient."""
-    return Recipe(
-        method="dp2-sgd",
-        bounder=AutoS(clip=1.0, gamma=gamma),
-        mechanism=_projected(reduction, projection, lift, block, widths),
-        claims=_claim,
-    )
+    mechanism = _projected(reduction, projection, lift, block, widths)
+    return Recipe(method="dp2-sgd", bounder=AutoS(clip=1.0, gamma=gamma), mechanism=mechanism, claims=_claim)
 
 
 def decaying(decay: Decay, per: Period, to: float | None = None, over: int | None = None) -> Schedule:
@@ -137,12 +138,10 @@ def decaying(decay: Decay, per: Period, to: float | None = None, over: int | Non
     Linear(last=0.5, periods=3, period=<Period.EPOCH: 'epoch'>)
     """
     decay, per = Decay(decay), Period(per)
-    check.require(
-        decay.is_timed == (to is not None) == (over is not None),
-        "decay_to and decay_over with exponential and linear decay only",
-        f"decay={decay}, decay_to={to!r}, decay_over={over!r}",
-        f"set e.g. decay_to=0.5 and decay_over to the number of {per}s" if decay.is_timed else "remove them",
-    )
+    got = f"decay={decay}, decay_to={to!r}, decay_over={over!r}"
+    expected = "decay_to and decay_over with exponential and linear decay only"
+    remedy = f"set e.g. decay_to=0.5 and decay_over to the number of {per}s" if decay.is_timed else "remove them"
+    check.require(decay.is_timed == (to is not None) == (over is not None), expected, got, remedy)
     if decay is Decay.CONSTANT:
         return Constant()
     if to is None or over is None:
@@ -159,21 +158,14 @@ def _projected(
 ) -> ProjectedNoise:
     scale = UnbiasedLift() if Scale(lift) is Scale.UNBIASED else PaperLift()
     if Projection(projection) is not Projection.DENSE:
-        check.require(
-            block is None and widths is None,
-            "block and widths with dense projections only",
-            f"block={block!r}, widths={widths!r}",
-            "remove them, or use projection=dense",
-        )
+        expected, got = "block and widths with dense projections only", f"block={block!r}, widths={widths!r}"
+        check.require(block is None and widths is None, expected, got, "remove them, or use projection=dense")
         whole = Projection(projection) is Projection.ORTHONORMAL
         kind = Orthonormal() if whole else OrthonormalLayers()
         return ProjectedNoise(reduction=reduction, projection=kind, lift=scale)
     if widths is None:
-        check.refuse(
-            "widths for dense projections",
-            "none",
-            "pass widths=layer_widths([p.numel() for p in model.parameters()], reduction)",
-        )
+        expected = "widths for dense projections"
+        check.refuse(expected, "none", "pass widths=layer_widths([p.numel() for p in model.parameters()], reduction)")
     dims = tuple(widths)
     dense = DenseLayers(dims) if block is None else DenseBlocks(block, dims)
     return ProjectedNoise(reduction=reduction, projection=dense, lift=scale)

@@ -45,18 +45,11 @@ class FeedbackRun(Analysis):
             (stages.schedule, (Constant,)),
             (stages.selection, (Everything,)),
         ):
-            check.require(
-                isinstance(stage, kinds),
-                " or ".join(kind.__name__ for kind in kinds),
-                type(stage).__name__,
-                "use the stages of methods.dicesgd(...): the proof covers no others",
-            )
-        check.require(
-            stages.relation is Neighbouring.ADD_REMOVE,
-            "add/remove",
-            str(stages.relation),
-            "use discreet.Neighbouring.ADD_REMOVE: the proof covers no other relation",
-        )
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            remedy = "use the stages of methods.dicesgd(...): the proof covers no others"
+            check.require(isinstance(stage, kinds), expected, type(stage).__name__, remedy)
+        remedy = "use discreet.Neighbouring.ADD_REMOVE: the proof covers no other relation"
+        check.require(stages.relation is Neighbouring.ADD_REMOVE, "add/remove", str(stages.relation), remedy)
 
     def whole_run(self, plan: Plan) -> Event | None:
         """The event of the run; None without feedback, where every step is a step of DP-SGD."""

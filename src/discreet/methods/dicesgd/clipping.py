@@ -1,20 +1,26 @@
-"""Bounders for error feedback: the clipped sum is released, and the clipped-off part becomes a hidden sum.
+"""Bounders for error feedback and for two-level clipping, and the combination of two-level clipping.
 
-Guarantee, besides that of every bounder: a record moves the hidden sum by at most `kept`, whatever its norm. A record
-with a non-finite norm does not move it.
+Error feedback releases the clipped sum, and the clipped-off part becomes a hidden sum. Guarantee, besides that of every
+bounder: a record moves the hidden sum by at most `kept`, whatever its norm. A record with a non-finite norm does not
+move it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
 from discreet.stages.clipping import ROUND_DOWN, Bounder, ClippedSum, FlatClip, Query, clip_factor, zero_non_finite
+from discreet.stages.combination import whole_gradient
+from discreet.stages.selection import Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from discreet.stages.context import StepContext
 
 MAX_CLIPS = 1e6
 """Without a pre-clip, gradients are clipped to this multiple of the clipping norm, which keeps the error finite."""
@@ -27,11 +33,6 @@ class FeedbackClip(ClippedSum):
 
     clip     C
     preclip  G; None: MAX_CLIPS * C, and the certificate does not use G
-
-    >>> import torch
-    >>> norms = torch.tensor([[0.5, 2.0, 5.0]])
-    >>> FeedbackClip(1.0, preclip=3.0).hidden(norms, 1.0).mul(norms).round(decimals=3)
-    tensor([[[0., 1., 2.]]])
     """
 
     clip: float
@@ -41,12 +42,8 @@ class FeedbackClip(ClippedSum):
         check.positive("choose a clipping norm, e.g. 1.0", clip=self.clip)
         if self.preclip is not None:
             check.positive("choose a pre-clip, e.g. 3 * clip", preclip=self.preclip)
-            check.require(
-                self.preclip > self.clip,
-                f"preclip > clip={self.clip}",
-                f"preclip={self.preclip!r}",
-                "increase preclip; without an error to feed back, use dp-sgd",
-            )
+            remedy = "increase preclip; without an error to feed back, use dp-sgd"
+            check.require(self.preclip > self.clip, f"preclip > clip={self.clip}", f"preclip={self.preclip!r}", remedy)
 
     @property
     def kept(self) -> float:
@@ -108,9 +105,6 @@ class TwoLevel(Bounder):
 
         The average keeps r = kappa/(2 - kappa) of the variance. Under 1/a^2 + 1/b^2 = 1, the total C^2 a^2 + r R^2 b^2
         is smallest at a^2 = (C + sqrt(r) R) / C. The noise per step is then C + sqrt(r) R instead of C + R.
-
-        >>> round(TwoLevel.smoothed(1.0, 9.0, 0.1).share ** 2, 3)
-        3.065
         """
         check.positive("choose both clipping norms, e.g. 1.0 and 9.0", clip=clip, residual=residual)
         check.fraction("choose the weight of the newest value, e.g. 0.1; 1 means no averaging", kappa=kappa)
@@ -119,18 +113,11 @@ class TwoLevel(Bounder):
 
     def __post_init__(self) -> None:
         check.positive("choose both clipping norms, e.g. 1.0 and 9.0", clip=self.clip, residual=self.residual)
-        check.require(
-            self.residual >= 1e-9 * self.clip,
-            "residual >= 1e-9 * clip",
-            f"residual={self.residual!r} for clip={self.clip!r}",
-            "increase residual: below this it is lost in rounding errors",
-        )
-        check.require(
-            1 < self.share < math.inf,
-            "share > 1",
-            f"share={self.share!r}",
-            "use sqrt(2) for an even split; the shares satisfy 1/a^2 + 1/b^2 = 1",
-        )
+        got = f"residual={self.residual!r} for clip={self.clip!r}"
+        remedy = "increase residual: below this it is lost in rounding errors"
+        check.require(self.residual >= 1e-9 * self.clip, "residual >= 1e-9 * clip", got, remedy)
+        remedy = "use sqrt(2) for an even split; the shares satisfy 1/a^2 + 1/b^2 = 1"
+        check.require(1 < self.share < math.inf, "share > 1", f"share={self.share!r}", remedy)
 
     def vectors(self, scale: float) -> tuple[Query, ...]:
         other = self.share / math.sqrt(self.share**2 - 1)
@@ -141,10 +128,48 @@ class TwoLevel(Bounder):
         first = clip_factor(norms_GN, clip)
         # 0 for gradients that the first clip leaves unchanged
         second = (1 - first) * clip_factor(norms_GN - clip * ROUND_DOWN, residual)
-        return _stack(zero_non_finite(first, norms_GN), zero_non_finite(second, norms_GN))
+        import torch
+
+        return torch.cat([zero_non_finite(first, norms_GN), zero_non_finite(second, norms_GN)])
 
 
-def _stack(first: Tensor, second: Tensor) -> Tensor:
-    joined = first.new_empty(2, *first.shape[1:])
-    joined[0], joined[1] = first[0], second[0]
-    return joined
+HELD = "two-level.held"
+
+
+@final
+@dataclass(frozen=True)
+class SmoothedResidual:
+    """Adds `used`, a part of the accumulated residuals `held`, to the first noisy sum.
+
+        held <- held + second;   used = clip(kappa * held, batch * limit);   held <- held - used
+
+    Without a limit, `used` is the moving average (1 - kappa) used + kappa second. With a limit it is error feedback:
+    the clipped-off part is used in later steps. Nothing is lost: the sum of all `used`, plus `held`, equals the sum of
+    all released residuals.
+
+    kappa  weight of the newest residual; 1 means no averaging
+    limit  bound on `used` on the scale of the mean gradient; None: no bound
+    """
+
+    kappa: float
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        check.fraction("choose the weight of the newest value, e.g. 0.1; 1 means no averaging", kappa=self.kappa)
+        if self.limit is not None:
+            check.positive("choose the largest norm of the residual in one step, e.g. 1.0", limit=self.limit)
+
+    def check(self, bounder: Bounder, selection: Selection) -> None:
+        expected = "the bounder TwoLevel"
+        check.require(isinstance(bounder, TwoLevel), expected, repr(bounder), "use the recipe methods.two_level(...)")
+        whole_gradient(selection, "accumulated residuals may belong to frozen coordinates")
+
+    def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:
+        first, second = vectors
+        before = context.memory.get(HELD)
+        held = second if before is None else second + before.to(second)
+        used = self.kappa * held
+        if self.limit is not None:
+            used *= min(1.0, context.batch * self.limit / max(float(used.norm()), 1e-300))
+        context.memory[HELD] = held - used
+        return first + used

@@ -24,12 +24,10 @@ _PLAIN = GaussianNoise()
 class Shortening(Protocol):
     """How the error is clipped."""
 
+    is_projection: ClassVar[bool]  # onto the ball, which the energy bound requires
+
     def factor(self, norm: float, radius: float) -> float:
         """The factor for a vector of this norm; factor * norm <= radius."""
-
-    @property
-    def is_projection(self) -> bool:
-        """Whether it is the projection onto the ball, which the energy bound requires."""
 
 
 @final
@@ -93,18 +91,12 @@ class ErrorFeedback(Mechanism):
         return _PLAIN.release(sums, queries, noise, context)
 
     def _check(self, sums: Sequence[BoundedSum], context: StepContext) -> None:
-        check.require(
-            len(sums) == 1 and context.mask is None,
-            "one sum of all coordinates",
-            f"{len(sums)} sums" if context.mask is None else "a mask",
-            "use FeedbackClip without a selection: error feedback is proven for it only",
-        )
-        check.require(
-            context.raw is not None and len(context.raw.reveal_to_mechanism()) == 1,
-            "a bounder that provides the clipped-off part",
-            "a bounder without hidden sums",
-            "use FeedbackClip or FeedbackNormalised",
-        )
+        got = f"{len(sums)} sums" if context.mask is None else "a mask"
+        remedy = "use FeedbackClip without a selection: error feedback is proven for it only"
+        check.require(len(sums) == 1 and context.mask is None, "one sum of all coordinates", got, remedy)
+        expected, got = "a bounder that provides the clipped-off part", "a bounder without hidden sums"
+        remedy = "use FeedbackClip or FeedbackNormalised"
+        check.require(context.raw is not None and len(context.raw.reveal_to_mechanism()) == 1, expected, got, remedy)
 
     def _feed_back(self, total: Tensor, context: StepContext) -> None:
         """Add clip(E) to `total`, and compute the next E."""

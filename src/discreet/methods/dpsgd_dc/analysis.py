@@ -58,25 +58,20 @@ class LastIterate(Analysis):
     def check(self, stages: Pipeline) -> None:
         """Refuse stages that the proof does not cover."""
         limited = "batches with a public maximum size (FullBatch, FixedSize or TruncatedPoisson)"
+        capped, use = (FullBatch, FixedSize, TruncatedPoisson), "sampling=discreet.TruncatedPoisson(cap=...)"
         for stage, kinds, expected, remedy in (
             (stages.bounder, FlatClip, "FlatClip, which projects each gradient onto a ball", "bounder=FlatClip(...)"),
             (stages.mechanism, GaussianNoise, "Gaussian noise on the whole gradient", "mechanism=GaussianNoise()"),
             (stages.selection, Everything, "all coordinates in every step", "selection=Everything()"),
             (stages.combination, TakeFirst, "the noisy gradient itself", "combination=TakeFirst()"),
             (stages.schedule, Constant, "the same noise at every step", "schedule=Constant()"),
-            (
-                stages.sampling,
-                (FullBatch, FixedSize, TruncatedPoisson),
-                limited,
-                "sampling=discreet.TruncatedPoisson(cap=...)",
-            ),
+            (stages.sampling, capped, limited, use),
         ):
             only(isinstance(stage, kinds), expected, type(stage).__name__, f"use {remedy}")
         bounded = math.isfinite(stages.domain.diameter)
         only(bounded, "a bounded domain", type(stages.domain).__name__, "use domain=Ball(radius=...)")
 
     def whole_run(self, plan: Plan) -> Event | None:
-        """The event of the run."""
         horizon, bounder = plan.horizon, plan.bounder
         assert isinstance(bounder, FlatClip)
         step = plan.sampling.bill(plan.mechanism.event(plan.queries(1.0), plan.noise), horizon)

@@ -42,11 +42,7 @@ class Link(enum.StrEnum):
 
     @property
     def curvature(self) -> float:
-        """The largest second derivative with respect to the scores.
-
-        >>> [link.curvature for link in Link]
-        [0.25, 1.0, 0.5]
-        """
+        """The largest second derivative with respect to the scores."""
         return {Link.LOGISTIC: 0.25, Link.SQUARED: 1.0, Link.SOFTMAX: 0.5}[self]
 
     @property
@@ -65,9 +61,6 @@ class LinearModel:
 
     features  the bound of the `ClippedFeatures` layer before the linear layer
     bias      whether the linear layer has a bias
-
-    >>> LinearModel(link=Link.LOGISTIC, features=1.0).smoothness
-    0.5
     """
 
     condition: ClassVar[str | None] = None
@@ -135,11 +128,7 @@ def _size(learning_rate: float, smoothness: float, ratio: float) -> float:
 
 
 def lipschitz_smooth(*, learning_rate: float, smoothness: float, ratio: float = 1.0, decay: float = 0.0) -> float:
-    """|1 - eta decay| + eta L ratio, for any L-smooth losses; `decay` is an L2 term outside of the clip.
-
-    >>> lipschitz_smooth(learning_rate=0.2, smoothness=1.0)
-    1.2
-    """
+    """|1 - eta decay| + eta L ratio, for any L-smooth losses; `decay` is an L2 term outside of the clip."""
     size = _size(learning_rate, smoothness, ratio)
     check.not_negative("an L2 term pulls towards zero", decay=decay)
     return abs(1 - learning_rate * decay) + size

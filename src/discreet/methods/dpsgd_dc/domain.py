@@ -21,8 +21,7 @@ class Centre(enum.StrEnum):
     """The centre of the ball."""
 
     ORIGIN = "origin"
-    INITIAL = "initial"
-    """The initial parameters, which are public."""
+    INITIAL = "initial"  # the initial parameters, which are public
 
 
 @final
@@ -31,9 +30,6 @@ class Ball:
     """The ball ||x - centre|| <= radius, over all parameters together.
 
     The diameter is twice the radius. Theorems on bounded domains use the diameter.
-
-    >>> Ball(radius=1.5).diameter
-    3.0
     """
 
     radius: float
@@ -55,12 +51,9 @@ class Ball:
         """x <- centre + (x - centre) * min(1, radius / distance); non-finite parameters move to the centre."""
         centres: Sequence[Tensor | float] = initial if self.needs_initial else [0.0] * len(parameters)
         shapes = [parameter.shape for parameter in parameters]
-        check.require(
-            not self.needs_initial or [start.shape for start in initial] == shapes,
-            "one initial parameter for each parameter of the model",
-            f"{len(initial)} initial parameters",
-            "pass copies of the model's parameters from before the first step",
-        )
+        expected, got = "one initial parameter for each parameter of the model", f"{len(initial)} initial parameters"
+        remedy = "pass copies of the model's parameters from before the first step"
+        check.require(not self.needs_initial or [start.shape for start in initial] == shapes, expected, got, remedy)
         moved = [(p - c).double() for p, c in zip(parameters, centres, strict=True)]
         distance = math.sqrt(sum(float(part.square().sum()) for part in moved))
         limit = self.radius * _INSIDE  # the same for all points, so that this is a projection

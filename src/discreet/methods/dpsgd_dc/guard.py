@@ -14,10 +14,45 @@ from discreet.core.relation import Neighbouring
 from discreet.core.world import World
 from discreet.methods.dpsgd_dc.analysis import LastIterate, only
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
-from discreet.methods.dpsgd_dc.features import ClippedFeatures
 from discreet.stages.analysis import RunGuard
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch
+
+_INSIDE = 1 - 2**-20  # float32 may round a norm upwards
+
+
+class ClippedFeatures(nn.Module):
+    """Flattens each record's features and clips them to norm `bound`.
+
+    Guarantee: every row of the output has norm at most `bound`. A row with non-finite entries becomes zero.
+
+    The layer is part of the model, so it also clips the features at inference.
+    """
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        check.positive("choose a public bound on the norm of the features, e.g. 1.0", bound=bound)
+        self._bound = float(bound)
+
+    @property
+    def bound(self) -> float:
+        """The public bound on the norm of the features."""
+        return self._bound
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(1)
+        # Scale first, because squares of large entries would overflow.
+        largest = rows.abs().amax(1, keepdim=True).clamp(min=1.0)
+        norms = (rows / largest).double().norm(dim=1, keepdim=True) * largest
+        factor = (self._bound * _INSIDE / norms).clamp(max=1.0).to(rows.dtype)
+        finite = norms.isfinite()
+        zero = rows.new_zeros(())
+        clipped: Tensor = rows.where(finite, zero) * factor.where(finite, zero)
+        return clipped
+
+    def extra_repr(self) -> str:
+        return f"bound={self._bound:g}"
+
 
 _FULL_PRECISION = (torch.float32, torch.float64)
 _TOLERANCE = 1e-3  # float32 losses and gradients agree to about 1e-6
@@ -36,12 +71,9 @@ class LastIterateGuard(RunGuard):
         self._handle: Any = None
         self.release()
         for name, parameter in model.named_parameters():
-            only(
-                parameter.dtype in _FULL_PRECISION or not parameter.requires_grad,
-                "trainable parameters in float32 or float64",
-                f"{name} of {parameter.dtype}",
-                "use model.float(): rounding in half precision can remove the noise",
-            )
+            expected, got = "trainable parameters in float32 or float64", f"{name} of {parameter.dtype}"
+            remedy = "use model.float(): rounding in half precision can remove the noise"
+            only(parameter.dtype in _FULL_PRECISION or not parameter.requires_grad, expected, got, remedy)
         curvature = plan.analysis.curvature
         if isinstance(curvature, LinearModel):
             self._link, self._bound = curvature.link, curvature.features
@@ -50,19 +82,11 @@ class LastIterateGuard(RunGuard):
     def begin(self, average: float | None, schedulers: Sequence[Any], views: int, world: World) -> None:
         """Refuse an average, learning-rate schedulers, several processes, and several views with a linear model."""
         only(average is None, "no average of parameters", f"average={average}", "remove the average")
-        only(
-            not schedulers,
-            f"the learning rate {self._analysis.learning_rate:g} at every step",
-            "a learning-rate scheduler",
-            "remove the scheduler",
-        )
+        expected = f"the learning rate {self._analysis.learning_rate:g} at every step"
+        only(not schedulers, expected, "a learning-rate scheduler", "remove the scheduler")
         only(world.size == 1, "one process", f"{world.size} processes", "train in one process")
-        only(
-            views == 1 or self._handle is None,
-            "one view of each record",
-            f"views={views}",
-            "use views=1, or state the smoothness instead (Assumed)",
-        )
+        remedy = "use views=1, or state the smoothness instead (Assumed)"
+        only(views == 1 or self._handle is None, "one view of each record", f"views={views}", remedy)
 
     def data(self, size: int) -> None:
         """Refuse a dataset larger than `records`, which full-batch plans under add/remove divide by."""
@@ -77,61 +101,38 @@ class LastIterateGuard(RunGuard):
         scores, features, calls = self._scores, self._features, self._calls
         self._scores, self._features, self._calls = None, None, 0
         self.release()
-        only(
-            losses.dtype in _FULL_PRECISION and not torch.is_autocast_enabled(losses.device.type),
-            "losses in float32 or float64, without autocast",
-            str(losses.dtype),
-            "train in float32: autocast makes the gradient discontinuous",
-        )
+        full = losses.dtype in _FULL_PRECISION and not torch.is_autocast_enabled(losses.device.type)
+        remedy = "train in float32: autocast makes the gradient discontinuous"
+        only(full, "losses in float32 or float64, without autocast", str(losses.dtype), remedy)
         if self._handle is None:
             return
-        only(
-            calls == 1 and features is not None and _are_features(features, self._bound),
-            "one call of the linear layer for each batch, on the clipped features",
-            f"{calls} calls" if calls != 1 else "other features",
-            "call the model once and do not modify its features",
-        )
-        gradient = None
+        once = calls == 1 and features is not None and _are_features(features, self._bound)
+        expected = "one call of the linear layer for each batch, on the clipped features"
+        got = f"{calls} calls" if calls != 1 else "other features"
+        only(once, expected, got, "call the model once and do not modify its features")
+        stated = False
         if scores is not None and losses.requires_grad:
             (gradient,) = torch.autograd.grad(losses.sum(), scores, retain_graph=True, allow_unused=True)
-        only(
-            scores is not None
-            and gradient is not None
-            and is_loss(self._link, scores.detach(), gradient, losses.detach()),
-            f"the {self._link.value} loss of each record, computed from the linear layer's scores",
-            "another loss",
-            "use the plain loss with reduction='none', without weights or smoothing, or state the smoothness (Assumed)",
-        )
+            stated = gradient is not None and is_loss(self._link, scores.detach(), gradient, losses.detach())
+        expected = f"the {self._link.value} loss of each record, computed from the linear layer's scores"
+        plain = "use the plain loss with reduction='none', without weights or smoothing"
+        only(stated, expected, "another loss", f"{plain}, or state the smoothness (Assumed)")
 
     def release(self) -> None:
         """Check that the optimizer is plain SGD with the stated learning rate and weight decay in every group."""
         optimizer, stated = self._optimizer, self._analysis
-        only(
-            type(optimizer) is torch.optim.SGD,
-            "torch.optim.SGD",
-            type(optimizer).__name__,
-            "use plain SGD: other optimizers keep state of earlier parameters",
-        )
+        remedy = "use plain SGD: other optimizers keep state of earlier parameters"
+        only(type(optimizer) is torch.optim.SGD, "torch.optim.SGD", type(optimizer).__name__, remedy)
         for group in optimizer.param_groups:
-            only(
-                group["momentum"] == 0,
-                "SGD without momentum",
-                f"momentum={group['momentum']}",
-                "set momentum=0: momentum keeps earlier gradients",
-            )
+            remedy = "set momentum=0: momentum keeps earlier gradients"
+            only(group["momentum"] == 0, "SGD without momentum", f"momentum={group['momentum']}", remedy)
             only(not group["maximize"], "SGD that minimises", "maximize=True", "set maximize=False")
-            only(
-                float(group["lr"]) == stated.learning_rate,
-                f"the learning rate {stated.learning_rate!r} that the certificate states",
-                f"lr={float(group['lr'])!r}",
-                "reset the learning rate and keep it for the whole run",
-            )
-            only(
-                group["weight_decay"] == stated.decay,
-                f"the weight decay {stated.decay!r} that the certificate states",
-                f"weight_decay={group['weight_decay']!r}",
-                "set the same weight decay in the optimizer and in LastIterate(decay=...)",
-            )
+            expected = f"the learning rate {stated.learning_rate!r} that the certificate states"
+            remedy = "reset the learning rate and keep it for the whole run"
+            only(float(group["lr"]) == stated.learning_rate, expected, f"lr={float(group['lr'])!r}", remedy)
+            expected = f"the weight decay {stated.decay!r} that the certificate states"
+            remedy = "set the same weight decay in the optimizer and in LastIterate(decay=...)"
+            only(group["weight_decay"] == stated.decay, expected, f"weight_decay={group['weight_decay']!r}", remedy)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -182,24 +183,13 @@ def linear_layer(model: nn.Module, curvature: LinearModel) -> nn.Linear:
     plain = linear._parameters.get("weight") is not None
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (linear, clipped))
     only(plain and not hooked, expected, "a layer with hooks or a reparametrised weight", remedy)
-    only(
-        clipped.bound <= curvature.features,
-        f"features clipped to at most {curvature.features:g}",
-        f"ClippedFeatures({clipped.bound:g})",
-        "use the same bound in the plan and in ClippedFeatures",
-    )
-    only(
-        linear.bias is None or curvature.bias,
-        "a linear layer without a bias",
-        "a linear layer with a bias",
-        "use LinearModel(bias=True)",
-    )
-    only(
-        linear.out_features == 1 or not curvature.link.one_score,
-        f"one score for the {curvature.link.value} loss",
-        f"{linear.out_features} scores",
-        "use nn.Linear(..., 1), or the softmax link",
-    )
+    expected, got = f"features clipped to at most {curvature.features:g}", f"ClippedFeatures({clipped.bound:g})"
+    only(clipped.bound <= curvature.features, expected, got, "use the same bound in the plan and in ClippedFeatures")
+    got = "a linear layer with a bias"
+    only(linear.bias is None or curvature.bias, "a linear layer without a bias", got, "use LinearModel(bias=True)")
+    scores, expected = linear.out_features, f"one score for the {curvature.link.value} loss"
+    remedy = "use nn.Linear(..., 1), or the softmax link"
+    only(scores == 1 or not curvature.link.one_score, expected, f"{scores} scores", remedy)
     return linear
 
 
@@ -223,12 +213,9 @@ def with_clipped_features(model: nn.Module, bound: float) -> nn.Module:
 
     The names of the parameters do not change.
     """
-    only(
-        type(model) is nn.Sequential and len(model) > 1 and type(model[0]) is nn.Flatten,
-        "a linear model (logistic or softmax)",
-        type(model).__name__,
-        "choose one, or use --link none and state --smoothness, a bound for every loss",
-    )
+    fits = type(model) is nn.Sequential and len(model) > 1 and type(model[0]) is nn.Flatten
+    remedy = "choose one, or use --link none and state --smoothness, a bound for every loss"
+    only(fits, "a linear model (logistic or softmax)", type(model).__name__, remedy)
     assert isinstance(model, nn.Sequential)
     return nn.Sequential(ClippedFeatures(bound), *list(model.children())[1:])
 

@@ -70,10 +70,8 @@ class Polar(_TwoQueries):
 class Window(enum.StrEnum):
     """The set that bounds the angles of a record. Both have radius R = beta pi/2 sqrt(d + 2), so they cost the same."""
 
-    BALL = "ball"
-    """Clip the vector of angles to norm R. The ball contains the box, so it cuts off less."""
-    BOX = "box"
-    """Clamp each angle to beta pi/2 and the last one to beta pi, as in the paper."""
+    BALL = "ball"  # clip the vector of angles to norm R; the ball contains the box, so it cuts off less
+    BOX = "box"  # clamp each angle to beta pi/2 and the last one to beta pi, as in the paper
 
 
 @final
@@ -100,11 +98,7 @@ class AngleWindow(_TwoQueries):
             check.fraction("choose the fraction of all directions in the window, e.g. 0.01", beta=self.beta)
 
     def radius(self, size: int) -> float:
-        """The radius R of the window, for gradients with `size` coordinates.
-
-        >>> round(AngleWindow(beta=0.1).radius(98), 6), round(AngleWindow().radius(98), 6)
-        (1.570796, 0.5)
-        """
+        """The radius R of the window, for gradients with `size` coordinates."""
         return DEFAULT_RADIUS if self.beta is None else self.beta * math.pi / 2 * math.sqrt(size + 2)
 
     def weights(self, norms_GN: Tensor, scale: float) -> Tensor:

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def mean_share(number: float, batch: float) -> float:
-    """The mean magnitude: a noisy sum divided by the public batch size, clamped to [0, 1].
-
-    >>> mean_share(30.0, 40.0), mean_share(-1.0, 40.0)
-    (0.75, 0.0)
-    """
+    """The mean magnitude: a noisy sum divided by the public batch size, clamped to [0, 1]."""
     return min(max(number / batch, 0.0), 1.0)
 
 
@@ -50,10 +46,8 @@ class FromPolar(Combination):
 class Tails(enum.StrEnum):
     """The assumed norm of coordinates k..d of a direction, used to turn mean angle k into coordinate k."""
 
-    EVEN = "even"
-    """sqrt((d - k + 1) / d): the norm for a direction with equal weight on all coordinates."""
-    PRODUCT = "product"
-    """The product of the preceding sines (Equation 27 of the paper), which is exact for a single record."""
+    EVEN = "even"  # sqrt((d - k + 1) / d): the norm for a direction with equal weight on all coordinates
+    PRODUCT = "product"  # the product of the preceding sines (Equation 27 of the paper), exact for a single record
 
 
 @final
@@ -68,12 +62,8 @@ class FromAngles(Combination):
     tails: Tails = Tails.EVEN
 
     def check(self, bounder: Bounder, selection: Selection) -> None:
-        check.require(
-            bounder == self.window,
-            f"the bounder {self.window!r}",
-            repr(bounder),
-            "use the recipe methods.geodp_sound(...)",
-        )
+        expected = f"the bounder {self.window!r}"
+        check.require(bounder == self.window, expected, repr(bounder), "use the recipe methods.geodp_sound(...)")
         whole_gradient(selection, "angles need all coordinates; methods.polar(...) supports masks")
 
     def gradient(self, vectors: Sequence[Tensor], numbers: Sequence[float], context: StepContext) -> Tensor:

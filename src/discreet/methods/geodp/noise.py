@@ -42,11 +42,7 @@ class GeometricNoise(Mechanism):
         return clip * noise / batch
 
     def angle_std(self, size: int, noise: float, batch: float) -> float:
-        """The standard deviation of the noise on each angle of the mean.
-
-        >>> round(GeometricNoise(beta=1.0).angle_std(3, 1.0, 100.0), 6)
-        0.070248
-        """
+        """The standard deviation of the noise on each angle of the mean."""
         return math.sqrt(size + 2) * self.beta * math.pi * noise / batch
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
@@ -56,12 +52,8 @@ class GeometricNoise(Mechanism):
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
         """Return the noisy sum. Under a mask, only the active coordinates are converted to angles and returned."""
-        check.require(
-            len(sums) == 1 and isinstance(sums[0], BoundedSum),
-            "one sum of clipped gradients",
-            f"{len(sums)} sums",
-            "use a bounder with a single query, such as FlatClip",
-        )
+        expected, remedy = "one sum of clipped gradients", "use a bounder with a single query, such as FlatClip"
+        check.require(len(sums) == 1 and isinstance(sums[0], BoundedSum), expected, f"{len(sums)} sums", remedy)
         total, query = sums[0].value, queries[0]
         if context.mask is not None:
             from discreet.engine.active import Active

@@ -1,11 +1,13 @@
-"""Recipes of GeoDP (arXiv 2504.05618) as published, without a guarantee, and of two certified variants."""
+"""Recipes of GeoDP (arXiv 2504.05618) as published, without a guarantee, of two certified variants, and its claim."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import final
 
+from discreet.accounting.claims import ABOUT_DELTA, Claim
 from discreet.core import check
-from discreet.methods.geodp.claim import GeoDpOneStepClaim
 from discreet.methods.geodp.clipping import DEFAULT_SPLIT, AngleWindow, Polar, Window
 from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails
 from discreet.methods.geodp.noise import GeometricNoise
@@ -82,13 +84,8 @@ def best_split(*, size: int, batch: float, noise: float, magnitude: float = 1.0,
     0.9901
     """
     check.count("give the number of trainable parameters", size=size)
-    check.positive(
-        "give public numbers or guesses, not statistics of private data",
-        batch=batch,
-        noise=noise,
-        magnitude=magnitude,
-        agreement=agreement,
-    )
+    remedy = "give public numbers or guesses, not statistics of private data"
+    check.positive(remedy, batch=batch, noise=noise, magnitude=magnitude, agreement=agreement)
     spread = (noise / batch) ** 2
     x = math.sqrt((agreement**2 + size * spread) / (size * (magnitude**2 + spread)))
     return 1 / (1 + x)
@@ -98,3 +95,49 @@ def _claim(plan: Plan) -> GeoDpOneStepClaim:
     """The claim for one step, whatever the sampling; the paper has no rule for several steps."""
     assert isinstance(plan.mechanism, GeometricNoise)
     return GeoDpOneStepClaim(noise=plan.noise, beta=plan.mechanism.beta, steps=plan.horizon.steps)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GeoDpOneStepClaim(Claim):
+    """GeoDP claims that one step is (sqrt(2 ln(1.25/delta)) / sigma, delta + delta')-DP with delta' = 1 - beta.
+
+    The paper gives no rule for several steps. For them `epsilon` is None; `one_step` is the claim for a single step.
+
+    >>> claim = GeoDpOneStepClaim(noise=1.0, beta=1.0, steps=1)
+    >>> round(claim.epsilon(1e-5), 5)
+    4.84481
+    """
+
+    noise: float
+    beta: float
+    steps: int = 1
+    theorem: str = "GeoDP (arXiv 2504.05618), Lemma 2 and Theorem 5, one step"
+    assumes: str = "the angle of an average of B gradients has sensitivity (range of the angle)/B"
+
+    def __post_init__(self) -> None:
+        check.not_negative("give the noise multiplier, sigma in the paper", noise=self.noise)
+        check.fraction("give the bounding factor of the paper, e.g. 0.1", beta=self.beta)
+        check.count("give the number of steps", steps=self.steps)
+
+    def one_step(self, delta: float) -> float:
+        """The claimed epsilon of a single step."""
+        check.inside_unit(ABOUT_DELTA, delta=delta)
+        return math.sqrt(2 * math.log(1.25 / delta)) / self.noise if self.noise > 0 else math.inf
+
+    def epsilon(self, delta: float) -> float | None:
+        """The claimed epsilon of a run with one step; None for more steps."""
+        return self.one_step(delta) if self.steps == 1 else None
+
+    def delta(self, delta: float) -> float:
+        """The claimed delta of one step: delta + delta'."""
+        return min(1.0, delta + (1 - self.beta))
+
+    def repeated(self, times: int) -> GeoDpOneStepClaim:
+        return replace(self, steps=self.steps * times)
+
+    def joined(self, other: Claim) -> GeoDpOneStepClaim | None:
+        """The claim with the steps of both; None if their settings differ."""
+        if isinstance(other, GeoDpOneStepClaim) and replace(other, steps=self.steps) == self:
+            return replace(self, steps=self.steps + other.steps)
+        return None

@@ -24,13 +24,7 @@ _REMEDY = "use a model with at least two trainable parameters"
 
 
 def to_spherical(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms [...] and angles [..., d - 1] of vectors [..., d]; entries must be finite.
-
-    >>> import torch
-    >>> norm, angles = to_spherical(torch.tensor([1.0, 3.0**0.5]))
-    >>> round(float(norm), 6), round(float(angles) / math.pi, 6)
-    (2.0, 0.333333)
-    """
+    """Norms [...] and angles [..., d - 1] of vectors [..., d]; entries must be finite."""
     size = vectors.shape[-1] if vectors.dim() else 0
     check.require(size >= 2, "vectors of at least 2 coordinates", f"{size}", _REMEDY)
     exact = vectors.double()
@@ -46,12 +40,7 @@ def to_spherical(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_spherical(norms: Tensor, angles: Tensor) -> Tensor:
-    """Vectors [..., d] from norms [...] and angles [..., d - 1]. Norms may be negative, angles outside their range.
-
-    >>> import torch
-    >>> from_spherical(torch.tensor(2.0), torch.tensor([math.pi / 3])).round(decimals=6)
-    tensor([1.0000, 1.7321], dtype=torch.float64)
-    """
+    """Vectors [..., d] from norms [...] and angles [..., d - 1]. Norms may be negative, angles outside their range."""
     check.require(angles.dim() > 0 and angles.shape[-1] >= 1, "at least 1 angle", "none", _REMEDY)
     angles, norms = angles.double(), norms.double().unsqueeze(-1)
     sines = angles.sin()
@@ -65,12 +54,7 @@ def from_spherical(norms: Tensor, angles: Tensor) -> Tensor:
 
 
 def middle(size: int, like: Tensor) -> Tensor:
-    """The middle of every angle's range: pi/2, and 0 for the last. It serves as the initial public direction.
-
-    >>> import torch
-    >>> middle(4, torch.zeros(())).tolist() == [math.pi / 2, math.pi / 2, 0.0]
-    True
-    """
+    """The middle of every angle's range: pi/2, and 0 for the last. It serves as the initial public direction."""
     check.require(size >= 2, "vectors of at least 2 coordinates", f"{size}", _REMEDY)
     angles = like.new_full((size - 1,), math.pi / 2).double()
     angles.fill_(math.pi / 2)  # exact, if `like` has a narrower dtype
@@ -79,12 +63,7 @@ def middle(size: int, like: Tensor) -> Tensor:
 
 
 def canonical_(angles: Tensor) -> Tensor:
-    """Bring angles back to their ranges, in place: wrap the last one and clamp the others to [0, pi].
-
-    >>> import torch
-    >>> canonical_(torch.tensor([-0.1, 4.0, 4.0], dtype=torch.float64)).round(decimals=4).tolist()
-    [0.0, 3.1416, -2.2832]
-    """
+    """Bring angles back to their ranges, in place: wrap the last one and clamp the others to [0, pi]."""
     angles[..., :-1].clamp_(0, math.pi)
     angles[..., -1] = wrapped(angles[..., -1])
     return angles

@@ -11,7 +11,7 @@ from torch import Tensor
 from discreet.core.streams import Stream
 from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
-from discreet.methods.random_freeze.granularity import MaskKey
+from discreet.methods.random_freeze.selection import MaskKey
 from discreet.stages.context import StepContext
 from discreet.stages.values import Released
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from discreet.accounting.claims import AccountedClaim, Accounting
 from discreet.core.relation import Neighbouring
-from discreet.methods.random_freeze.granularity import Granularity
-from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze, Refresh
+from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Poisson
-from discreet.stages.selection import Frozen, Order, Selection
+from discreet.stages.selection import Frozen, Order
 
 
 # Options are converted from strings, because settings that are read from a file are text.
@@ -38,7 +37,7 @@ def random_freeze(
         order=Order(order),
         frozen=Frozen(frozen),
     )
-    return _recipe("random-freeze", clip, selection)
+    return Recipe(method="random-freeze", bounder=FlatClip(clip), selection=selection, claims=_claim)
 
 
 def ranked_freeze(
@@ -52,11 +51,7 @@ def ranked_freeze(
     selection = RankedFreeze(
         final_rate=final_rate, cooling_epochs=cooling_epochs, order=Order(order), frozen=Frozen(frozen)
     )
-    return _recipe("ranked-freeze", clip, selection)
-
-
-def _recipe(method: str, clip: float, selection: Selection) -> Recipe:
-    return Recipe(method=method, bounder=FlatClip(clip), selection=selection, claims=_claim)
+    return Recipe(method="ranked-freeze", bounder=FlatClip(clip), selection=selection, claims=_claim)
 
 
 def _claim(plan: Plan) -> AccountedClaim:

@@ -3,18 +3,73 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.methods.random_freeze.granularity import Granularity, MaskKey
+from discreet.engine.layout import Layout, Lines, Mask, Piece
 from discreet.stages.selection import Frozen, Order, Selection, density_of
 
 if TYPE_CHECKING:
-    from discreet.engine.layout import Mask
+    from torch import Tensor
+
     from discreet.stages.context import StepContext
     from discreet.stages.sampling import Horizon
     from discreet.stages.values import Released
+
+Shape = tuple[int, ...]
+
+
+class Granularity(enum.StrEnum):
+    """The unit that a mask freezes or leaves active as a whole.
+
+    A mask holds one boolean per unit. All units are equally likely to be active, and therefore all coordinates are.
+    """
+
+    ELEMENTS = "elements"  # single coordinates
+    ROWS = "rows"  # rows of a matrix, filters of a convolution, elements of a vector: the weights of one output
+    COLUMNS = "columns"  # columns of a matrix, input channels, elements of a vector: the weights of one input
+    TENSORS = "tensors"  # whole parameters
+
+    def units(self, shape: Shape) -> int:
+        """The number of units in a parameter of this shape."""
+        match self:
+            case Granularity.ELEMENTS:
+                return Layout(("",), (shape,)).size
+            case Granularity.ROWS:
+                return shape[0] if shape else 1
+            case Granularity.COLUMNS:
+                return shape[1] if len(shape) > 1 else Granularity.ROWS.units(shape)
+            case Granularity.TENSORS:
+                return 1
+
+    def piece(self, active: Tensor, shape: Shape) -> Piece:
+        """The mask of one parameter; `active` holds one boolean per unit."""
+        if self is Granularity.TENSORS:
+            return bool(active)
+        if self is Granularity.ELEMENTS or len(shape) < 2:
+            return active.view(shape)
+        return Lines(active, None) if self is Granularity.ROWS else Lines(None, active)
+
+    def total_units(self, layout: Layout) -> int:
+        """The number of units in a model."""
+        return sum(self.units(shape) for shape in layout.shapes)
+
+    def pieces(self, active: Tensor, layout: Layout) -> Iterator[Piece]:
+        """The mask of each parameter; `active` holds one boolean per unit, in the order of the layout."""
+        parts = active.split([self.units(shape) for shape in layout.shapes])
+        return (self.piece(part, shape) for part, shape in zip(parts, layout.shapes, strict=True))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MaskKey:
+    """What regenerates a random mask: a public stream, a granularity, and the number of active units."""
+
+    stream: bytes
+    granularity: Granularity
+    active: int
 
 
 class Refresh(enum.StrEnum):
@@ -39,12 +94,8 @@ class _Cooling(Selection):
 
     def __post_init__(self) -> None:
         check.not_negative("choose the fraction of frozen coordinates, e.g. 0.9", final_rate=self.final_rate)
-        check.require(
-            self.final_rate < 1,
-            "final_rate < 1",
-            f"final_rate={self.final_rate!r}",
-            "leave some coordinates active, e.g. 0.9",
-        )
+        got = f"final_rate={self.final_rate!r}"
+        check.require(self.final_rate < 1, "final_rate < 1", got, "leave some coordinates active, e.g. 0.9")
         check.count("give the number of epochs until the final rate", cooling_epochs=self.cooling_epochs)
 
     @property
@@ -52,11 +103,7 @@ class _Cooling(Selection):
         return self.final_rate == 0
 
     def rate(self, epoch: int) -> float:
-        """The freeze rate of an epoch.
-
-        >>> [round(RandomFreeze(final_rate=0.9, cooling_epochs=4).rate(epoch), 2) for epoch in range(5)]
-        [0.0, 0.3, 0.6, 0.9, 0.9]
-        """
+        """The freeze rate of an epoch."""
         if self.cooling_epochs == 1:
             return self.final_rate
         return self.final_rate * min(epoch / (self.cooling_epochs - 1), 1)
@@ -94,13 +141,7 @@ class RandomFreeze(_Cooling):
         return cached_mask(key, context.layout, context.device)
 
     def density(self, horizon: Horizon, *, baseline_epochs: int | None = None) -> float:
-        """See `Selection.density`.
-
-        >>> from discreet.stages.sampling import Horizon
-        >>> run = Horizon.of(records=50_000, batch=1000, epochs=40)
-        >>> round(RandomFreeze(final_rate=0.7, cooling_epochs=40).density(run), 4)
-        0.65
-        """
+        """See `Selection.density`."""
         return density_of(horizon, self.rate, baseline_epochs)
 
 

@@ -1,28 +1,12 @@
 """Comparing methods at one certified budget: what is trained, and the values that a page is rendered from.
 
     settings = CompareSettings(data="digits", epsilon=3.0, delta=1e-5, out=Path("runs/compare"))
-    written = report.write(compare(settings), settings.out)      # report.html, report.json, figures
+    written = page.write(compare(settings), settings.out)      # report.html, report.json, figures
 
 Nothing here imports torch before a run starts.
 """
 
 from discreet.runs.comparison.candidates import Candidate, candidates
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Phase, compare, default_seeds
-from discreet.runs.comparison.estimates import Estimate
-from discreet.runs.comparison.values import (
-    BudgetResult,
-    Comparison,
-    Excluded,
-    Failure,
-    MethodResult,
-    PlanTimeline,
-    Point,
-    Provenance,
-    TrainedRun,
-    TunedSetting,
-    TuningSummary,
-)
 
-__all__ = ["Candidate", "CompareSettings", "Comparison", "ComparisonProgress", "Estimate", "Failure"]
-__all__ += ["BudgetResult", "Excluded", "MethodResult", "Phase", "PlanTimeline", "Point", "Provenance", "TrainedRun"]
-__all__ += ["TunedSetting", "TuningSummary", "candidates", "compare", "default_seeds"]
+__all__ = ["Candidate", "CompareSettings", "ComparisonProgress", "Phase", "candidates", "compare", "default_seeds"]

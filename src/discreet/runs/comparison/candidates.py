@@ -41,8 +41,7 @@ class Candidate:
     def __post_init__(self) -> None:
         check.require(self.method in METHODS, f"a method of {', '.join(METHODS)}", repr(self.method), _LISTED)
         method, remedy = METHODS[self.method], f"remove it: {_NO_BUDGET}"
-        got = f"{method.name}: {method.guarantee}"
-        check.require(method.certified, "methods with a certificate", got, remedy)
+        check.require(method.certified, "methods with a certificate", f"{method.name}: {method.guarantee}", remedy)
         if not self.name:
             object.__setattr__(self, "name", self.method)
         letters = self.name.replace("-", "").replace("_", "").replace(".", "")
@@ -51,37 +50,29 @@ class Candidate:
         check.require(is_name, expected, repr(self.name), "it names a directory")
 
 
-SET_ASIDE = "superseded"
-"""The directory for earlier runs whose settings differ."""
+SET_ASIDE = "superseded"  # the directory for earlier runs whose settings differ
 
 
-def _digits() -> Iterable[Candidate]:
-    yield Candidate(method="dp-sgd", parameters=(("clip", 0.05),), learning_rate=16.0)
-    yield Candidate(method="dp-adam", parameters=(("clip", 0.05),), learning_rate=0.015)
-    yield Candidate(method="auto-s", parameters=(("gamma", 0.01),), learning_rate=0.8)
-    yield Candidate(method="psac", parameters=(("r", 0.5),), learning_rate=0.8)
-    yield Candidate(method="per-layer", parameters=(("clip", 0.05),), learning_rate=16.0)
-    yield Candidate(
-        method="adaptive-quantile", parameters=(("clip", 0.5), ("quantile", 0.2), ("rate", 0.02)), learning_rate=0.8
-    )
+def _row(method: str, learning_rate: float | None = None, **parameters: Setting) -> Candidate:
+    return Candidate(method=method, parameters=tuple(parameters.items()), learning_rate=learning_rate)
+
+
+_DIGITS = (
+    _row("dp-sgd", 16.0, clip=0.05),
+    _row("dp-adam", 0.015, clip=0.05),
+    _row("auto-s", 0.8, gamma=0.01),
+    _row("psac", 0.8, r=0.5),
+    _row("per-layer", 16.0, clip=0.05),
+    _row("adaptive-quantile", 0.8, clip=0.5, quantile=0.2, rate=0.02),
     # Not searched: the clip that DP-SGD's search found, for methods that clip likewise.
-    for method in ("sur", "polar", "geodp-sound", "dpsgd-dc", "dpsgd-gc"):
-        yield Candidate(method=method, parameters=(("clip", 0.05),))
-    yield Candidate(method="two-level", parameters=(("clip", 0.05), ("residual", 0.2)))
-
-
-def _fashion() -> Iterable[Candidate]:
-    """Not searched: with 40 cooling epochs, freezing would not start in a short run."""
-    cooling = (("final_rate", 0.5), ("cooling_epochs", 4))
-    for method in ("random-freeze", "ranked-freeze"):
-        yield Candidate(method=method, parameters=cooling)
-
+    *(_row(method, clip=0.05) for method in ("sur", "polar", "geodp-sound", "dpsgd-dc", "dpsgd-gc")),
+    _row("two-level", clip=0.05, residual=0.2),
+)
+# Not searched: with 40 cooling epochs, freezing would not start in a short run.
+_FASHION = tuple(_row(method, final_rate=0.5, cooling_epochs=4) for method in ("random-freeze", "ranked-freeze"))
 
 TUNED: Mapping[str, Mapping[str, Candidate]] = MappingProxyType(
-    {
-        name: MappingProxyType({candidate.method: candidate for candidate in rows})
-        for name, rows in (("digits", tuple(_digits())), ("fashion-mnist", tuple(_fashion())))
-    }
+    {name: {row.method: row for row in rows} for name, rows in (("digits", _DIGITS), ("fashion-mnist", _FASHION))}
 )
 """Settings by dataset and method."""
 

@@ -14,8 +14,7 @@ from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.candidates import Candidate, candidates
 from discreet.runs.comparison.values import BudgetResult, Comparison
 
-SHIPPED = "truth-table.json"
-"""The audit's table, where it lies in the report's directory itself."""
+SHIPPED = "truth-table.json"  # the audit's table, where it lies in the report's directory itself
 
 
 @final
@@ -68,9 +67,9 @@ class CompareSettings:
     command: str = ""
 
     def __post_init__(self) -> None:
-        for epsilon in (self.epsilon, *self.others):
-            check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=epsilon)
         budgets = (self.epsilon, *self.others)
+        for epsilon in budgets:
+            check.positive("epsilon is the certified budget of a run, e.g. 3", epsilon=epsilon)
         check.require(len(budgets) == len(set(budgets)), "different budgets", f"{budgets}", "drop one")
         if self.other_repeats is not None:
             check.count("how many runs each method gets at further budgets", other_repeats=self.other_repeats)
@@ -127,8 +126,6 @@ def default_seeds(data: str, repeats: int) -> tuple[int, ...] | None:
 
 
 class Phase(enum.Enum):
-    """What happens to a run of the comparison."""
-
     CALIBRATING = "calibrating"
     TRAINING = "training"
     FINISHED = "finished"
@@ -192,7 +189,6 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
 
 
 def _truth(settings: CompareSettings) -> tuple[tuple[AuditRow, ...], str]:
-    """The audit's rows and the name of their file."""
     shipped = settings.out / SHIPPED
     path = settings.truth or (shipped if shipped.is_file() else None)
     return ((), "") if path is None else (read_audit(path), path.name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -21,19 +22,10 @@ from discreet.core.relation import Neighbouring
 from discreet.core.workers import failure_of, run_jobs
 from discreet.data import DATASETS, build, parameters
 from discreet.methods import METHODS
+from discreet.runs.comparison import values
 from discreet.runs.comparison.candidates import SET_ASIDE, Candidate
 from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
-from discreet.runs.comparison.timelines import timeline_of
-from discreet.runs.comparison.values import (
-    Comparison,
-    Excluded,
-    Failure,
-    MethodResult,
-    PlanTimeline,
-    Point,
-    Provenance,
-    TrainedRun,
-)
+from discreet.runs.comparison.values import Comparison, Excluded, Failure, MethodResult, TrainedRun
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import load_task, records_of, settle
 from discreet.runs.folder import read_json
@@ -46,7 +38,8 @@ _SHARED = (
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta"),
 )
 """Settings of a comparison that each of its runs has."""
-_PACKAGES = ("discreet", "torch", "numpy", "scipy")
+_OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row
+MOST = 400  # the most changes that are kept of a schedule
 
 
 @final
@@ -68,8 +61,6 @@ class _Row:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """One run of a row."""
-
     index: int
     row: _Row
     seed: int | None
@@ -107,7 +98,6 @@ class ComparisonRunner:
         self._notes: dict[int, str] = {}
 
     def comparison(self) -> Comparison:
-        """Run everything and collect the results."""
         rows = [self._calibrated(place, row) for place, row in enumerate(self._settings.chosen)]
         pairs = itertools.product(self._settings.keys, [row for row in rows if not row.unfit])
         self._jobs = [
@@ -120,12 +110,8 @@ class ComparisonRunner:
         run_jobs(f"{__name__}:train_order", orders, self, workers=self._settings.workers, saves=True)
         return self._gathered(rows)
 
-    # -- one row, one run ------------------------------------------------------------------------------
-
     def _calibrated(self, place: int, candidate: Candidate) -> _Row:
-        self._listener(
-            ComparisonProgress(phase=Phase.CALIBRATING, name=candidate.name, seed=None, index=place, runs=self._count)
-        )
+        self._tell(Phase.CALIBRATING, candidate.name, None, place)
         config, is_valid = self._config(candidate), False
         try:
             config = runs.complete(config)
@@ -133,25 +119,16 @@ class ComparisonRunner:
             is_valid = True  # from here on, a refusal is about this task or this budget
             config, plan = settle(config, self.task)
         except Exception as error:
-            why = failure_of(error)
-            if is_valid and isinstance(error, check.Refused):
-                return _Row(candidate=candidate, config=config, unfit=why)
-            return _Row(candidate=candidate, config=config, reason=why)
+            why, unfit = failure_of(error), is_valid and isinstance(error, check.Refused)
+            return _Row(candidate=candidate, config=config, unfit=why if unfit else "", reason="" if unfit else why)
         return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
         shared = {name: getattr(self._settings, name) for name in _SHARED}
+        own = {name: getattr(candidate, name) for name in _OWN}
         learns = METHODS[candidate.method].recipe().bounder.public_records > 0
-        return runs.RunConfig(
-            out=str(self._settings.out / candidate.name),
-            method=candidate.method,
-            parameters=candidate.parameters,
-            learning_rate=candidate.learning_rate,
-            momentum=candidate.momentum,
-            average=candidate.average,
-            public_records=self._settings.public_records if learns else None,
-            **shared,
-        )
+        public = self._settings.public_records if learns else None
+        return runs.RunConfig(out=str(self._settings.out / candidate.name), public_records=public, **own, **shared)
 
     def _order(self, job: _Job) -> dict[str, Any] | None:
         """What is left to train, if anything. A finished run is read; a run with other settings is moved away."""
@@ -162,35 +139,23 @@ class ComparisonRunner:
         config = job.config
         begun = folder.run.exists() or folder.ledger.exists()
         if begun and not _same(config, plan, folder):
-            self._notes[job.index] = (
-                f"an earlier run with other settings was moved to {_set_aside(job.directory, self._settings.out)}"
-            )
-            begun = False
+            place, begun = _set_aside(job.directory, self._settings.out), False
+            self._notes[job.index] = f"an earlier run with other settings was moved to {place}"
         if begun and folder.result.exists():
             self._take(job, Phase.REUSED)
             return None
         return {"config": config.to_json(), "resume": begun}
 
     def started(self, job: int) -> None:
-        """A run is being trained."""
         run = self._ordered[job]
-        self._tell(Phase.TRAINING, run, steps=self.horizon.steps, note=self._notes.get(run.index, ""))
+        self._tell_run(Phase.TRAINING, run, steps=self.horizon.steps, note=self._notes.get(run.index, ""))
 
     def news(self, job: int, news: Any) -> None:
-        """A step was taken."""
-        progress = runs.RunProgress(**news)
-        averaged = progress.averaged_accuracy
-        self._tell(
-            Phase.TRAINING,
-            self._ordered[job],
-            step=progress.step,
-            steps=progress.steps,
-            epsilon=progress.epsilon,
-            accuracy=progress.accuracy if averaged is None else averaged,
-        )
+        run, at = self._ordered[job], runs.RunProgress(**news)
+        accuracy = at.accuracy if at.averaged_accuracy is None else at.averaged_accuracy
+        self._tell_run(Phase.TRAINING, run, step=at.step, steps=at.steps, epsilon=at.epsilon, accuracy=accuracy)
 
     def ended(self, job: int, result: Any, failure: Exception | None) -> None:
-        """A run is over, finished unless there is a failure."""
         if failure is None:
             self._take(self._ordered[job], Phase.FINISHED)
         else:
@@ -203,21 +168,20 @@ class ComparisonRunner:
             self._fail(job, failure_of(error))
             return
         self._finished[job.index] = run
-        self._tell(phase, job, step=run.steps, steps=run.steps, epsilon=run.epsilon, accuracy=run.accuracy)
+        self._tell_run(phase, job, step=run.steps, steps=run.steps, epsilon=run.epsilon, accuracy=run.accuracy)
 
     def _fail(self, job: _Job, why: str) -> None:
         self._failed[job.index] = Failure(seed=job.seed, reason=why)
-        self._tell(Phase.FAILED, job, note=why)
+        self._tell_run(Phase.FAILED, job, note=why)
 
     def _finished_run(self, job: _Job) -> TrainedRun:
         folder, result = runs.RunFolder(job.directory), runs.load_result(job.directory)
         proven = result.spent.certified
-        check.require(
-            proven.epsilon <= self._settings.epsilon and proven.delta == self._settings.delta,
-            f"a run within epsilon={self._settings.epsilon:g} at delta={self._settings.delta:g}",
-            f"epsilon={proven.epsilon:g} at delta={proven.delta:g}",
-            f"it spent more than the budget, so it is not ranked; {folder.directory} has its ledger",
-        )
+        epsilon, delta = self._settings.epsilon, self._settings.delta
+        within, expected = proven.epsilon <= epsilon, f"a run within epsilon={epsilon:g} at delta={delta:g}"
+        remedy = f"it spent more than the budget, so it is not ranked; {folder.directory} has its ledger"
+        got = f"epsilon={proven.epsilon:g} at delta={proven.delta:g}"
+        check.require(within and proven.delta == delta, expected, got, remedy)
         return TrainedRun(
             seed=job.seed,
             accuracy=result.test_accuracy,
@@ -228,19 +192,18 @@ class ComparisonRunner:
             steps=result.steps,
             seconds=result.seconds,
             noise=None if job.row.plan is None else job.row.plan.noise,
-            curve=tuple(Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve),
+            curve=tuple(values.Point(step=step, accuracy=value, epsilon=spent) for step, value, spent in result.curve),
             randomness=result.spent.statement,
             directory=folder.directory.relative_to(self._root).as_posix(),
             ledger=read(folder.ledger).digest,
             config=digest(_compared(job.config)),
         )
 
-    def _tell(self, phase: Phase, job: _Job, **news: object) -> None:
-        name, seed = job.row.candidate.name, job.seed
-        progress = ComparisonProgress(phase=phase, name=name, seed=seed, index=job.index, runs=self._count)
-        self._listener(dataclasses.replace(progress, **news))  # type: ignore[arg-type]
+    def _tell_run(self, phase: Phase, job: _Job, **news: Any) -> None:
+        self._tell(phase, job.row.candidate.name, job.seed, job.index, **news)
 
-    # -- results -------------------------------------------------------------------------------------
+    def _tell(self, phase: Phase, name: str, seed: int | None, index: int, **news: Any) -> None:
+        self._listener(ComparisonProgress(phase=phase, name=name, seed=seed, index=index, runs=self._count, **news))
 
     def _gathered(self, rows: list[_Row]) -> Comparison:
         of, task, shared, horizon = self._settings, self.task, self.shared, self.horizon
@@ -262,10 +225,10 @@ class ComparisonRunner:
             entries=Comparison.ranked(self._entry(row) for row in rows if not row.unfit),
             excluded=_excluded(rows),
             together=together(self.ledgers, of.delta, str(shared.relation)),
-            provenance=Provenance(
+            provenance=values.Provenance(
                 command=of.command,
                 created=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-                versions=tuple(package_versions(*_PACKAGES).items()),
+                versions=tuple(package_versions("discreet", "torch", "numpy", "scipy").items()),
                 checksum=task.checksum,
                 constants=task.constants,
             ),
@@ -284,7 +247,7 @@ class ComparisonRunner:
             learning_rate=config.learning_rate,
             average=config.average or None,
             given=row.candidate.given,
-            course=PlanTimeline() if row.plan is None else timeline_of(row.plan),
+            course=values.PlanTimeline() if row.plan is None else timeline_of(row.plan),
             runs=tuple(self._finished[index] for index in places if index in self._finished),
             failures=tuple(self._failed[index] for index in places if index in self._failed),
         )
@@ -297,7 +260,6 @@ class ComparisonRunner:
 
 
 def train_order(order: dict[str, Any], tell: Callable[[Any], None]) -> None:
-    """Train one run; called by a worker."""
     config = runs.RunConfig.from_json(order["config"])
     runs.train(config, on_progress=lambda news: tell(dataclasses.asdict(news)), resume=order["resume"])
 
@@ -311,16 +273,9 @@ def together(ledgers: list[Path], delta: float, relation: str) -> float | None:
 
 def _excluded(rows: list[_Row]) -> tuple[Excluded, ...]:
     """Rows that cannot be run on the task, and every method without a certificate."""
-    unfit = [
-        Excluded(method=row.candidate.name, guarantee=METHODS[row.candidate.method].guarantee, reason=row.unfit)
-        for row in rows
-        if row.unfit
-    ]
-    uncertified = [method for method in METHODS.values() if not method.certified]
-    return (*unfit, *(Excluded(method=m.name, guarantee=m.guarantee) for m in uncertified))
-
-
-# -- runs of an earlier comparison --------------------------------------------------------------------------
+    unfit = [(row.candidate.name, METHODS[row.candidate.method], row.unfit) for row in rows if row.unfit]
+    uncertified = [(method.name, method, "") for method in METHODS.values() if not method.certified]
+    return tuple(Excluded(method=name, guarantee=m.guarantee, reason=why) for name, m, why in unfit + uncertified)
 
 
 def _compared(config: runs.RunConfig) -> dict[str, object]:
@@ -329,7 +284,6 @@ def _compared(config: runs.RunConfig) -> dict[str, object]:
 
 
 def _same(config: runs.RunConfig, plan: Plan, folder: runs.RunFolder) -> bool:
-    """Whether the run in this folder has these settings and this plan."""
     try:
         begun = runs.load_config(config.out)
         planned = read_json(folder.plan)["digest"]
@@ -346,3 +300,41 @@ def _set_aside(directory: Path, out: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     directory.rename(place)
     return place
+
+
+def timeline_of(plan: Plan) -> values.PlanTimeline:
+    """The noise, the share of active coordinates and the domain of a bound plan.
+
+    >>> from discreet import methods
+    >>> plan = methods.random_freeze(final_rate=0.5, cooling_epochs=2)
+    >>> plan = plan.for_budget(epsilon=3.0, delta=1e-5, records=1000, batch=100, epochs=3)
+    >>> [(step, round(share, 3)) for step, share in timeline_of(plan).density]
+    [(0, 1.0), (10, 0.5)]
+    """
+    steps = plan.horizon.steps
+    every = max(1, math.ceil(steps / MOST))
+    diameter = plan.domain.diameter
+    return values.PlanTimeline(
+        noise=tuple(_changes((step, plan.noise_at(step)) for step in range(0, steps, every))),
+        density=tuple(_changes(_densities(plan))),
+        diameter=diameter if math.isfinite(diameter) else None,
+        visible=plan.analysis.visible,
+    )
+
+
+def _densities(plan: Plan) -> Iterator[tuple[int, float]]:
+    """The density of each epoch. A selection gives the mean over a run, so this takes differences."""
+    horizon, before = plan.horizon, 0.0
+    for start in range(0, horizon.steps, horizon.steps_per_epoch):
+        stop = min(start + horizon.steps_per_epoch, horizon.steps)
+        active = plan.selection.density(dataclasses.replace(horizon, steps=stop)) * stop
+        yield start, (active - before) / (stop - start)
+        before = active
+
+
+def _changes(pairs: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    last: float | None = None
+    for step, value in pairs:
+        if last is None or not math.isclose(value, last, rel_tol=1e-9):
+            yield step, value
+            last = value

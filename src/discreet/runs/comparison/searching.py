@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import final
 
 import numpy as np
 
@@ -25,35 +24,25 @@ from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSu
 from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
 
 FOLDER = "tuning"
-LONGEST = 300
-"""The most steps of a trial."""
-SEED = 20_000
-"""The seed of all trials, which use public data; comparisons do not use it by default."""
+LONGEST = 300  # the most steps of a trial
+SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
+RATES, CLIPS = (0.5, 1.0, 2.0), (1.0, 4.0)  # factors on the learning rate and the clipping norm
 
 
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Grid:
-    """Factors on the learning rate and the clipping norm that the search starts from."""
-
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
-    clips: tuple[float, ...] = (1.0, 4.0)
-
-
-def search(
-    settings: CompareSettings, listener: Listener, grid: Grid | None = None
-) -> tuple[CompareSettings, TuningSummary]:
+def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettings, TuningSummary]:
     """The settings with the best rows, and a summary of the trials.
 
     Guarantee: no trial uses a record of `settings.data` unless these are public, so nothing is charged.
     """
     check_stand_in(settings)
     target = ComparisonRunner(settings.at(settings.epsilon), listener, root=settings.out)
-    stand_in, place = _load(settings), settings.out / FOLDER
-    file = place / "stand-in.npz"
+    data, place = str(settings.tune_on), settings.out / FOLDER
+    classes, file = settings.classes if data.endswith(".npz") else None, place / "stand-in.npz"
+    public = dataclasses.replace(settings, data=data, classes=classes, records=None, public_data=True)
+    stand_in = load_task(public)
     records, held_out = _split(stand_in, file)
     fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
-    trials = {row.name: _trials(row, settings, grid or Grid()) for row in settings.chosen}
+    trials = {row.name: _trials(row, settings) for row in settings.chosen}
     trial_settings = dataclasses.replace(
         settings,
         out=place,
@@ -66,7 +55,7 @@ def search(
         classes=stand_in.classes,
         records=records,
         public_data=True,
-        model=target.shared.model if fits else defaults_for(str(settings.tune_on)).model,
+        model=target.shared.model if fits else defaults_for(data).model,
         batch=int(min(target.horizon.size.batch, records // 4)),
         epochs=None,
         steps=min(target.horizon.steps, LONGEST),
@@ -75,21 +64,25 @@ def search(
         accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / records,  # they are public
     )
     found = ComparisonRunner(trial_settings, listener, root=place).comparison()
-    best: dict[str, MethodResult | None] = {}
-    for name, row in trials.items():
-        names = {trial.name for trial in row}
-        best[name] = next((entry for entry in found.finished if entry.name in names), None)  # they are ranked
-    rows = tuple(_with(row, best[row.name]) for row in settings.chosen)
+    best: dict[str, MethodResult] = {}
+    for result in found.finished:  # they are ranked
+        best.setdefault(result.name.rpartition(".")[0], result)
+    rows = tuple(
+        dataclasses.replace(row, parameters=best[row.name].parameters, learning_rate=best[row.name].learning_rate)
+        if row.name in best
+        else row
+        for row in settings.chosen
+    )
     summary = TuningSummary(
-        data=str(settings.tune_on),
+        data=data,
         model=found.model,
         trials=sum(len(entry.runs) for entry in found.entries),
         records=records,
         held_out=held_out,
         choices=tuple(
             TunedSetting(name=name, settings=settings_in_words(entry), score=entry.accuracy.mean)
-            for name, entry in best.items()
-            if entry is not None and entry.accuracy is not None
+            for name in trials
+            if (entry := best.get(name)) is not None and entry.accuracy is not None
         ),
     )
     return dataclasses.replace(settings, rows=rows), summary
@@ -98,11 +91,9 @@ def search(
 def check_stand_in(settings: CompareSettings) -> None:
     """Refuse to tune on the private records: each trial would be a release that is not charged."""
     assert settings.tune_on is not None
-    same = settings.tune_on == settings.data or (
-        settings.data.endswith(".npz")
-        and settings.tune_on.endswith(".npz")
-        and Path(settings.tune_on).resolve() == Path(settings.data).resolve()
-    )
+    both = (settings.tune_on, settings.data)
+    files = all(name.endswith(".npz") for name in both)
+    same = len(set(both)) == 1 or (files and len({Path(name).resolve() for name in both}) == 1)
     public = settings.data in DATASETS or settings.public_data
     got = f"{settings.tune_on}, the private records"
     remedy = "every trial on them would cost privacy: name a published dataset, e.g. --tune-on digits"
@@ -123,30 +114,16 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
     return int((~scored).sum()), int(scored.sum())
 
 
-def _load(settings: CompareSettings) -> Task:
-    name = str(settings.tune_on)
-    classes = settings.classes if name.endswith(".npz") else None
-    return load_task(dataclasses.replace(settings, data=name, classes=classes, records=None, public_data=True))
-
-
-def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Candidate, ...]:
+def _trials(row: Candidate, settings: CompareSettings) -> tuple[Candidate, ...]:
     """The grid around a row, with the momentum and the average that the row will run with."""
     usual = defaults_for(settings.data)
-    completed = runs.complete(
-        runs.RunConfig(
-            out="unused",
-            data=settings.data,
-            method=row.method,
-            parameters=row.parameters,
-            epsilon=settings.epsilon,
-            delta=settings.delta,
-        )
-    )
-    parameters, method = dict(completed.parameters), METHODS[row.method]
+    config = runs.RunConfig(out="unused", data=settings.data, epsilon=settings.epsilon, delta=settings.delta)
+    config = runs.complete(dataclasses.replace(config, method=row.method, parameters=row.parameters))
+    parameters, method = dict(config.parameters), METHODS[row.method]
     bounder = method.recipe(**parameters).bounder
     start = row.learning_rate or usual_learning_rate(settings.data, bounder, adam=method.adam)
     clip = parameters.get("clip")
-    factors = itertools.product(grid.clips if clip is not None else (1.0,), grid.rates)
+    factors = itertools.product(CLIPS if clip is not None else (1.0,), RATES)
     return tuple(
         Candidate(
             method=row.method,
@@ -159,9 +136,3 @@ def _trials(row: Candidate, settings: CompareSettings, grid: Grid) -> tuple[Cand
         )
         for number, (wider, faster) in enumerate(factors, start=1)
     )
-
-
-def _with(row: Candidate, best: MethodResult | None) -> Candidate:
-    if best is None:
-        return row
-    return dataclasses.replace(row, parameters=best.parameters, learning_rate=best.learning_rate)

@@ -2,21 +2,66 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from discreet.core import check
 from discreet.core.plain import from_plain, plain
 from discreet.runs.audit_rows import AuditRow
-from discreet.runs.comparison.estimates import Estimate
 
 FORMAT = "discreet.comparison/2"
+CONFIDENCE = 0.95
 
 Setting = str | int | float | bool | None
-Changes = tuple[tuple[int, float], ...]
-"""(first step, value) wherever a value changes."""
+Changes = tuple[tuple[int, float], ...]  # (first step, value) wherever a value changes
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean with its standard error and half the width of its t confidence interval.
+
+    error = s / sqrt(n), half = t(0.975, n - 1) * error, with s the sample deviation; both None for one value.
+
+    >>> estimate = Estimate.of([0.91, 0.92, 0.93])
+    >>> round(estimate.mean, 4), round(estimate.error, 5), round(estimate.half, 5)
+    (0.92, 0.00577, 0.02484)
+    """
+
+    mean: float
+    error: float | None
+    half: float | None
+    count: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        from scipy.special import stdtrit
+
+        is_valid = len(values) > 0 and all(math.isfinite(value) for value in values)
+        check.require(is_valid, "finite values, at least one", f"{list(values)}", "average finished runs only")
+        count, mean = len(values), statistics.fmean(values)
+        if count == 1:
+            return Estimate(mean=mean, error=None, half=None, count=1)
+        error = statistics.stdev(values) / math.sqrt(count)
+        quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+        return Estimate(mean=mean, error=error, half=quantile * error, count=count)
+
+    @property
+    def low(self) -> float:
+        return self.mean - (self.half or 0.0)
+
+    @property
+    def high(self) -> float:
+        return self.mean + (self.half or 0.0)
+
+    def overlaps(self, other: Estimate) -> bool:
+        """Whether the two intervals share a point. The interval of a single run overlaps all others."""
+        if self.half is None or other.half is None:
+            return True
+        return self.low <= other.high and other.low <= self.high
 
 
 @final
@@ -80,9 +125,6 @@ class PlanTimeline:
     visible: bool = True
 
 
-_NOTHING = PlanTimeline()
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
@@ -97,7 +139,7 @@ class MethodResult:
     learning_rate: float | None
     average: float | None = None
     given: bool = False
-    course: PlanTimeline = _NOTHING
+    course: PlanTimeline = field(default_factory=PlanTimeline)
     runs: tuple[TrainedRun, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -108,12 +150,10 @@ class MethodResult:
 
     @property
     def epsilon(self) -> float | None:
-        """The largest certified epsilon of its runs."""
         return max((run.epsilon for run in self.runs), default=None)
 
     @property
     def claimed(self) -> float | None:
-        """What the method's paper claims for such a run."""
         return max((run.claimed for run in self.runs if run.claimed is not None), default=None)
 
     @property
@@ -126,7 +166,6 @@ class MethodResult:
 
     @property
     def seconds(self) -> float | None:
-        """The mean wall time of a run."""
         return statistics.fmean(run.seconds for run in self.runs) if self.runs else None
 
     @property
@@ -135,14 +174,10 @@ class MethodResult:
         if not self.runs:
             return ()
         held = [{point.step: point for point in run.curve} for run in self.runs]
-        common = sorted(set.intersection(*(set(points) for points in held)))
+        common = {step: [points[step] for points in held] for step in sorted(set(held[0]).intersection(*held))}
         return tuple(
-            (
-                step,
-                max(points[step].epsilon for points in held),
-                Estimate.of([points[step].accuracy for points in held]),
-            )
-            for step in common
+            (step, max(point.epsilon for point in points), Estimate.of([point.accuracy for point in points]))
+            for step, points in common.items()
         )
 
 
@@ -170,7 +205,6 @@ class BudgetResult:
 
     @property
     def label(self) -> str:
-        """The epsilon as text."""
         return f"{self.epsilon:g}"
 
 
@@ -203,8 +237,6 @@ class TuningSummary:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where the numbers come from."""
-
     command: str
     created: str
     versions: tuple[tuple[str, str], ...]
@@ -258,7 +290,6 @@ class Comparison:
 
     @property
     def finished(self) -> tuple[MethodResult, ...]:
-        """The entries with at least one finished run, best first."""
         return tuple(entry for entry in self.entries if entry.runs)
 
     @property
@@ -273,18 +304,15 @@ class Comparison:
 
     @property
     def budgets(self) -> tuple[BudgetResult, ...]:
-        """All budgets, the smallest first."""
         own = BudgetResult(epsilon=self.epsilon, repeats=self.repeats, entries=self.entries)
         return tuple(sorted((own, *self.others), key=lambda budget: budget.epsilon))
 
     @property
     def close_to_best(self) -> tuple[MethodResult, ...]:
         """The entries whose intervals overlap that of the best."""
-        best = self.best
-        if best is None or best.accuracy is None:
+        if self.best is None or (best := self.best.accuracy) is None:
             return ()
-        others = (entry for entry in self.finished if entry is not best)
-        return tuple(e for e in others if e.accuracy is not None and e.accuracy.overlaps(best.accuracy))
+        return tuple(e for e in self.finished[1:] if e.accuracy is not None and e.accuracy.overlaps(best))
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values, with the mean accuracies beside the runs for readers of the file."""
@@ -313,9 +341,7 @@ class Comparison:
 
 
 def settings_in_words(entry: MethodResult) -> str:
-    """How a row was run, in one line."""
     given = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in entry.parameters]
-    rate = "" if entry.learning_rate is None else f", learning rate {entry.learning_rate:g}"
-    optimizer = f"{entry.optimizer}{rate}"
+    rate = [] if entry.learning_rate is None else [f"learning rate {entry.learning_rate:g}"]
     averaged = [] if entry.average is None else [f"averaged with decay {entry.average:g}"]
-    return ", ".join([*given, optimizer, *averaged])
+    return ", ".join([*given, entry.optimizer, *rate, *averaged])
