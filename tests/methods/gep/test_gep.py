@@ -29,6 +29,7 @@ from discreet.methods.gep.subspace import ACTIVE, BASIS, MADE_AT, Basis, Subspac
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.context import PUBLIC, StepContext
 from discreet.stages.plan import Plan
+from discreet.stages.sampling import OwnLoader
 from discreet.stages.selection import Order
 from discreet.training import checkpoint
 from discreet.training.step import PrivateStep, RunState
@@ -343,6 +344,28 @@ def test_that_public_records_are_public_is_the_users_word(tmp_path: Path) -> Non
     assert word in run.plan.certificate().conditions
     assert word in run.spent().certified.conditions
     assert word in (tmp_path / "ledger").read_text()
+    run.close()
+
+
+def test_own_loaders_views_and_empty_batches_have_their_basis_too() -> None:
+    recipe = methods.gep(rank=0.2, groups=2, public_batch=16, refresh=3)
+    run = loop.private(which=loop.plan(recipe.using(sampling=OwnLoader()), steps=4), dataset=None, views=2)
+    x, y = loop.data(12).tensors
+    for batch, labels in run.over([(x, y), (x[:0], y[:0]), (x, y), (x, y)]):
+        run.step(loop.losses(run.model, batch, labels))
+    assert run.progress.step == 4
+    assert int(run.progress.memory[MADE_AT]) == 3
+    run.close()
+
+
+def test_an_empty_batch_is_noise_in_both_parts() -> None:
+    plan = loop.plan(methods.gep(rank=0.2, refresh=1), records=10_000, batch=1e-9, steps=2)
+    run = loop.private(which=plan, dataset=loop.data(3))
+    before = loop.weights(run.model)
+    loop.train(run)
+    assert run.progress.step == 2
+    assert int(run.progress.memory[MADE_AT]) == 1
+    assert bool((loop.weights(run.model) != before).all())
     run.close()
 
 
