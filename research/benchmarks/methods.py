@@ -27,7 +27,8 @@ def method_step(task: Task, method: Method) -> Step:
     plan = method.recipe().bind(noise=NOISE, horizon=horizon, delta=1e-6)
     optimizer = (torch.optim.Adam if method.adam else torch.optim.SGD)(task.model.parameters(), lr=RATE)
     data = TensorDataset(task.inputs.repeat(_COPIES, *(1,) * (task.inputs.dim() - 1)), task.labels.repeat(_COPIES))
-    loop = Private(task.model, optimizer, plan, data)
+    public = TensorDataset(task.inputs, task.labels) if plan.bounder.public_records else None
+    loop = Private(task.model, optimizer, plan, data, public=public)
     batches = iter(loop)
 
     def step() -> None:

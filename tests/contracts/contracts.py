@@ -28,6 +28,7 @@ from discreet.methods.d2p2.projected_noise import ProjectedNoise, width
 from discreet.methods.d2p2.projections import padded_size
 from discreet.methods.dicesgd.clipping import SmoothedResidual
 from discreet.methods.geodp.combination import FromAngles, FromPolar
+from discreet.methods.gep.combination import FromEmbedding
 from discreet.stages.analysis import Composition
 from discreet.stages.clipping import Bounder, Query
 from discreet.stages.combination import TakeFirst
@@ -108,8 +109,8 @@ def combined(plan: Plan) -> list[tuple[Query, float]]:
 
 
 def first_sum(plan: Plan) -> Plan:
-    """The plan without putting direction and magnitude together: bounds and noise are those of the sums."""
-    if not isinstance(plan.combination, FromPolar | FromAngles):
+    """The plan without putting the parts of a gradient together: bounds and noise are those of the sums."""
+    if not isinstance(plan.combination, FromPolar | FromAngles | FromEmbedding):
         return plan
     return dataclasses.replace(plan, combination=TakeFirst(), analysis=Composition())
 

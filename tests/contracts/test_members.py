@@ -26,6 +26,7 @@ from discreet.methods import METHODS
 from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised, TwoLevel
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
 from discreet.methods.geodp.clipping import AngleWindow, Polar
+from discreet.methods.gep.clipping import EmbeddingClip
 from discreet.stages import clipping, sampling
 from discreet.training.private import Private
 
@@ -56,7 +57,7 @@ def test_bounders(bounder: clipping.Bounder) -> None:
 
 
 # Their guarantee is about more than weights: tests of their own rooms hold them to it.
-ELSEWHERE = {FeedbackClip, FeedbackNormalised, AngleWindow, Polar}
+ELSEWHERE = {FeedbackClip, FeedbackNormalised, AngleWindow, Polar, EmbeddingClip}
 
 
 def test_every_bounder_is_listed() -> None:

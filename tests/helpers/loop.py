@@ -54,7 +54,10 @@ def private(net: nn.Module | None = None, which: Plan | None = None, **options: 
     make: Callable[[Any], torch.optim.Optimizer] = options.pop("optimizer", sgd)
     options["streams"] = options.get("streams") or Streams.seeded(options.pop("seed", 7))
     dataset = options.pop("dataset", data())
-    return Private(net, make(net.parameters()), which or plan(), dataset, **options)
+    which = which or plan()
+    if which.bounder.public_records:
+        options.setdefault("public", data(40))
+    return Private(net, make(net.parameters()), which, dataset, **options)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

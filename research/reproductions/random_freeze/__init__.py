@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from research.reproductions.experiment import Experiment
-from research.reproductions.random_freeze import figure_1, figure_2, figure_3, figure_4, table_1, tables_3_4
+from research.reproductions.random_freeze import (
+    figure_1,
+    figure_2,
+    figure_3,
+    figure_4,
+    table_1,
+    table_1_gep,
+    tables_3_4,
+)
 
 _PAPER: Final = "001 random freeze"
 
@@ -54,6 +62,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         minutes_quick=1,
         minutes_full=25,
         run=table_1.table_1,
+    ),
+    Experiment(
+        name="freeze-table-1-gep",
+        paper=_PAPER,
+        artefact="Table 1, gradient embedding perturbation",
+        what="random freeze added to GEP at epsilon 8, and the time of its products against the density",
+        minutes_quick=3,
+        minutes_full=90,
+        run=table_1_gep.table_1_gep,
     ),
     Experiment(
         name="freeze-table-3",

@@ -93,11 +93,22 @@ class Attacked:
         releases = []
         for indices in itertools.islice(drawn, self.steps):
             batch = PrivateStep(plan, engine, progress, streams, lambda event, step: None, world)
+            if batch.is_learning:
+                public = public_inputs(records.shape[1])
+                engine.begin(len(public))
+                batch.learn(net(public).squeeze(1))
+                batch.end_learning()
             if len(indices):
                 engine.begin(len(indices))
                 batch.add(net(records[torch.from_numpy(indices)]).squeeze(1))
             releases.append(batch.release())
         return releases
+
+
+def public_inputs(dimension: int) -> Tensor:
+    """A public record. Of the attacked records, one half lies in its direction, and the other half does not."""
+    halves = torch.arange(dimension) < dimension / 2
+    return halves.float().unsqueeze(0)
 
 
 def canaries(plan: Plan, there: Flags) -> Tensor:

@@ -15,6 +15,7 @@ from discreet.core.streams import Streams
 from discreet.data import Task
 from discreet.runs import RunConfig, complete
 from discreet.runs.defaults import load_task, settle
+from discreet.runs.public_records import load_public
 from discreet.runs.training import make_model, make_optimizer, scale_learning_rate
 from discreet.stages.plan import Plan
 from discreet.training.private import Private
@@ -86,6 +87,7 @@ def fit(
         inputs=inputs,
         average=config.average or None if setup.plan.analysis.visible else None,
         streams=streams,
+        public=load_public(config, setup.plan, setup.task),
     )
     try:
         for batch in private:

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from discreet.auditing.bounds import Flags, Floats
 from discreet.auditing.games import by_world
-from discreet.auditing.releases import active_in, observing_releases
+from discreet.auditing.releases import active_in, observing_releases, public_inputs
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.dp_sgd.clipping import PerLayer
@@ -148,7 +148,10 @@ class WholeRun:
         plan = observing_releases(self.plan, attacker.see) if self.plan.analysis.visible else self.plan
         optimizer = torch.optim.SGD(model.parameters(), lr=self._learning_rate)
         data = self._data(torch.from_numpy(there))
-        private = Private(model, optimizer, plan, data, micro_batch=max(len(data), 1), inputs=lambda batch: batch)
+        public = TensorDataset(public_inputs(len(self.record.own))) if plan.bounder.public_records else None
+        private = Private(
+            model, optimizer, plan, data, micro_batch=max(len(data), 1), inputs=lambda batch: batch, public=public
+        )
         try:
             for batch in private:
                 private.step(self.record.losses(model(*batch).flatten()))

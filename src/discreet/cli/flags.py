@@ -81,6 +81,9 @@ class TaskFlags:
     classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
     records: Annotated[int | None, flag("Public number of records of an .npz file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data")] = False
+    public_records: Annotated[
+        str | None, flag("A dataset or .npz file without protected records, for gep and b-gep.", "Data")
+    ] = None
     micro_batch: MicroBatchFlag = None
     eval_every: Annotated[int | None, flag("Steps between evaluations (default: 20 evaluations).", "Training")] = None
 

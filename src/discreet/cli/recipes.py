@@ -29,9 +29,9 @@ RESERVED = frozenset(
         *("canaries", "canary", "cap", "checkpoint_every", "classes", "curve", "data", "data_dir", "delta"),
         *("device", "directory", "download", "epochs", "epsilon", "eval_every", "everything", "help", "json"),
         *("learning_rate", "ledger", "main", "method", "methods", "micro_batch", "model", "momentum", "noise"),
-        *("one_run", "optimizer", "other_repeats", "out", "public_data", "quick", "rate", "record_shape"),
-        *("records", "relation", "repeats", "run", "sampling", "schedule", "schedule_per", "seed", "seeds"),
-        *("solve", "steps", "truth", "tune_on", "version", "weight_decay", "workers"),
+        *("one_run", "optimizer", "other_repeats", "out", "public_data", "public_records", "quick", "rate"),
+        *("record_shape", "records", "relation", "repeats", "run", "sampling", "schedule", "schedule_per"),
+        *("seed", "seeds", "solve", "steps", "truth", "tune_on", "version", "weight_decay", "workers"),
     }
 )
 """The words that the commands use themselves: the same flag never means two things."""

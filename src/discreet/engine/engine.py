@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
+from discreet.engine.active import Active
 from discreet.engine.factors.parts import Factors, GradientBuffer
 from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
@@ -234,25 +235,36 @@ class Engine:
         return torch.stack(self._each_norm(None)).isfinite().all(0)
 
     @torch.no_grad()
-    def mapped_sum(self, fn: Callable[[Tensor], Tensor], *, chunk: int = 16) -> Tensor:
-        """sum over chunks of fn(gradients), where fn takes instantiated gradients [chunk, d]."""
-        records, bad = self._open_records(), ~self.finite()
+    def mapped_sum(self, fn: Callable[[Tensor], Tensor], mask: Mask | None = None, *, chunk: int = 16) -> Tensor:
+        """sum over chunks of fn(gradients), where fn takes instantiated gradients [chunk, active coordinates]."""
         total: Tensor | None = None
-        for start in range(0, records, chunk):
-            stop = min(start + chunk, records)
-            rows = self.per_sample(start, stop).masked_fill(bad[start:stop].unsqueeze(1), 0)
+        for rows in self.rows(mask, chunk=chunk):
             value = fn(rows)
             total = value if total is None else total + value
         assert total is not None
         return total
 
+    def rows(self, mask: Mask | None = None, *, chunk: int = 16) -> Iterator[Tensor]:
+        """Instantiated gradients on the active coordinates, `chunk` records at a time; zeros where not finite."""
+        records, bad = self._open_records(), ~self.finite()
+        for start in range(0, records, chunk):
+            stop = min(start + chunk, records)
+            gradients, odd = self.per_sample(start, stop, mask), bad[start:stop]
+            yield gradients.masked_fill_(odd.unsqueeze(1), 0) if bool(odd.any()) else gradients
+
     @torch.no_grad()
-    def per_sample(self, start: int, stop: int) -> Tensor:
-        """Instantiated gradients of records start..stop, flat: [stop - start, d]."""
-        rows = torch.zeros(stop - start, self.layout.size, dtype=self.dtype, device=self.device)
-        for view, factors in zip(self.layout.views(rows), self._collected(None), strict=True):
-            if factors is not None:
-                view.copy_(factors.instantiate(start, stop))
+    def per_sample(self, start: int, stop: int, mask: Mask | None = None) -> Tensor:
+        """Instantiated gradients of records start..stop, flat: [stop - start, d], or as many active coordinates."""
+        active = None if mask is None else Active.of(mask, self.layout, self.device)
+        sizes = self.layout.sizes if active is None else active.counts
+        rows = torch.empty(stop - start, sum(sizes), dtype=self.dtype, device=self.device)
+        for index, (own, factors) in enumerate(zip(rows.split(list(sizes), dim=1), self._collected(None), strict=True)):
+            if factors is None:
+                own.zero_()
+            elif own.shape[1]:
+                flat = factors.instantiate(start, stop).reshape(stop - start, -1)
+                part = None if active is None else active.parts[index]
+                own.copy_(flat if part is None else flat.index_select(1, part))
         return rows
 
     def _trains_the_same(self) -> None:

@@ -12,6 +12,7 @@ from discreet.methods.dicesgd.recipes import dicesgd, dicesgd_automatic, two_lev
 from discreet.methods.dp_sgd.recipes import adaptive_quantile, automatic, dp_adam, dp_sgd, per_layer, psac
 from discreet.methods.dpsgd_dc.recipes import dpsgd_dc, dpsgd_gc
 from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
+from discreet.methods.gep.recipes import b_gep, gep
 from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
 from discreet.methods.selective_update.recipes import sur
 from discreet.stages.recipe import Recipe
@@ -21,6 +22,7 @@ __all__ = [
     "Method",
     "adaptive_quantile",
     "automatic",
+    "b_gep",
     "d2p2_sgd",
     "d2p_sgd",
     "dicesgd",
@@ -32,6 +34,7 @@ __all__ = [
     "dpsgd_gc",
     "geodp",
     "geodp_sound",
+    "gep",
     "per_layer",
     "polar",
     "psac",
@@ -64,6 +67,7 @@ _COUNTED = f"{_SUBSAMPLED}, including the count query"
 _PROJECTED = f"{_SUBSAMPLED}; with dense projections, of chi-square mixtures"
 _TESTED = f"{_SUBSAMPLED}, including the test of every update"
 _TWO_QUERIES = f"{_SUBSAMPLED} with two queries per batch"
+_PUBLIC = "if no protected record is among the public ones"
 _LAST_ITERATE = "certified: composition; with link or smoothness, a bound for the final parameters only"
 _FEEDBACK = "certified: one bound for the whole run, including the hidden error; far above the paper's claim"
 
@@ -90,6 +94,8 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
             Method(name="polar", recipe=polar, guarantee=_TWO_QUERIES),
             Method(name="dicesgd", recipe=dicesgd, guarantee=_FEEDBACK),
             Method(name="dicesgd-automatic", recipe=dicesgd_automatic, guarantee=_FEEDBACK),
+            Method(name="gep", recipe=gep, guarantee=f"{_TWO_QUERIES}, {_PUBLIC}"),
+            Method(name="b-gep", recipe=b_gep, guarantee=f"{_SUBSAMPLED}, {_PUBLIC}"),
             Method(name="two-level", recipe=two_level, guarantee=_SUBSAMPLED),
         )
     }

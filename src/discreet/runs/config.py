@@ -51,6 +51,7 @@ class RunConfig:
     micro_batch                the most records in memory at once; None: estimated from the memory
     seed                       None: randomness of the operating system. A seeded run is not private
     accept_large_delta         delta may be 1/records or more, which protects no single record
+    public_records             a dataset's name or an npz file: records that need no protection, for gep and b-gep
     public_data                the training records are public, so their accuracy may be shown
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
@@ -87,6 +88,7 @@ class RunConfig:
     checkpoint_every: int | None = None
     device: str = "cpu"
     accept_large_delta: bool = False
+    public_records: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -120,6 +122,8 @@ class RunConfig:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if not self.accept_large_delta:
             del fields["accept_large_delta"]  # so that runs keep the digests they had before it could be said
+        if self.public_records is None:
+            del fields["public_records"]  # likewise
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
     @staticmethod

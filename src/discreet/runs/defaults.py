@@ -15,6 +15,7 @@ from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
+from discreet.runs.public_records import check_public_records
 from discreet.stages.clipping import Bounder
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -111,6 +112,7 @@ def settle(config: RunConfig, task: Task) -> tuple[RunConfig, Plan]:
     """The run with every setting filled in, and its plan; filling it in again changes nothing."""
     config = complete(config)
     plan = plan_of(config, task)
+    check_public_records(config, plan)
     told = complete(dataclasses.replace(config, learning_rate=learning_rate_of(config, plan)))
     # If the recipe takes the learning rate, the plan must use this one.
     return told, plan if told.parameters == config.parameters else plan_of(told, task)

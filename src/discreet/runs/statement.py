@@ -51,6 +51,8 @@ def statement(private: Private, *, data: str) -> str:
 def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
     parameters = ", ".join(f"{name}={value}" for name, value in config.parameters) or "no parameters"
     rows = _rows(plan, spent, f"the training records of {task.name}", f"{plan.method} ({parameters})")
+    if config.public_records is not None:
+        rows.insert(1, ("public records", f"{config.public_records}, which the user declares unprotected"))
     not_covered = [_EVALUATION, *_NOT_COVERED, *([_PUBLIC] if config.public_data else [])]
     return _page(spent, plan.horizon.records, rows, _interruptions(resumes), not_covered)
 

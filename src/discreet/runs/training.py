@@ -26,6 +26,7 @@ from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
 from discreet.runs.folder import RunFolder, read_json, resume_line
+from discreet.runs.public_records import load_public
 from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
@@ -145,6 +146,7 @@ class _TrainingPart:
             ledger=self._folder.ledger,
             streams=streams,
             resume=checkpoint,
+            public=load_public(config, self._plan, self._task),
         )
 
     def _note_start(self) -> Streams:

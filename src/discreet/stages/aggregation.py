@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
@@ -70,9 +70,20 @@ class Aggregation:
         if self._contribution_map is None:
             self._engine.add_weighted(self._weights(norms_GN), self._vectors, self._groups, self._mask)
         else:
-            self._vectors += self._engine.mapped_sum(self._contribution_map)
+            self._add_mapped(self._contribution_map)
         self._scalars += self._bounder.numbers(norms_GN, self._scale).sum(1)
         self._engine.discard()
+
+    def _add_mapped(self, contribution_map: Callable[[Tensor], Tensor]) -> None:
+        chunk = self._bounder.records_at_once(self._engine.layout.size)
+        total = self._engine.mapped_sum(contribution_map, self._mask, chunk=chunk)
+        if self._mask is None:
+            self._vectors += total
+        else:
+            from discreet.engine.active import Active
+
+            active = Active.of(self._mask, self._engine.layout, self._engine.device)
+            self._vectors.index_add_(1, active.whole, total)
 
     def _weights(self, norms_GN: Tensor) -> Tensor:
         """The weights of the bounded sums, followed by those of the hidden sums."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.engine.layout import Layout
+    from discreet.stages.context import StepContext
+    from discreet.stages.public_learning import PublicLearning
 
 # Factor that rounds weights towards zero, so that float32 products stay within the bound.
 ROUND_DOWN = 1 - 2**-20
@@ -88,6 +90,19 @@ class Bounder(Protocol):
 
         None if `weights` suffices.
         """
+        return None
+
+    def records_at_once(self, size: int) -> int:
+        """How many gradients of `size` coordinates `contribution_map` takes at a time."""
+        return 16
+
+    @property
+    def public_records(self) -> int:
+        """How many public records the bounder learns from before some steps; 0 if it needs none."""
+        return 0
+
+    def learning(self, context: StepContext) -> PublicLearning | None:
+        """What learns from public records before this step; None if nothing does."""
         return None
 
     def advance(self, scale: float, released: Sequence[float], batch: float) -> float:

@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from discreet.stages.values import PrivateState
 
 
+PUBLIC = "public."
+"""Keys of `memory` that begin so hold what was computed from public records. It is not saved in checkpoints: a resumed
+run computes it again."""
+
+
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepContext:
     """Public facts about one step, and the random streams.
 
-    memory   public tensors that stages keep between steps; it may hold released values only
+    memory   public tensors that stages keep between steps; it may hold only released values and what public
+             records give
     mask     the active coordinates of this step; None if all are active
     raw      the bounder's hidden sums of this step; only the mechanism may read them
     secrets  hidden state that a mechanism keeps between steps; it is never saved and is empty after a resume

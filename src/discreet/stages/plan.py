@@ -12,6 +12,7 @@ from discreet.accounting.events import Event, Free, NonPrivate, SelectionQuery
 from discreet.core import check
 from discreet.stages.delta import check_delta, delta_warning
 from discreet.stages.pipeline import Pipeline
+from discreet.stages.public_learning import ASSUMPTION
 from discreet.stages.sampling import Horizon
 
 Bill = tuple[tuple[Event, int], ...]  # events with counts
@@ -70,7 +71,13 @@ class Plan(Pipeline):
         """The privacy cost of the first `steps` steps (default: the whole run), certified and claimed."""
         whole = steps is None or steps == self.horizon.steps
         claimed = self.claims(self) if self.claims is not None and whole else None
-        return Charge(self.events(steps), claimed, self.analysis.assumptions(self))
+        return Charge(self.events(steps), claimed, self.assumptions)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the certificate assumes besides the plan."""
+        assumed = self.analysis.assumptions(self)
+        return (*assumed, ASSUMPTION) if self.bounder.public_records else assumed
 
     def certificate(self, steps: int | None = None) -> Certificate:
         """The certified epsilon of the first `steps` steps (default: the whole run)."""

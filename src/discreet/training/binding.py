@@ -42,6 +42,27 @@ def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: in
     check.count("give the number of augmented copies of each record", views=views)
 
 
+def check_public(plan: Plan, data: Any, public: Any) -> None:
+    """Refuse a method that learns from public records without them, and public records that are not used."""
+    needed = plan.bounder.public_records
+    check.require(
+        (public is not None) == (needed > 0),
+        f"public records for {plan.method}" if needed else f"no public records: {plan.method} does not use any",
+        "none" if public is None else f"a {type(public).__name__}",
+        "pass public=, a dataset like `data` without a protected record" if needed else "leave public= out",
+    )
+    if public is None:
+        return
+    is_map = not isinstance(public, (DataLoader, IterableDataset))
+    check.require(is_map, "a map-style dataset of public records", type(public).__name__, "pass the dataset itself")
+    check.require(
+        public is not data and len(public) > 0,
+        "public records that are not the protected ones",
+        "the protected dataset" if len(public) else "an empty dataset",
+        "pass records that need no protection: nothing is charged for them",
+    )
+
+
 def dry_run(
     engine: Engine,
     data: Any,

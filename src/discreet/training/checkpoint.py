@@ -158,7 +158,7 @@ def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams
         "plan": plan.digest,
         "relation": str(plan.relation),
         "delta": plan.delta,
-        "assumptions": list(plan.analysis.assumptions(plan)),
+        "assumptions": list(plan.assumptions),
         "seeded": streams.is_seeded,  # also in the charges, but a crash may damage the only one
     }
     return Ledger.in_memory(header) if path is None else Ledger.create(path, header)

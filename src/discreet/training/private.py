@@ -21,6 +21,7 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.trace.capture import replace
+from discreet.stages.context import PUBLIC
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
@@ -31,6 +32,7 @@ from discreet.training.binding import (
     check_arguments,
     check_optimizer,
     check_processes,
+    check_public,
     device_of,
     dry_run,
     fitting_micro_batch,
@@ -68,6 +70,8 @@ class Private:
     streams           the random streams; default: a cryptographic generator seeded by the operating system
     schedulers        learning-rate schedulers to include in checkpoints; the training loop steps them
     resume            a checkpoint of `save`: continue after the last step in `ledger`, with new keys
+    public            public records for methods that learn from them (gep), like those of `data`. Before some steps the
+                      loop yields batches of them too; they cost no privacy. That none is protected is your word
     """
 
     def __init__(
@@ -89,8 +93,10 @@ class Private:
         streams: Streams | None = None,
         schedulers: Sequence[LRScheduler] = (),
         resume: str | Path | None = None,
+        public: Dataset[Any] | None = None,
     ) -> None:
         check_arguments(plan, data, micro_batch=micro_batch, views=views)
+        check_public(plan, data, public)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
@@ -116,6 +122,7 @@ class Private:
             alike = example if collate_fn is None else None
             self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
+            self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
             opened.callback(optimizer.register_step_pre_hook(self._loop.check_updating).remove)
@@ -142,6 +149,7 @@ class Private:
         for micro in loader.load(drawn, lambda: self._engine.watch.wants_another_size):
             if self._step is None:
                 self._step = self._new_step()
+                yield from self._public_batches(loop)
             if micro.records == 0:
                 self._end_empty_sample()
                 continue
@@ -162,6 +170,7 @@ class Private:
                 return
             records = records_in(batch)
             self._step = self._new_step()
+            yield from self._public_batches(loop)
             if records == 0:
                 self._end_empty_sample()
                 continue
@@ -183,6 +192,19 @@ class Private:
             for number, (piece, size) in enumerate(pieces, 1):
                 yield from self._given(piece, size, number == len(pieces), loop)
 
+    def _public_batches(self, loop: object) -> Iterator[Any]:
+        """The public records that the bounder learns from before this step, if it needs any, as batches of the loop."""
+        if self._public is None or self._step is None or not self._step.is_learning:
+            return
+        drawn = self._step.draw_public(len(self._public))  # type: ignore[arg-type]
+        for micro in self._public_loader.load(iter([drawn])):
+            try:
+                yield self._offer(micro.batch, micro.records, False)
+            finally:
+                self._engine.watch.close()
+            self._loop.go_on(loop)
+        self._step.end_learning()
+
     def step(self, losses: Tensor) -> bool:
         """Process the per-record losses of the current batch. Returns True if the parameters changed."""
         with self._loop.taking():
@@ -191,6 +213,8 @@ class Private:
                 self._engine.check(losses)
                 self._untested.compare(self.model)
                 self._step.add_to_test(losses, self._records, self._views)
+            elif self._public is not None and self._step.is_learning:
+                self._step.learn(losses)
             else:
                 self._guard.losses(losses)
                 self._is_repeated = not self._step.add(losses, can_repeat=self._can_repeat)
@@ -296,7 +320,7 @@ class Private:
             digest=self._ledger.digest,
             updates=self.updates,
             scale=self.progress.scale,
-            memory=dict(self.progress.memory),
+            memory={name: value for name, value in self.progress.memory.items() if not name.startswith(PUBLIC)},
             model=self.model.state_dict(),
             optimizer_kind=type(self.optimizer).__qualname__,
             optimizer=self.optimizer.state_dict(),

@@ -1,6 +1,7 @@
 """One private step, with its stages in order. Read this module first.
 
 Sampling draws a logical batch and cuts it into micro-batches. Selection chooses the active coordinates.
+If the bounder needs public records, it learns from them first                (learn)
 For each micro-batch:
     engine       per-record losses -> per-record gradient norms            (add)
     clipping     norms -> weights that bound each record's contribution    (add)
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.events import Event
-from discreet.core.streams import Streams
+from discreet.core.streams import Indices, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.stages.aggregation import Aggregation, sum_of_numbers
@@ -86,12 +87,39 @@ class PrivateStep:
         # One mask for the whole logical batch: all micro-batches are summed, and the noise is drawn, on it.
         mask, order = self._context.mask, plan.selection.order
         self._sums = Aggregation(plan.bounder, state.scale, engine, mask, order, state.memory)
+        self._learning = plan.bounder.learning(self._context)
         self._candidate: CandidateUpdate | None = None
 
     @property
     def is_testing(self) -> bool:
         """Whether the gradient has been released and its update is being tested on a fresh batch."""
         return self._candidate is not None
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether the bounder still has to learn from public records before the first micro-batch."""
+        return self._learning is not None
+
+    def draw_public(self, size: int) -> Indices:
+        """Which of `size` public records the bounder learns from, by public randomness."""
+        count = min(self._plan.bounder.public_records, size)
+        return self._context.streams.projection.at(self._context.step).at(1).choice(count, of=size)
+
+    def learn(self, losses: Tensor) -> None:
+        """Let the bounder learn from a micro-batch of public records. Nothing is charged."""
+        assert self._learning is not None
+        self._engine.backward(losses)
+        chunk = self._plan.bounder.records_at_once(self._engine.layout.size)
+        for gradients in self._engine.rows(self._context.mask, chunk=chunk):
+            self._learning.add(gradients)
+        self._engine.discard()
+
+    def end_learning(self) -> None:
+        """All public records have been given. All processes use what the first one learned."""
+        assert self._learning is not None
+        for value in self._learning.finish():
+            self._world.broadcast_(value)
+        self._learning = None
 
     def add(self, losses: Tensor, *, can_repeat: bool = False) -> bool:
         """Add the bounded contributions of a micro-batch to the sums. Nothing is released.

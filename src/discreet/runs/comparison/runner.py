@@ -126,7 +126,9 @@ class ComparisonRunner:
     def _config(self, candidate: Candidate) -> runs.RunConfig:
         shared = {name: getattr(self._settings, name) for name in _SHARED}
         own = {name: getattr(candidate, name) for name in _OWN}
-        return runs.RunConfig(out=str(self._settings.out / candidate.name), **own, **shared)
+        learns = METHODS[candidate.method].recipe().bounder.public_records > 0
+        public = self._settings.public_records if learns else None
+        return runs.RunConfig(out=str(self._settings.out / candidate.name), public_records=public, **own, **shared)
 
     def _order(self, job: _Job) -> dict[str, Any] | None:
         """What is left to train, if anything. A finished run is read; a run with other settings is moved away."""
