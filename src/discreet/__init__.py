@@ -3,8 +3,6 @@
 Names are loaded when they are first used, so that accounting starts without torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from discreet.core.lazy import lazy

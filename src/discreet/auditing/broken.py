@@ -4,8 +4,6 @@ Every demonstration has a game, the paper's claim for the same numbers, the cert
 analytic lower bound: n trials show at most about ln n, a formula can show more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

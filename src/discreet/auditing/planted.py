@@ -11,8 +11,6 @@ The bound comes from the theorem of Steinke, Nasr and Jagielski (2023), which al
 one-record game (`Tally`), which gives a larger bound: the theorem adds a term 2 * canaries * delta.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ weights and coin; they are independent trials. Otherwise each trial is a trainin
 The attacker sees every release or the final weights only, as in the plan's analysis, and knows the other records.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

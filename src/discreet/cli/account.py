@@ -1,7 +1,5 @@
 """`discreet account` and `discreet calibrate`: what a plan costs before it runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`discreet compare`: certified methods on one dataset at one budget, or at several."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

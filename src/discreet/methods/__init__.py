@@ -1,7 +1,5 @@
 """The list of methods. The command line, comparisons, contract tests and audits all read `METHODS`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType

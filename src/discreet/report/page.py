@@ -4,8 +4,6 @@ Every string goes through an escaping template or an element tree. The page's co
 script of this package, by its hash, and no network request.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

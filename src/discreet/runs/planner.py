@@ -1,7 +1,5 @@
 """The noise that a budget needs, by method, sampler and batch size, from public numbers only."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Recipes of D2P2-SGD, D2P-SGD and DP2-SGD (arXiv 2509.09485, Algorithms 1 to 3)."""
 
-from __future__ import annotations
-
 import enum
 import math
 from dataclasses import dataclass

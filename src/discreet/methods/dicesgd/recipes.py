@@ -1,7 +1,5 @@
 """Recipes of DiceSGD (arXiv 2311.14632, Algorithms 2 to 4) and of two-level clipping, which reduce clipping bias."""
 
-from __future__ import annotations
-
 import abc
 import math
 from dataclasses import dataclass

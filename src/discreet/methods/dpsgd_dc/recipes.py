@@ -1,7 +1,5 @@
 """Recipes of DPSGD-DC and DPSGD-GC (arXiv 2502.17772): DP-SGD with and without a bounded domain."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import final

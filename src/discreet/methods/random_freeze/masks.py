@@ -1,7 +1,5 @@
 """Masks that are drawn from a public stream, or ranked by released gradients."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -5,8 +5,6 @@ four fifths of its 1437 training records and scored on the rest. The 360 test re
 has the grid and the scores. Comments mark rows that were not searched. Datasets without rows use the defaults of a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The runs of a comparison: all rows with one seed, then with the next, so an interrupted comparison has every row."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -4,8 +4,6 @@ The trials are a comparison of their own: they train on four fifths of the stand
 the rest. Test records are not used. So trials can be resumed, run in parallel, and fail one by one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path
