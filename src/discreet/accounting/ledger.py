@@ -12,8 +12,6 @@ A torn last line comes from a crash inside `append`, before its release. It is c
 disk also tears lines: `read` refuses it; `resume` keeps it and appends one charge of the planned event.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib
@@ -77,7 +75,7 @@ class Ledger:
         self._open = True
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], header: Mapping[str, Any]) -> Ledger:
+    def create(cls, path: str | os.PathLike[str], header: Mapping[str, Any]) -> Self:
         """Create a ledger in a new file.
 
         The header names `relation`, `delta` and `plan` (a digest of the plan), and other public values. `assumptions`,
@@ -99,12 +97,12 @@ class Ledger:
         return cls(path, descriptor, record)
 
     @classmethod
-    def in_memory(cls, header: Mapping[str, Any]) -> Ledger:
+    def in_memory(cls, header: Mapping[str, Any]) -> Self:
         """A ledger without a file, which ends with the process."""
         return cls(Path("memory"), None, chain.begin(header)[0])
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str], *, planned: Callable[[chain.LedgerRecord], Event]) -> Ledger:
+    def resume(cls, path: str | os.PathLike[str], *, planned: Callable[[chain.LedgerRecord], Event]) -> Self:
         """Continue a ledger. A torn last line, left by a crash, is charged as the planned event.
 
         `planned` is called with the contents of the ledger, under the lock; it may refuse the ledger.

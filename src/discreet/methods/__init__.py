@@ -14,30 +14,9 @@ from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
 from discreet.methods.selective_update.recipes import sur
 from discreet.stages.recipe import Recipe
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "adaptive_quantile",
-    "automatic",
-    "d2p2_sgd",
-    "d2p_sgd",
-    "dicesgd",
-    "dicesgd_automatic",
-    "dp2_sgd",
-    "dp_adam",
-    "dp_sgd",
-    "dpsgd_dc",
-    "dpsgd_gc",
-    "geodp",
-    "geodp_sound",
-    "per_layer",
-    "polar",
-    "psac",
-    "random_freeze",
-    "ranked_freeze",
-    "sur",
-    "two_level",
-]
+__all__ = ["METHODS", "Method", "adaptive_quantile", "automatic", "d2p2_sgd", "d2p_sgd", "dicesgd"]
+__all__ += ["dicesgd_automatic", "dp2_sgd", "dp_adam", "dp_sgd", "dpsgd_dc", "dpsgd_gc", "geodp", "geodp_sound"]
+__all__ += ["per_layer", "polar", "psac", "random_freeze", "ranked_freeze", "sur", "two_level"]
 
 
 @final

@@ -15,7 +15,7 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 
 class Mechanism(Protocol):

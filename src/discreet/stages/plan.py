@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from discreet.accounting.charges import Charge
+from discreet.accounting.charges import Charge, Counted
 from discreet.accounting.events import Event, Free, NonPrivate, SelectionQuery
 from discreet.core import check
 from discreet.stages.delta import check_delta, delta_warning
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.sampling import Horizon
 
-Bill = tuple[tuple[Event, int], ...]  # events with counts
 OneRelease = Callable[[float], Event]
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Plan(Pipeline):
 
     # -- privacy cost ----------------------------------------------------------------------------------
 
-    def events(self, steps: int | None = None) -> Bill:
+    def events(self, steps: int | None = None) -> Counted:
         """The privacy events of the first `steps` steps (default: the whole run), with counts."""
         stop = self.horizon.steps if steps is None else steps
         check.count("give a number of steps of this run", least=0, steps=stop)
@@ -119,7 +118,7 @@ class Plan(Pipeline):
     def noise_at(self, step: int) -> float:
         return self.noise * self.schedule.factor(step, self.horizon.steps_per_epoch)
 
-    def _bill(self, release: OneRelease, stop: int) -> Bill:
+    def _bill(self, release: OneRelease, stop: int) -> Counted:
         """The cost of such a release in each of the steps before `stop`."""
         per_epoch = self.horizon.steps_per_epoch
         if self.sampling.per_epoch:

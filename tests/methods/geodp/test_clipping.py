@@ -26,12 +26,12 @@ from discreet.methods.geodp.spherical import from_spherical, middle, to_spherica
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.clipping import ROUND_DOWN
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.recipe import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Order
+from discreet.stages.values import StepContext
 
 CLIP = 0.7
 BOUNDERS = [

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from discreet.accounting.claims import AccountedClaim, Accounting
+from discreet.accounting.charges import AccountedClaim, Accounting
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.d2p2.projected_noise import (

@@ -20,7 +20,7 @@ from discreet.stages.selection import Selection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 MAX_CLIPS = 1e6
 """Without a pre-clip, gradients are clipped to this multiple of the clipping norm, which keeps the error finite."""

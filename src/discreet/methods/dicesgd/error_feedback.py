@@ -15,7 +15,7 @@ from discreet.stages.values import BoundedSum, PrivateState
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 ERROR = "clipped-feedback.error"
 _PLAIN = GaussianNoise()

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from discreet.accounting.claims import ABOUT_DELTA, Claim
+from discreet.accounting.charges import ABOUT_DELTA, Claim
 from discreet.accounting.events import ClippedFeedback
 from discreet.core import check
 from discreet.methods.dicesgd.analysis import FeedbackRun

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from discreet.accounting.claims import ABOUT_DELTA, Claim
+from discreet.accounting.charges import ABOUT_DELTA, Claim
 from discreet.core import check
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import Assumed, Curvature, LinearModel, Link

@@ -17,7 +17,7 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 
 @final

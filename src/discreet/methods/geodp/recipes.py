@@ -1,12 +1,10 @@
 """Recipes of GeoDP (arXiv 2504.05618) as published, without a guarantee, of two certified variants, and its claim."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Self, final
 
-from discreet.accounting.claims import ABOUT_DELTA, Claim
+from discreet.accounting.charges import ABOUT_DELTA, Claim
 from discreet.core import check
 from discreet.methods.geodp.clipping import DEFAULT_SPLIT, AngleWindow, Polar, Window
 from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails
@@ -91,12 +89,6 @@ def best_split(*, size: int, batch: float, noise: float, magnitude: float = 1.0,
     return 1 / (1 + x)
 
 
-def _claim(plan: Plan) -> GeoDpOneStepClaim:
-    """The claim for one step, whatever the sampling; the paper has no rule for several steps."""
-    assert isinstance(plan.mechanism, GeometricNoise)
-    return GeoDpOneStepClaim(noise=plan.noise, beta=plan.mechanism.beta, steps=plan.horizon.steps)
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class GeoDpOneStepClaim(Claim):
@@ -133,11 +125,17 @@ class GeoDpOneStepClaim(Claim):
         """The claimed delta of one step: delta + delta'."""
         return min(1.0, delta + (1 - self.beta))
 
-    def repeated(self, times: int) -> GeoDpOneStepClaim:
+    def repeated(self, times: int) -> Self:
         return replace(self, steps=self.steps * times)
 
-    def joined(self, other: Claim) -> GeoDpOneStepClaim | None:
+    def joined(self, other: Claim) -> Self | None:
         """The claim with the steps of both; None if their settings differ."""
         if isinstance(other, GeoDpOneStepClaim) and replace(other, steps=self.steps) == self:
             return replace(self, steps=self.steps + other.steps)
         return None
+
+
+def _claim(plan: Plan) -> GeoDpOneStepClaim:
+    """The claim for one step, whatever the sampling; the paper has no rule for several steps."""
+    assert isinstance(plan.mechanism, GeometricNoise)
+    return GeoDpOneStepClaim(noise=plan.noise, beta=plan.mechanism.beta, steps=plan.horizon.steps)

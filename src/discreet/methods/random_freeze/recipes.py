@@ -1,6 +1,6 @@
 """Recipes of random freeze and ranked freeze (arXiv 2112.00845): sparse updates at the privacy cost of DP-SGD."""
 
-from discreet.accounting.claims import AccountedClaim, Accounting
+from discreet.accounting.charges import AccountedClaim, Accounting
 from discreet.core.relation import Neighbouring
 from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.clipping import FlatClip

@@ -1,13 +1,11 @@
 """Compare certified methods on one dataset and model, at one certified budget or several."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Self, final
 
 from discreet.core import check
 from discreet.runs.audit_rows import AuditRow, read_audit
@@ -99,7 +97,7 @@ class CompareSettings:
             return tuple((str(seed), seed) for seed in self.seeds)
         return tuple((f"os-{index + 1}", None) for index in range(self.repeats))
 
-    def at(self, epsilon: float) -> CompareSettings:
+    def at(self, epsilon: float) -> Self:
         """The settings of one budget alone; where there are several, each has a directory of its own."""
         if not self.others:
             return self
