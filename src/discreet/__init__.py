@@ -20,7 +20,7 @@ _HOME = {
     "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
     "ProcessLost": "discreet.core.errors",
-    "Recipe": "discreet.stages.recipe",
+    "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from discreet.engine.record_watch import public as public
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan
-    from discreet.stages.recipe import Recipe as Recipe
+    from discreet.stages.plan import Recipe as Recipe
     from discreet.stages.sampling import BallsInBins as BallsInBins
     from discreet.stages.sampling import FixedSize as FixedSize
     from discreet.stages.sampling import FullBatch as FullBatch

@@ -23,9 +23,9 @@ from discreet import methods
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.methods import METHODS
-from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised, TwoLevel
+from discreet.methods.dicesgd.stages import FeedbackClip, FeedbackNormalised, TwoLevel
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
-from discreet.methods.geodp.clipping import AngleWindow, Polar
+from discreet.methods.geodp.stages import AngleWindow, Polar
 from discreet.stages import clipping, sampling
 from discreet.training.private import Private
 

@@ -23,7 +23,7 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.error_feedback import ErrorFeedback
+from discreet.methods.dicesgd.stages import ErrorFeedback
 from discreet.stages.analysis import Composition, NoGuard, RunGuard
 from discreet.stages.clipping import Query
 from discreet.stages.noise import Mechanism

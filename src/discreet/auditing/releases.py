@@ -28,14 +28,13 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.d2p2.projected_noise import ProjectedNoise
-from discreet.methods.geodp.noise import GeometricNoise
+from discreet.methods.geodp.stages import GeometricNoise
 from discreet.stages.analysis import Composition
 from discreet.stages.clipping import Query
 from discreet.stages.combination import TakeFirst
 from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.pipeline import Pipeline
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order, Selection
 from discreet.stages.values import BoundedSum, Released, StepContext

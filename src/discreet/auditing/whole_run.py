@@ -31,8 +31,7 @@ from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import AutoS, FlatClip, Psac
 from discreet.stages.pipeline import Pipeline
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, Poisson
 from discreet.stages.selection import Everything
 from discreet.stages.values import Released, StepContext

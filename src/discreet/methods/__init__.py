@@ -12,7 +12,7 @@ from discreet.methods.dpsgd_dc.recipes import dpsgd_dc, dpsgd_gc
 from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
 from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
 from discreet.methods.selective_update.recipes import sur
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 
 __all__ = ["METHODS", "Method", "adaptive_quantile", "automatic", "d2p2_sgd", "d2p_sgd", "dicesgd"]
 __all__ += ["dicesgd_automatic", "dp2_sgd", "dp_adam", "dp_sgd", "dpsgd_dc", "dpsgd_gc", "geodp", "geodp_sound"]

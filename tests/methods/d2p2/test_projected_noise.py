@@ -28,7 +28,7 @@ from discreet.methods.d2p2.projected_noise import (
     width,
 )
 from discreet.methods.d2p2.projections import Hadamard, padded_size
-from discreet.methods.dicesgd.clipping import TwoLevel
+from discreet.methods.dicesgd.stages import TwoLevel
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.stages.clipping import FlatClip, Query
 from discreet.stages.noise import GaussianNoise

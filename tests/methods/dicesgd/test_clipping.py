@@ -15,7 +15,7 @@ from discreet.accounting.events import Queries
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.clipping import HELD, SmoothedResidual, TwoLevel
+from discreet.methods.dicesgd.stages import HELD, SmoothedResidual, TwoLevel
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
 from discreet.stages.sampling import Horizon

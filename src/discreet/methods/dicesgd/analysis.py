@@ -7,8 +7,7 @@ from discreet.accounting import events
 from discreet.accounting.events import Event
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised
-from discreet.methods.dicesgd.error_feedback import ErrorFeedback
+from discreet.methods.dicesgd.stages import ErrorFeedback, FeedbackClip, FeedbackNormalised
 from discreet.stages.analysis import Analysis
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan

@@ -2,7 +2,7 @@
 
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
 from discreet.stages.clipping import AutoS, FlatClip, Psac
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 
 
 def dp_sgd(clip: float = 1.0) -> Recipe:

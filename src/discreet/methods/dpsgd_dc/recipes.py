@@ -10,8 +10,7 @@ from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import Assumed, Curvature, LinearModel, Link
 from discreet.methods.dpsgd_dc.domain import Ball, Centre
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch
 
 

@@ -4,8 +4,7 @@ from discreet.accounting.charges import AccountedClaim, Accounting
 from discreet.core.relation import Neighbouring
 from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Poisson
 from discreet.stages.selection import Frozen, Order
 

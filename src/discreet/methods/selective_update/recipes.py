@@ -2,7 +2,7 @@
 
 from discreet.stages.acceptance import LossTest
 from discreet.stages.clipping import Clipping
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 
 
 def sur(
