@@ -13,7 +13,6 @@ from discreet.accounting.events import ClippedFeedback, LastIterateRun
 from discreet.accounting.normal import bucketed, normal
 from discreet.accounting.pld import Floats, Resolution
 from discreet.accounting.pld_composition import _GAIN, ComposedLoss, LossWindow
-from discreet.accounting.whole_runs import last_iterate_run
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 
@@ -39,7 +38,7 @@ def delta_at(charge: Charge, *, epsilon: float, relation: Neighbouring) -> float
         if isinstance(event, ClippedFeedback):
             bounds.append(feedback_delta(event, epsilon=epsilon).value)
         if isinstance(event, LastIterateRun):
-            bounds.append(last_iterate_delta(last_iterate_run(event, relation), epsilon=epsilon).value)
+            bounds.append(last_iterate_delta(last.bounded_run(event, relation), epsilon=epsilon).value)
     return min(bounds)
 
 
@@ -54,11 +53,11 @@ def feedback_delta(run: ClippedFeedback, *, epsilon: float, grid: float | None =
 
 def last_iterate_delta(run: last.BoundedRun, *, epsilon: float, grid: float | None = None) -> feedback.Bound:
     """The smallest certified delta of the run at `epsilon`, by loss distributions."""
-    grid = grid or last._grid(run, run.step.noise, epsilon)
+    grid = grid or last._grid(run, epsilon)
     composed = max(composed_delta(ComposedLoss(parts), epsilon) for parts in last._whole(run, grid))
     bounds = [feedback.Bound(value=composed, name="composition, PLD")]
     for m, beta in {pair for at in (1e-3, 1e-6, 1e-9) for pair in last._by_rdp(run, at)[1]}:
-        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / last._POINTS)
+        coarser = max(grid, run.highest(math.sqrt(beta) * run.noise) / last._POINTS)
         sides = last._absorbing(run, m, beta, coarser)
         value = 1.0 if sides is None else max(composed_delta(ComposedLoss(parts), epsilon) for parts in sides)
         bounds.append(feedback.Bound(value=value, name="last iterate, PLD"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cli_runner import refused, replaced, run
 
-from discreet.runs import comparison
+from discreet.runs.comparison import compare as comparison
 from research.readme import read_comparison
 
 RUN = ("--epsilon", "3", "--delta", "1e-5", "--methods", "dp-sgd,psac", "--model", "softmax")

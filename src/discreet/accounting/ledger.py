@@ -68,7 +68,7 @@ class Ledger:
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
         self._said = {text for entry in record.entries for text in chain.randomness_of(entry.note)}
-        self._digest = record.digest
+        self.digest = record.digest
         self._process = os.getpid()
         self._file = path.absolute()  # the program may change its directory
         self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
@@ -124,7 +124,7 @@ class Ledger:
     def _settle(self, torn: bytes, planned: Event) -> None:
         """Charge a torn last line: as it is if only its line end is missing, else as the planned event."""
         try:
-            entry = chain.open_entry(self._path, len(self._entries) + 2, torn, self._digest)
+            entry = chain.open_entry(self._path, len(self._entries) + 2, torn, self.digest)
         except check.Refused:
             step = self._entries[-1].step + 1 if self._entries else 0
             self._add(planned, step, chain.torn_note(torn), torn=torn)
@@ -150,7 +150,7 @@ class Ledger:
         body: dict[str, Any] = {"step": int(step), "event": event.to_json(), "note": note}
         if torn:
             body["torn"] = hashlib.sha256(torn).hexdigest()
-        digest, line = chain.seal(self._digest, body)
+        digest, line = chain.seal(self.digest, body)
         self._check_file()
         self._open = False  # until the line stands: a failed write must not be followed by another
         self._write(b"\n" + line if torn else line)
@@ -178,7 +178,7 @@ class Ledger:
             check.damaged(expected, f"{own.st_size} bytes instead of {self._size}", chain.RESTORE)
 
     def _keep(self, entry: chain.LedgerEntry) -> None:
-        self._digest = entry.digest
+        self.digest = entry.digest
         self._counts[entry.event] += 1
         self._said.update(chain.randomness_of(entry.note))
         self._entries.append(entry)
@@ -192,10 +192,6 @@ class Ledger:
     @property
     def entries(self) -> tuple[chain.LedgerEntry, ...]:
         return tuple(self._entries)
-
-    @property
-    def digest(self) -> str:
-        return self._digest
 
     @property
     def length(self) -> int:

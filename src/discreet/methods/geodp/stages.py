@@ -20,7 +20,7 @@ from discreet.core import check
 from discreet.methods.geodp.spherical import canonical_, from_spherical, middle, to_spherical, wrapped
 from discreet.stages.clipping import ROUND_DOWN, Bounder, Query, zero_non_finite
 from discreet.stages.combination import Combination, whole_gradient
-from discreet.stages.noise import Mechanism
+from discreet.stages.noise import Mechanism, active_part
 from discreet.stages.selection import Selection
 from discreet.stages.values import BoundedSum, StepContext
 
@@ -237,13 +237,7 @@ class GeometricNoise(Mechanism):
         """Return the noisy sum. Under a mask, only the active coordinates are converted to angles and returned."""
         expected, remedy = "one sum of clipped gradients", "use a bounder with a single query, such as FlatClip"
         check.require(len(sums) == 1 and isinstance(sums[0], BoundedSum), expected, f"{len(sums)} sums", remedy)
-        total, query = sums[0].value, queries[0]
-        if context.mask is not None:
-            from discreet.engine.active import Active
-
-            active = total.index_select(0, Active.of(context.mask, context.layout, total.device).whole)
-            total.zero_()  # keep no exact sum in memory
-            total = active
+        total, query = active_part(sums[0].value, context), queries[0]
         norm, angles = to_spherical(total.double() / context.batch)
         stream = context.streams.noise
         norm = stream.add_normal_(norm.reshape(1), self.norm_std(query.sensitivity, noise, context.batch))

@@ -15,8 +15,7 @@ from discreet.core import check
 from discreet.core.files import replace_file
 from discreet.data import DATASETS, Task
 from discreet.methods import METHODS
-from discreet.runs.comparison.candidates import Candidate
-from discreet.runs.comparison.compare import CompareSettings, Listener
+from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
 from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSummary, settings_in_words
 from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
