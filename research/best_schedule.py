@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 from discreet.core import check
 from discreet.methods import automatic
 from discreet.methods.d2p2.recipes import Decay, decaying
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Period, Schedule, Table
 

@@ -14,14 +14,16 @@ import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from discreet.core import check
 from discreet.core.files import write_text
+from discreet.core.plain import from_plain
 from discreet.report import page, wording
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
-from discreet.runs.comparison.values import Comparison, MethodResult
+from discreet.runs.comparison.values import FORMAT, Comparison, MethodResult
 
 COMPARISON = "fashion-mnist"
 TRUTH = "truth-table.json"
@@ -36,13 +38,34 @@ def main() -> None:
     text = readme.read_text(encoding="utf-8")
     file = results / COMPARISON / page.DATA
     if file.is_file():
-        text = put(text, "comparison", comparison(page.read(file), f"{results.name}/{COMPARISON}"))
+        text = put(text, "comparison", comparison(read_comparison(file), f"{results.name}/{COMPARISON}"))
     if (results / TRUTH).is_file():
         text = put(text, "truth", truth(read_audit(results / TRUTH)))
     timed = next((results / name for name in SPEED if (results / name).is_file()), None)
     if timed is not None:
         text = put(text, "speed", speed(json.loads(timed.read_text(encoding="utf-8"))))
     write_text(readme, text)
+
+
+def read_comparison(path: Path) -> Comparison:
+    """The comparison of a report.json; any other file is refused."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        check.refuse("a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote")
+    check.require(isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file")
+    return comparison_from_json(held)
+
+
+def comparison_from_json(held: Mapping[str, Any]) -> Comparison:
+    """The comparison that `Comparison.to_json` wrote; anything else is refused."""
+    got, remedy = held.get("format"), "give the report.json that discreet compare wrote with this version"
+    check.require(got == FORMAT, f"a file of format {FORMAT}", f"format={got!r}", remedy)
+    try:
+        found: Comparison = from_plain(Comparison, held)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        check.refuse("a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again")
+    return found
 
 
 def put(text: str, name: str, part: str) -> str:

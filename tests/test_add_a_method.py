@@ -40,7 +40,7 @@ def followed(root: Path) -> None:
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(code, encoding="utf-8")
     registry = (root / REGISTRY).read_text(encoding="utf-8")
-    last_import, first_entry = "from discreet.stages.recipe import Recipe\n", 'Method(name="dp-sgd"'
+    last_import, first_entry = "from discreet.stages.plan import Recipe\n", 'Method(name="dp-sgd"'
     assert registry.count(last_import) == registry.count(first_entry) == 1
     registry = registry.replace(last_import, block("from discreet.methods.smooth_clip") + last_import)
     registry = registry.replace(first_entry, block("Method(") + " " * 12 + first_entry)

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from discreet import methods
 from discreet.data import parameters
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.benchmarks.models import MODELS, Task

@@ -14,7 +14,7 @@ from discreet import methods
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.step import PrivateStep, RunState
 from research.benchmarks.models import MODELS, Task

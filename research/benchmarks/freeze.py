@@ -22,11 +22,10 @@ from discreet.engine.engine import Engine
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.clipping import FlatClip, Query
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise
 from discreet.stages.selection import Frozen, Order
 from discreet.stages.update import unpack, update
-from discreet.stages.values import Released
+from discreet.stages.values import Released, StepContext
 from research.benchmarks import release_bytes
 
 RATES = (0.0, 0.5, 0.9)

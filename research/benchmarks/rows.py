@@ -22,8 +22,7 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.memory import micro_batch_for
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon, OwnLoader
 from discreet.stages.update import update
 from discreet.training.step import PrivateStep, RunState

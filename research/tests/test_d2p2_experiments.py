@@ -18,8 +18,7 @@ from discreet.methods import METHODS
 from discreet.methods.d2p2.projected_noise import DenseLayers, ProjectedNoise, layer_widths
 from discreet.runs import RunConfig, RunResult, complete
 from discreet.stages.clipping import Query
-from discreet.stages.context import StepContext
-from discreet.stages.values import _AGGREGATION, BoundedSum
+from discreet.stages.values import _AGGREGATION, BoundedSum, StepContext
 from research.reproductions import Bench, Row, Status
 from research.reproductions.d2p2 import figure_3, figures_4_5_6, projection, table_2
 from research.reproductions.d2p2.settings import FAMILY, PUBLISHED, TABLE_2, TUNED, Setting

@@ -13,8 +13,7 @@ from discreet.engine.active import from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks
 from discreet.methods.random_freeze.selection import Granularity, RandomFreeze
-from discreet.stages.context import StepContext
-from discreet.stages.values import Released
+from discreet.stages.values import Released, StepContext
 from research.benchmarks import release_bytes
 
 LAYOUT = Layout(("w", "b"), ((50, 60), (50,)))

@@ -3,8 +3,6 @@
 Names are loaded when they are first used, so that accounting starts without torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from discreet.core.lazy import lazy
@@ -22,7 +20,7 @@ _HOME = {
     "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
     "ProcessLost": "discreet.core.errors",
-    "Recipe": "discreet.stages.recipe",
+    "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from discreet.engine.record_watch import public as public
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan
-    from discreet.stages.recipe import Recipe as Recipe
+    from discreet.stages.plan import Recipe as Recipe
     from discreet.stages.sampling import BallsInBins as BallsInBins
     from discreet.stages.sampling import FixedSize as FixedSize
     from discreet.stages.sampling import FullBatch as FullBatch

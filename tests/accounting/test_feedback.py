@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from deltas import feedback_delta
+from deltas import composed_delta, feedback_delta
 from numpy.typing import NDArray
 from scipy import special, stats
 
@@ -27,7 +27,7 @@ def a_run(**changed: float) -> ClippedFeedback:
 
 
 def mixture_delta(run: ClippedFeedback, epsilon: float) -> float:
-    return max(side.delta(epsilon) for side in feedback._composed(run, 1e-3))
+    return max(composed_delta(side, epsilon) for side in feedback._composed(run, 1e-3))
 
 
 # The worst case on two steps, by densities on a plane ----------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ class Interval:
     def run(self) -> last.BoundedRun:
         noise = 1 / self.drift
         step = gaussian_step(noise=noise) if self.rate == 1 else poisson_step(rate=self.rate, noise=noise)
-        return last.BoundedRun(step=step, steps=self.steps, shift=2 * self.half, factor=self.factor)
+        return last.BoundedRun(**step, steps=self.steps, shift=2 * self.half, factor=self.factor)
 
 
 CASES = [
@@ -282,7 +283,7 @@ def test_fixed_size_divergence_agrees_with_its_loss_distribution(noise: float) -
 
 
 def test_a_huge_domain_gives_composition() -> None:
-    run = last.BoundedRun(step=poisson_step(rate=0.01, noise=1.0), steps=1000, shift=1e6, factor=1.0)
+    run = last.BoundedRun(**poisson_step(rate=0.01, noise=1.0), steps=1000, shift=1e6, factor=1.0)
     found = last.epsilon(run, delta=1e-5)
     assert found.name == "composition, PLD"
     assert found.value == pytest.approx(1.8289, rel=1e-3)
@@ -291,7 +292,7 @@ def test_a_huge_domain_gives_composition() -> None:
 def test_a_small_domain_gives_a_plateau_whatever_the_number_of_steps() -> None:
     values = [
         last.epsilon(
-            last.BoundedRun(step=fixed_size_step(rate=0.1, noise=1.0), steps=steps, shift=2.0, factor=1.0), delta=1e-5
+            last.BoundedRun(**fixed_size_step(rate=0.1, noise=1.0), steps=steps, shift=2.0, factor=1.0), delta=1e-5
         )
         for steps in (1000, 10_000)
     ]
@@ -300,15 +301,15 @@ def test_a_small_domain_gives_a_plateau_whatever_the_number_of_steps() -> None:
 
 
 def test_the_gaussian_form_agrees_with_the_general_one() -> None:
-    general = last.BoundedRun(step=gaussian_step(noise=3.0), steps=40, shift=2.0, factor=1.05)
+    general = last.BoundedRun(**gaussian_step(noise=3.0), steps=40, shift=2.0, factor=1.05)
     mu, _ = last.gaussian_mu(steps=40, noise=3.0, shift=2.0, factor=1.05)
     closed, searched = gdp.epsilon(mu, 1e-5), last.epsilon(general, delta=1e-5).value
     assert closed <= searched <= closed * 1.02
 
 
 @pytest.mark.parametrize("step", [gaussian_step(noise=2.0), poisson_step(rate=0.3, noise=1.0)], ids=["full", "Poisson"])
-def test_epsilon_and_delta_are_inverse(step: last.StepBound) -> None:
-    run = last.BoundedRun(step=step, steps=300, shift=1.0, factor=1.0)
+def test_epsilon_and_delta_are_inverse(step: dict[str, Any]) -> None:
+    run = last.BoundedRun(**step, steps=300, shift=1.0, factor=1.0)
     found = last.epsilon(run, delta=1e-6, grid=2e-3)
     assert last_iterate_delta(run, epsilon=found.value, grid=2e-3).value == pytest.approx(1e-6, rel=0.02)
     assert found.name.startswith("last iterate")

@@ -22,8 +22,7 @@ from discreet.methods import METHODS
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.stages import clipping
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch, Horizon
 
 DELTA, CONFIDENCE = 1e-2, 1 - 1e-6 / len(METHODS)

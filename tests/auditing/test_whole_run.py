@@ -16,7 +16,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.domain import Ball
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import FixedSize
 
 DELTA, CONFIDENCE = 1e-2, 1 - 1e-6

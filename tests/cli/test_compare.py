@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from cli_runner import refused, replaced, run
 
-from discreet.report.page import read
-from discreet.runs import comparison
+from discreet.runs.comparison import compare as comparison
+from research.readme import read_comparison
 
 RUN = ("--epsilon", "3", "--delta", "1e-5", "--methods", "dp-sgd,psac", "--model", "softmax")
 RUN += ("--batch", "64", "--steps", "3")
@@ -24,7 +24,7 @@ def test_a_comparison_from_the_command_line(tmp_path: Path) -> None:
     page = Path(answer["page"])
     assert page == tmp_path / "page" / "report.html"
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")
-    assert read(Path(answer["file"])).epsilon == 3.0
+    assert read_comparison(Path(answer["file"])).epsilon == 3.0
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.runs import RunConfig, planner
-from discreet.runs.comparison import values
 from discreet.stages.delta import delta_warning
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
+from research.readme import comparison_from_json
 
 RECORDS = 1000
 HORIZON = Horizon.of(records=RECORDS, batch=100, steps=5)
@@ -161,7 +161,7 @@ def test_a_comparison_is_refused_as_a_whole(tmp_path: Path) -> None:
     assert "Warning: delta 0.0001 is above" in " ".join(shown.out.split())
     assert "Warning: delta 0.0001 is above" in (tmp_path / "a" / "report.html").read_text()
     held = json.loads((tmp_path / "a" / "report.json").read_text())
-    assert values.Comparison.from_json(held).delta == 1e-4
+    assert comparison_from_json(held).delta == 1e-4
 
 
 def test_the_planner_asks_too() -> None:

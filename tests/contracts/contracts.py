@@ -26,14 +26,13 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.methods.d2p2.projected_noise import ProjectedNoise, width
 from discreet.methods.d2p2.projections import padded_size
-from discreet.methods.dicesgd.clipping import SmoothedResidual
-from discreet.methods.geodp.combination import FromAngles, FromPolar
+from discreet.methods.dicesgd.stages import SmoothedResidual
+from discreet.methods.geodp.stages import FromAngles, FromPolar
 from discreet.methods.gep.combination import FromEmbedding
 from discreet.stages.analysis import Composition
 from discreet.stages.clipping import Bounder, Query
 from discreet.stages.combination import TakeFirst
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch, Horizon, Poisson, Sampling, TruncatedPoisson
 from discreet.training.private import Private
 from discreet.training.step import PrivateStep, RunState

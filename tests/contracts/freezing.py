@@ -12,10 +12,8 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.methods.random_freeze.selection import RankedFreeze
-from discreet.stages.context import StepContext
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
-from discreet.stages.values import Released
+from discreet.stages.plan import Plan, Recipe
+from discreet.stages.values import Released, StepContext
 from discreet.training.private import Private
 from discreet.training.step import PrivateStep, RunState
 

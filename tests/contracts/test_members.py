@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 
 import pytest
@@ -23,9 +22,9 @@ from discreet import methods
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.methods import METHODS
-from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised, TwoLevel
+from discreet.methods.dicesgd.stages import FeedbackClip, FeedbackNormalised, TwoLevel
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
-from discreet.methods.geodp.clipping import AngleWindow, Polar
+from discreet.methods.geodp.stages import AngleWindow, Polar
 from discreet.methods.gep.clipping import EmbeddingClip
 from discreet.stages import clipping, sampling
 from discreet.training.private import Private
@@ -64,11 +63,10 @@ def test_every_bounder_is_listed() -> None:
     rooms = ["discreet.stages", *(f"discreet.methods.{room}" for room in ROOMS)]
     found = set()
     for room in rooms:
-        if importlib.util.find_spec(f"{room}.clipping") is None:
-            continue
-        module = importlib.import_module(f"{room}.clipping")
-        kinds = {value for value in vars(module).values() if isinstance(value, type)}
-        found |= {kind for kind in kinds if "weights" in vars(kind) and kind.__module__ == module.__name__}
+        for listed in pkgutil.iter_modules(importlib.import_module(room).__path__):
+            module = importlib.import_module(f"{room}.{listed.name}")
+            kinds = {value for value in vars(module).values() if isinstance(value, type)}
+            found |= {kind for kind in kinds if "weights" in vars(kind) and kind.__module__ == module.__name__}
     assert found - {clipping.Bounder} == {type(bounder) for bounder in BOUNDERS} | ELSEWHERE
 
 

@@ -16,7 +16,7 @@ from discreet import Private
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.stages.clipping import FlatClip
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import FixedSize, Horizon
 
 RECORDS, BATCH = 40, 12

@@ -23,7 +23,7 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.record_watch import RecordWatch
 from discreet.stages.clipping import FlatClip
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import FullBatch, Horizon, OwnLoader
 
 Change = Callable[[Tensor, Tensor], Tensor]

@@ -24,7 +24,7 @@ from discreet.engine.engine import Engine
 from discreet.engine.factors import convolution
 from discreet.engine.factors import linear as outer
 from discreet.engine.factors import parts as factors
-from discreet.methods.dicesgd.clipping import FeedbackNormalised, TwoLevel
+from discreet.methods.dicesgd.stages import FeedbackNormalised, TwoLevel
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.clipping import AutoS, Bounder, FlatClip, Psac

@@ -18,7 +18,7 @@ from discreet import Private
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.stages.clipping import FlatClip
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import Horizon, OwnLoader
 
 

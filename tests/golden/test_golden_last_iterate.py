@@ -103,9 +103,9 @@ def test_minibatch_logistic_regression_never_pays_at_a_useful_epsilon() -> None:
     """n=60000, b=600, eta=.5, L=.5, D=2, z=1: c=1.25 is composition at every T; c=1 plateaus near 131."""
     shift = 2 / (0.5 / 600)
     for steps in (100, 1000, 10_000):
-        run = last.BoundedRun(step=poisson_step(rate=0.01, noise=1.0), steps=steps, shift=shift, factor=1.25)
+        run = last.BoundedRun(**poisson_step(rate=0.01, noise=1.0), steps=steps, shift=shift, factor=1.25)
         assert last.epsilon(run, delta=1e-5).name.startswith("composition")
-    far = last.BoundedRun(step=poisson_step(rate=0.01, noise=1.0), steps=4 * 10**6, shift=shift, factor=1.0)
+    far = last.BoundedRun(**poisson_step(rate=0.01, noise=1.0), steps=4 * 10**6, shift=shift, factor=1.0)
     found = last.epsilon(far, delta=1e-5)
     assert found.name.startswith("last iterate")
     assert 0.975 * 131 < found.value < 131

@@ -23,14 +23,13 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.error_feedback import ErrorFeedback
+from discreet.methods.dicesgd.stages import ErrorFeedback
 from discreet.stages.analysis import Composition, NoGuard, RunGuard
 from discreet.stages.clipping import Query
-from discreet.stages.context import StepContext
 from discreet.stages.noise import Mechanism
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan
-from discreet.stages.values import BoundedSum
+from discreet.stages.values import BoundedSum, StepContext
 from discreet.training.step import PrivateStep, RunState
 
 _ROUNDING = 1e-5  # relative: sums are float32

@@ -11,14 +11,12 @@ from discreet.engine.layout import Layout
 from discreet.methods.d2p2.projected_noise import block_sizes, width
 from discreet.methods.d2p2.projections import hadamard, padded_size
 from discreet.methods.d2p2.recipes import InverseFourthRoot, InverseRoot
-from discreet.methods.dicesgd.clipping import FeedbackClip, TwoLevel
+from discreet.methods.dicesgd.stages import FeedbackClip, TwoLevel
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link, lipschitz_smooth
 from discreet.methods.dpsgd_dc.domain import Ball
 from discreet.methods.dpsgd_dc.guard import ClippedFeatures
-from discreet.methods.geodp.clipping import AngleWindow
-from discreet.methods.geodp.combination import mean_share
-from discreet.methods.geodp.noise import GeometricNoise
 from discreet.methods.geodp.spherical import canonical_, from_spherical, middle, to_spherical
+from discreet.methods.geodp.stages import AngleWindow, GeometricNoise, mean_share
 from discreet.methods.random_freeze.selection import Granularity, RandomFreeze
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Period

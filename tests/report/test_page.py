@@ -16,8 +16,9 @@ import synthetic
 
 from discreet import Refused
 from discreet.report import wording
-from discreet.report.page import read, render, write
+from discreet.report.page import render, write
 from discreet.runs.comparison.values import Failure, MethodResult
+from research.readme import read_comparison
 
 
 class Parsed(HTMLParser):
@@ -188,7 +189,7 @@ def test_what_an_attacker_can_do(epsilon: float, factor: str | None, found: str)
 def test_write_and_read(tmp_path: Path) -> None:
     found = synthetic.failing()
     written = write(found, tmp_path / "new" / "place")
-    assert read(written.data) == found
+    assert read_comparison(written.data) == found
     assert written.page.read_text(encoding="utf-8") == render(found)
     assert all(path.is_file() for path in written.figures)
     assert not list(tmp_path.rglob("*.new"))
@@ -205,7 +206,7 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(content)
     with pytest.raises(Refused, match=r"report\.json|format"):
-        read(path)
+        read_comparison(path)
 
 
 def test_a_page_is_the_same_each_time() -> None:

@@ -11,7 +11,7 @@ import pytest
 from discreet import Refused, runs
 from discreet.accounting.ledger import read
 from discreet.methods import METHODS
-from discreet.runs.comparison import (
+from discreet.runs.comparison.compare import (
     Candidate,
     CompareSettings,
     ComparisonProgress,

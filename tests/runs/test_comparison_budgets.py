@@ -14,15 +14,8 @@ from discreet.core import check
 from discreet.methods import METHODS
 from discreet.report.page import render
 from discreet.runs.audit_rows import read_audit
-from discreet.runs.comparison import (
-    Candidate,
-    CompareSettings,
-    ComparisonProgress,
-    Phase,
-    candidates,
-    compare,
-    searching,
-)
+from discreet.runs.comparison import searching
+from discreet.runs.comparison.compare import Candidate, CompareSettings, ComparisonProgress, Phase, candidates, compare
 from discreet.runs.comparison.searching import search
 
 ROWS = (

@@ -9,7 +9,7 @@ import pytest
 
 from discreet.core.check import Refused
 from discreet.runs import RunConfig, train
-from discreet.runs.comparison import CompareSettings, candidates, compare
+from discreet.runs.comparison.compare import CompareSettings, candidates, compare
 
 SMALL = (("public_batch", 20), ("rank", 0.02), ("refresh", 2))
 

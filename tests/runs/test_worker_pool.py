@@ -14,7 +14,7 @@ import pytest
 from discreet.accounting.ledger import read
 from discreet.core.command import command_line
 from discreet.core.workers import cores
-from discreet.runs.comparison import Candidate, CompareSettings, ComparisonProgress, Phase, compare
+from discreet.runs.comparison.compare import Candidate, CompareSettings, ComparisonProgress, Phase, compare
 
 PLAIN = Candidate(method="dp-sgd", parameters=(("clip", 1.0),), learning_rate=2.0)
 

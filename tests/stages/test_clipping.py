@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import Refused
-from discreet.methods.dicesgd.clipping import FeedbackClip, TwoLevel
+from discreet.methods.dicesgd.stages import FeedbackClip, TwoLevel
 from discreet.stages.clipping import ROUND_DOWN, FlatClip
 
 NEAR = torch.tensor([1 + sign * 2.0**-k for k in range(12, 50) for sign in (-1, 1)], dtype=torch.float64)

@@ -19,10 +19,9 @@ from discreet.accounting.events import BallsInBinsEpoch as BallsInBinsEvent
 from discreet.accounting.events import CountQuery, Gaussian, PoissonSampled, Queries, WithoutReplacement
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.clipping import TwoLevel
+from discreet.methods.dicesgd.stages import TwoLevel
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader, Poisson
 from discreet.stages.schedule import Period, Table
 from discreet.training.private import Private

@@ -23,12 +23,11 @@ from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.stages.analysis import NoGuard, Unproven
 from discreet.stages.clipping import Bounder, ClippedSum, FlatClip, Query
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Selection
-from discreet.stages.values import BoundedSum, PrivateState
+from discreet.stages.values import BoundedSum, PrivateState, StepContext
 
 HORIZON = Horizon.of(records=40, batch=10, steps=6)
 PLAIN = GaussianNoise()

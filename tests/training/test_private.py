@@ -27,7 +27,7 @@ from discreet.core.streams import Streams
 from discreet.engine import memory
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.clipping import FlatClip
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, TruncatedPoisson
 
 # The whole run --------------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from discreet.core.world import World
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch, TruncatedPoisson
 from discreet.training.private import Private
 

@@ -19,8 +19,7 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.schedule import Table
 from discreet.training.step import PrivateStep, RunState

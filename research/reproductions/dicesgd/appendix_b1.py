@@ -13,8 +13,7 @@ from torch.utils.data import TensorDataset
 
 from discreet import methods
 from discreet.core.streams import Streams
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.reproductions.bench import Bench

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from discreet.methods.dicesgd.clipping import TwoLevel
+from discreet.methods.dicesgd.stages import TwoLevel
 from discreet.runs import RunConfig, RunResult
 from research.reproductions.bench import Bench, accuracy_row
 from research.reproductions.experiment import Curve, Figure, Outcome, Status

@@ -12,8 +12,7 @@ from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.domain import Centre
 from discreet.runs import RunConfig
 from discreet.stages.analysis import Composition
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.spending import format_epsilon
 from research.reproductions.bench import Bench, accuracy_row

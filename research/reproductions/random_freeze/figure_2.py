@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from discreet import methods
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status

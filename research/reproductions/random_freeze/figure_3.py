@@ -15,12 +15,11 @@ from discreet.accounting.events import NonPrivate
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.stages.clipping import Query
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order
-from discreet.stages.values import BoundedSum, PrivateState, Released
+from discreet.stages.values import BoundedSum, PrivateState, Released, StepContext
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Outcome, Row, Status

@@ -13,10 +13,9 @@ from torch.func import functional_call, grad, vmap
 from discreet import data as tasks
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.stages.context import StepContext
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
+from discreet.stages.values import StepContext
 from discreet.training.private import Private
 from research.reproductions.experiment import Curve, Figure
 

@@ -16,10 +16,9 @@ from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.methods.gep.subspace import Basis, BasisLearning, Subspace
 from discreet.runs.training import measure
-from discreet.stages.context import StepContext
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
+from discreet.stages.values import StepContext
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Curve, Figure, Outcome, Row, Status, mean_and_error

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable
 
 from discreet.accounting.accountants import certify
-from discreet.accounting.charges import Charge
-from discreet.accounting.claims import Claim
+from discreet.accounting.charges import Charge, Claim
 from discreet.core import check
 from discreet.core.bisection import least_whole
 from discreet.core.relation import Neighbouring

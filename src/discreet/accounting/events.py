@@ -9,14 +9,12 @@ how often each event happened. An accountant refuses events that it does not kno
 True
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ClassVar, final, get_args
+from typing import Any, ClassVar, Self, final, get_args
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -70,7 +68,7 @@ class Gaussian(Event, kind="gaussian"):
         check.not_negative(_ABOUT_NOISE, noise=self.noise)
 
     @property
-    def whitened(self) -> Gaussian:
+    def whitened(self) -> Self:
         """The equivalent single Gaussian."""
         return self
 

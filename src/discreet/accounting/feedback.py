@@ -24,10 +24,11 @@ import numpy as np
 
 from discreet.accounting import special
 from discreet.accounting.events import ClippedFeedback
-from discreet.accounting.pld import Floats, Pld
+from discreet.accounting.pld import Floats, Parts, Pld, Resolution
 from discreet.accounting.pld_composition import ComposedLoss
 from discreet.accounting.projected import COARSEST, gaussian_profile, pld_from_profiles, profile, reach_on_grid
 from discreet.core.bisection import least, least_whole
+from discreet.core.relation import Neighbouring
 
 _SLACK = 1e-9  # relative: far above the rounding of the sums below
 _FAR = 1e-20  # loss mass of one step that is charged as infinite
@@ -252,3 +253,19 @@ def _later(steps: int, rate: float) -> tuple[Floats, Floats, float]:
 
 BOUNDS = {"patterns": patterns_delta, "one-shot": one_shot_delta, "energy": energy_delta}
 """Bounds on the delta of a whole run, by name."""
+
+
+def event_mu(event: ClippedFeedback, relation: Neighbouring) -> float | None:
+    """Infinite without noise; a run with noise is no Gaussian."""
+    return math.inf if event.noise_std_on_mean == 0 else None
+
+
+def event_pld(event: ClippedFeedback, relation: Neighbouring, resolution: Resolution) -> Parts:
+    """The mixture of one step for every step: the only bound that composes with other events."""
+    step = mixture_step(rate=event.rate, held=held(event), fresh=fresh(event), grid=resolution.grid)
+    return [(step, event.steps)]
+
+
+def event_epsilon(event: ClippedFeedback, relation: Neighbouring, delta: float) -> tuple[float, str]:
+    bound = epsilon(event, delta=delta)
+    return bound.value, f"error feedback, {bound.name}"

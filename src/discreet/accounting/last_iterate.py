@@ -16,17 +16,19 @@ valid, and so is composition of all T steps. Both directions. Proof: docs/proofs
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
-from discreet.accounting import pld, rdp
+from discreet.accounting import pld, rdp, sampled
+from discreet.accounting.events import Gaussian, LastIterateRun, TruncatedPoissonSampled, units
 from discreet.accounting.feedback import Bound
-from discreet.accounting.pld import Floats, Pld
+from discreet.accounting.pld import Floats, Pld, Resolution
 from discreet.accounting.pld_composition import ComposedLoss
-from discreet.accounting.rdp import ORDERS
+from discreet.accounting.rdp import ORDERS, Orders
+from discreet.core.relation import Neighbouring
 
-Parts = list[tuple[pld.Pmf, int]]
+Sides = list[list[tuple[pld.Pmf, int]]]  # the losses of both directions, with counts
 
 _LOG_TAIL = -50.0
 BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -35,11 +37,12 @@ _POINTS = 2**18  # that one step, or epsilon, spans on a grid at most
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class StepBound:
-    """One step as a function of its noise multiplier z, which is relative to the change that one record causes.
+class BoundedRun:
+    """`steps` steps; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; factor = c.
 
-    pld       z, grid -> dominating loss distribution
-    rdp       z -> Rényi divergences at ORDERS
+    noise     the multiplier z of a step, relative to the change that one record causes
+    pld       z, grid -> dominating loss distribution of a step
+    rdp       z -> its Rényi divergences at ORDERS
     highest   z -> its highest finite loss
     """
 
@@ -47,14 +50,6 @@ class StepBound:
     pld: Callable[[float, float], Pld]
     rdp: Callable[[float], Floats]
     highest: Callable[[float], float]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class BoundedRun:
-    """`steps` of `step`; shift = diameter / (learning_rate * sigma), sigma the noise on the mean; factor = c."""
-
-    step: StepBound
     steps: int
     shift: float
     factor: float
@@ -102,25 +97,25 @@ def gaussian_mu(*, steps: int, noise: float, shift: float, factor: float) -> tup
 def epsilon(run: BoundedRun, *, delta: float, grid: float | None = None) -> Bound:
     """The smallest certified epsilon of the run at `delta`, and the name of its bound."""
     bounds, guesses = _by_rdp(run, delta)
-    grid = grid or _grid(run, run.step.noise, min(bound.value for bound in bounds))
+    grid = grid or _grid(run, min(bound.value for bound in bounds))
     composed = max(ComposedLoss(parts).epsilon(delta) for parts in _whole(run, grid))
     bounds.append(Bound(value=composed, name="composition, PLD"))
     for m, beta in guesses:
-        coarser = max(grid, run.step.highest(math.sqrt(beta) * run.step.noise) / _POINTS)
+        coarser = max(grid, run.highest(math.sqrt(beta) * run.noise) / _POINTS)
         value = pld_epsilon(run, absorbed=m, beta=beta, delta=delta, grid=coarser)
         bounds.append(Bound(value=value, name="last iterate, PLD"))
     return min(bounds, key=lambda bound: bound.value)
 
 
-def _grid(run: BoundedRun, noise: float, about: float) -> float:
+def _grid(run: BoundedRun, about: float) -> float:
     """A grid on which epsilon moves by less than 0.5 % when it is halved, if a step and epsilon fit on it."""
-    longest = max(run.step.highest(noise), about if math.isfinite(about) else 0.0)
+    longest = max(run.highest(run.noise), about if math.isfinite(about) else 0.0)
     return max(min(5e-3, max(1e-4, about / 2000)), longest / _POINTS)
 
 
-def _whole(run: BoundedRun, grid: float) -> list[Parts]:
+def _whole(run: BoundedRun, grid: float) -> Sides:
     """All steps, composed: both directions."""
-    step = run.step.pld(run.step.noise, grid)
+    step = run.pld(run.noise, grid)
     return [[(step.with_without, run.steps)], [(step.without_with, run.steps)]]
 
 
@@ -128,11 +123,11 @@ def _by_rdp(run: BoundedRun, delta: float) -> tuple[list[Bound], list[tuple[int,
     """The RDP bounds, and the pairs (m, beta) for which loss distributions may be better."""
     orders = np.array(ORDERS)
     m = candidates(run.steps)
-    plain = rdp.epsilon(run.steps * run.step.rdp(run.step.noise), delta)
+    plain = rdp.epsilon(run.steps * run.rdp(run.noise), delta)
     bounds, guesses = [Bound(value=plain, name="composition, RDP")], []
     rest = run.shift**2 / 2 * left_over(m, run.factor)
     for beta in BETAS:
-        hidden = run.step.rdp(math.sqrt(beta) * run.step.noise)
+        hidden = run.rdp(math.sqrt(beta) * run.noise)
         values = m[:, None] * hidden + rest[:, None] * orders / (1 - beta)
         converted = values + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
         index = int(np.argmin(converted.min(axis=1)))
@@ -151,12 +146,75 @@ def pld_epsilon(run: BoundedRun, *, absorbed: int, beta: float, delta: float, gr
     return math.inf if sides is None else max(ComposedLoss(parts).epsilon(delta) for parts in sides)
 
 
-def _absorbing(run: BoundedRun, absorbed: int, beta: float, grid: float) -> list[Parts] | None:
+def _absorbing(run: BoundedRun, absorbed: int, beta: float, grid: float) -> Sides | None:
     """The last m steps at sqrt(beta) z and the Gaussian for the shift, both directions; None if epsilon is useless."""
     mu = run.shift * math.sqrt(float(left_over(absorbed, run.factor)) / (1 - beta))
     if mu * mu / 2 > 500:
         return None
-    step = run.step.pld(math.sqrt(beta) * run.step.noise, grid)
+    step = run.pld(math.sqrt(beta) * run.noise, grid)
     paid = pld.gaussian(1 / max(mu, 1e-6), grid, _LOG_TAIL)
     pairs = ((step.with_without, paid.with_without), (step.without_with, paid.without_with))
     return [[(one, absorbed), (last, 1)] for one, last in pairs]
+
+
+def event_mu(event: LastIterateRun, relation: Neighbouring) -> float | None:
+    """With full batches the run is one Gaussian: sqrt(m)/z + shift sqrt(E(m, c)) at the best m."""
+    if _noise(event) == 0:
+        return math.inf
+    if not isinstance(event.step, Gaussian):
+        return None
+    noise = 1 / sampled.whitened_mu(event.step, relation)
+    mu, _ = gaussian_mu(steps=event.steps, noise=noise, shift=_shift(event), factor=event.expansion)
+    return mu
+
+
+def event_pld(event: LastIterateRun, relation: Neighbouring, resolution: Resolution) -> pld.Parts:
+    """All steps, as if every iterate were published: the bound that composes with other events."""
+    return [(_step_pld(event, _noise(event) / units(relation), relation, resolution), event.steps)]
+
+
+def event_rdp(event: LastIterateRun, relation: Neighbouring, orders: Orders) -> Floats:
+    """All steps, as in `event_pld`."""
+    return event.steps * _step_rdp(event, _noise(event) / units(relation), relation, orders)
+
+
+def event_epsilon(event: LastIterateRun, relation: Neighbouring, delta: float) -> tuple[float, str]:
+    bound = epsilon(bounded_run(event, relation), delta=delta)
+    return bound.value, bound.name
+
+
+def _noise(event: LastIterateRun) -> float:
+    step = event.step if isinstance(event.step, Gaussian) else event.step.event
+    return step.whitened.noise
+
+
+def _shift(event: LastIterateRun) -> float:
+    """The diameter in standard deviations of one update's noise: D / (eta sigma), sigma = z C / b."""
+    return event.diameter * event.batch / (event.learning_rate * _noise(event) * event.clip)
+
+
+def _step(event: LastIterateRun, noise: float, relation: Neighbouring) -> Any:
+    """One step with another multiplier, which is relative to the change that one record causes."""
+    return sampled.with_noise(event.step, noise * units(relation))
+
+
+def _step_pld(event: LastIterateRun, noise: float, relation: Neighbouring, resolution: Resolution) -> Pld:
+    bound = sampled.truncated_pld if isinstance(event.step, TruncatedPoissonSampled) else sampled.without_pld
+    return bound(_step(event, noise, relation), relation, resolution)[0][0]
+
+
+def _step_rdp(event: LastIterateRun, noise: float, relation: Neighbouring, orders: Orders) -> Floats:
+    bound = sampled.truncated_rdp if isinstance(event.step, TruncatedPoissonSampled) else sampled.without_rdp
+    return bound(_step(event, noise, relation), relation, orders)
+
+
+def bounded_run(event: LastIterateRun, relation: Neighbouring) -> BoundedRun:
+    return BoundedRun(
+        noise=_noise(event) / units(relation),
+        pld=lambda noise, grid: _step_pld(event, noise, relation, Resolution(grid)),
+        rdp=lambda noise: _step_rdp(event, noise, relation, ORDERS),
+        highest=lambda noise: sampled.highest_loss(_step(event, noise, relation), relation, _LOG_TAIL),
+        steps=event.steps,
+        shift=_shift(event),
+        factor=event.expansion,
+    )

@@ -12,8 +12,6 @@ A torn last line comes from a crash inside `append`, before its release. It is c
 disk also tears lines: `read` refuses it; `resume` keeps it and appends one charge of the planned event.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib
@@ -70,14 +68,14 @@ class Ledger:
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
         self._said = {text for entry in record.entries for text in chain.said_by(entry.note)}
-        self._digest = record.digest
+        self.digest = record.digest
         self._process = os.getpid()
         self._file = path.absolute()  # the program may change its directory
         self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
         self._open = True
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], header: Mapping[str, Any]) -> Ledger:
+    def create(cls, path: str | os.PathLike[str], header: Mapping[str, Any]) -> Self:
         """Create a ledger in a new file.
 
         The header names `relation`, `delta` and `plan` (a digest of the plan), and other public values. `assumptions`,
@@ -99,12 +97,12 @@ class Ledger:
         return cls(path, descriptor, record)
 
     @classmethod
-    def in_memory(cls, header: Mapping[str, Any]) -> Ledger:
+    def in_memory(cls, header: Mapping[str, Any]) -> Self:
         """A ledger without a file, which ends with the process."""
         return cls(Path("memory"), None, chain.begin(header)[0])
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str], *, planned: Callable[[chain.LedgerRecord], Event]) -> Ledger:
+    def resume(cls, path: str | os.PathLike[str], *, planned: Callable[[chain.LedgerRecord], Event]) -> Self:
         """Continue a ledger. A torn last line, left by a crash, is charged as the planned event.
 
         `planned` is called with the contents of the ledger, under the lock; it may refuse the ledger.
@@ -126,7 +124,7 @@ class Ledger:
     def _settle(self, torn: bytes, planned: Event) -> None:
         """Charge a torn last line: as it is if only its line end is missing, else as the planned event."""
         try:
-            entry = chain.open_entry(self._path, len(self._entries) + 2, torn, self._digest)
+            entry = chain.open_entry(self._path, len(self._entries) + 2, torn, self.digest)
         except check.Refused:
             step = self._entries[-1].step + 1 if self._entries else 0
             self._add(planned, step, chain.torn_note(torn), torn=torn)
@@ -152,7 +150,7 @@ class Ledger:
         body: dict[str, Any] = {"step": int(step), "event": event.to_json(), "note": note}
         if torn:
             body["torn"] = hashlib.sha256(torn).hexdigest()
-        digest, line = chain.seal(self._digest, body)
+        digest, line = chain.seal(self.digest, body)
         self._check_file()
         self._open = False  # until the line stands: a failed write must not be followed by another
         self._write(b"\n" + line if torn else line)
@@ -180,7 +178,7 @@ class Ledger:
             check.damaged(expected, f"{own.st_size} bytes instead of {self._size}", chain.RESTORE)
 
     def _keep(self, entry: chain.LedgerEntry) -> None:
-        self._digest = entry.digest
+        self.digest = entry.digest
         self._counts[entry.event] += 1
         self._said.update(chain.said_by(entry.note))
         self._entries.append(entry)
@@ -194,10 +192,6 @@ class Ledger:
     @property
     def entries(self) -> tuple[chain.LedgerEntry, ...]:
         return tuple(self._entries)
-
-    @property
-    def digest(self) -> str:
-        return self._digest
 
     @property
     def length(self) -> int:

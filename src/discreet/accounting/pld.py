@@ -6,13 +6,11 @@ nearest grid points so that the mass under P and under Q is kept ("connect the d
 their relative precision.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +52,7 @@ class Pld:
     without_with: Pmf
 
     @classmethod
-    def unbounded(cls, grid: float) -> Pld:
+    def unbounded(cls, grid: float) -> Self:
         """No bound: every loss is infinite."""
         nothing = Pmf(grid, 0, np.zeros(1), 1.0)
         return cls(nothing, nothing)

@@ -62,16 +62,6 @@ class LossWindow:
         beyond = math.log1p(share * math.expm1(self.grid)) if self.grid < 1 else self.grid + math.log(rest)
         return (self.first + index - 1) * self.grid + beyond
 
-    def delta(self, epsilon: float) -> float:
-        """delta at this epsilon; 1 below the window, the last value above it."""
-        position = epsilon / self.grid - self.first
-        if position < 0:
-            return 1.0
-        index = min(math.floor(position), len(self.deltas) - 2)
-        beyond = (position - index) * self.grid
-        share = min(math.exp(beyond - self.grid) * math.expm1(-beyond) / math.expm1(-self.grid), 1.0)
-        return float(self.deltas[index] + (self.deltas[index + 1] - self.deltas[index]) * share)
-
 
 @final
 class ComposedLoss:
@@ -100,26 +90,7 @@ class ComposedLoss:
                 break
         return max(0.0, best * self._up)
 
-    def delta(self, epsilon: float) -> float:
-        """delta(epsilon) for epsilon >= 0, rounded up, over all tilts that are tried."""
-        if self.infinite > 1 - 1e-12:
-            return 1.0
-        if epsilon >= self._highest * self._grid:
-            return self.infinite
-
-        def chernoff(tilt: float) -> float:
-            return self._log_mgf(tilt) - tilt * epsilon
-
-        best = 1.0
-        for window in self._windows(chernoff, None, cover=epsilon):
-            before, best = best, min(best, window.delta(epsilon) * self._up)
-            if window.is_accurate(epsilon, best) or (before < 1 and best > (1 - _GAIN) * before):
-                break
-        return best
-
-    def _windows(
-        self, bound: Callable[[float], float], log_delta: float | None, cover: float | None = None
-    ) -> Iterator[LossWindow]:
+    def _windows(self, bound: Callable[[float], float], log_delta: float) -> Iterator[LossWindow]:
         """delta under the tilt at which `bound` is smallest, then under smaller tilts, and without a tilt.
 
         A large tilt resolves rare large losses but not the losses below them. A single loss needs no transform.
@@ -130,13 +101,10 @@ class ComposedLoss:
             yield LossWindow(self._grid, part.first, _deltas(part.mass, self.infinite, self._grid))
             return
         tilt = self._best_tilt(bound)
-        if log_delta is None:
-            log_delta = min(bound(tilt), 0.0) - 10.0
-            tilt = 0.0 if log_delta > -10.5 else tilt
         while tilt * self._grid > 1e-8:
-            yield self._window(tilt, log_delta, cover)
+            yield self._window(tilt, log_delta)
             tilt /= 4
-        yield self._window(0.0, log_delta, cover)
+        yield self._window(0.0, log_delta)
 
     def _best_tilt(self, bound: Callable[[float], float]) -> float:
         """A tilt near the minimum of `bound`, which is unimodal in the tilt."""
@@ -189,7 +157,7 @@ class ComposedLoss:
             variance += count * float(mass @ (centred * centred)) / total
         return variance * self._grid**2
 
-    def _window(self, tilt: float, log_delta: float, cover: float | None = None) -> LossWindow:
+    def _window(self, tilt: float, log_delta: float) -> LossWindow:
         """delta at the losses where the tilted sum has its mass."""
         log_mgf = self._log_mgf(tilt)
         rates = self._rates(math.sqrt(self._variance(tilt)) + self._grid)
@@ -199,8 +167,6 @@ class ComposedLoss:
         quiet = min((value - log_mgf - _WRAPPED) / (slope - tilt) for value, slope in chernoff)
         high = max(cheap, quiet)
         low = max((log_mgf - self._log_mgf(tilt - rate) + _WRAPPED) / rate for rate in rates)
-        if cover is not None:
-            low, high = min(low, cover - 2 * self._grid), max(high, cover + 2 * self._grid)
         first = max(math.floor(low / self._grid), self._lowest)
         last = max(min(math.ceil(high / self._grid), self._highest, first + _LONGEST), first + 1)
         losses = self._grid * np.arange(first, last + 1, dtype=np.float64)

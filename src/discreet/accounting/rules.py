@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting import events, sampled, whole_runs
+from discreet.accounting import events, feedback, last_iterate, sampled
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
 from discreet.core import check
@@ -71,9 +71,9 @@ RULES: dict[type[events.Event], Rule] = {
     events.Unamplified: Rule(_BOTH, sampled.loader_mu, assumes=_LOADER),
     events.ClippedFeedback: Rule(
         _ADD_REMOVE,
-        whole_runs.feedback_mu,
-        whole_runs.feedback_pld,
-        whole=whole_runs.feedback_epsilon,
+        feedback.event_mu,
+        feedback.event_pld,
+        whole=feedback.event_epsilon,
         composed=True,
         assumes=(
             *_POISSON,
@@ -83,10 +83,10 @@ RULES: dict[type[events.Event], Rule] = {
     ),
     events.LastIterateRun: Rule(
         _BOTH,
-        whole_runs.last_iterate_mu,
-        whole_runs.last_iterate_pld,
-        whole_runs.last_iterate_rdp,
-        whole=whole_runs.last_iterate_epsilon,
+        last_iterate.event_mu,
+        last_iterate.event_pld,
+        last_iterate.event_rdp,
+        whole=last_iterate.event_epsilon,
         assumes=(
             "only the last iterate is seen",
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",

@@ -4,14 +4,12 @@ Importing `scipy.special` takes twice as long as importing numpy, and most comma
 of scipy take longer still, so accounting does not use them.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from discreet.accounting.pld import Floats
+Floats = NDArray[np.float64]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,12 +9,10 @@ with Clopper-Pearson bounds, each at half of the risk. E is chosen on separate t
 remaining trials, so the confidence needs no correction. This module never imports torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +48,7 @@ class Tally:
         self._counts = {present: np.zeros(bins, dtype=np.int64) for present in (False, True)}
 
     @classmethod
-    def around(cls, absent: Floats, present: Floats, *, bins: int = BINS) -> Tally:
+    def around(cls, absent: Floats, present: Floats, *, bins: int = BINS) -> Self:
         """An empty tally that spans these values, with a margin of half their range on both sides."""
         values = np.concatenate([absent, present])
         values = values[np.isfinite(values)]

@@ -4,8 +4,6 @@ Every demonstration has a game, the paper's claim for the same numbers, the cert
 analytic lower bound: n trials show at most about ln n, a formula can show more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +15,7 @@ from scipy import optimize, special, stats
 
 from discreet.accounting import gdp
 from discreet.accounting.accountants import certify
-from discreet.accounting.charges import Charge
-from discreet.accounting.claims import AccountedClaim, Accounting, Claim
+from discreet.accounting.charges import AccountedClaim, Accounting, Charge, Claim
 from discreet.accounting.events import ClippedFeedback, Event, Gaussian, NonPrivate, PoissonSampled, ProjectedGaussian
 from discreet.auditing.bounds import Floats
 from discreet.auditing.games import Game, PoissonStep, PreparedGame

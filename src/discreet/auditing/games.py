@@ -6,8 +6,6 @@ nothing, so its draws must be independent, not unpredictable. A fixed seed makes
 it was not chosen by looking at results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -11,8 +11,6 @@ The bound comes from the theorem of Steinke, Nasr and Jagielski (2023), which al
 one-record game (`Tally`), which gives a larger bound: the theorem adds a term 2 * canaries * delta.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,9 +32,8 @@ from discreet.core.relation import Neighbouring
 from discreet.methods.dp_sgd.clipping import PerLayer
 from discreet.runs import RunConfig
 from discreet.runs.audit_rows import CanaryKind
-from discreet.stages.context import StepContext
 from discreet.stages.plan import Plan
-from discreet.stages.values import Released
+from discreet.stages.values import Released, StepContext
 
 CANARIES = 1000
 _MANY = 4000  # from this number on, independent trials give more than the theorem

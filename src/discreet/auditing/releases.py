@@ -6,15 +6,13 @@ itself, whatever the weights: the worst case, and no update is needed between st
 The last part observes the releases of any run, by stages that pass on what they see and change nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
-from typing import final
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -30,18 +28,16 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.d2p2.projected_noise import ProjectedNoise
-from discreet.methods.geodp.noise import GeometricNoise
+from discreet.methods.geodp.stages import GeometricNoise
 from discreet.stages.analysis import Composition
 from discreet.stages.clipping import Query
 from discreet.stages.combination import TakeFirst
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.pipeline import Pipeline
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order, Selection
-from discreet.stages.values import BoundedSum, Released
+from discreet.stages.values import BoundedSum, Released, StepContext
 from discreet.training.step import PrivateStep, RunState
 
 CANARIES = 500
@@ -65,14 +61,14 @@ class Attacked:
     playing: Plan
     start: int
 
-    @staticmethod
-    def of(recipe: Recipe, *, records: int, noise: float, delta: float, steps: int = 1) -> Attacked:
+    @classmethod
+    def of(cls, recipe: Recipe, *, records: int, noise: float, delta: float, steps: int = 1) -> Self:
         """The recipe at a sampling rate of 1, where sampling hides nothing."""
         runs = (Horizon.of(records=records, batch=records, steps=count) for count in (steps, LATE + steps))
         # A game with records that are made up: any delta will do.
         own, longer = (recipe.bind(noise=noise, horizon=run, delta=delta, accept_large_delta=True) for run in runs)
         alike = all(own.event_at(step) == longer.event_at(LATE + step) for step in range(steps))
-        return Attacked(plan=own, playing=longer if alike else own, start=LATE if alike else 0)
+        return cls(plan=own, playing=longer if alike else own, start=LATE if alike else 0)
 
     @property
     def steps(self) -> int:
@@ -118,22 +114,6 @@ def canaries(plan: Plan, there: Flags) -> Tensor:
         records[torch.from_numpy(~there)] *= -1
         return records
     return records[torch.from_numpy(there)]
-
-
-def game_for(recipe: Recipe, *, noise: float, delta: float, steps: int | None = None) -> Canaries | ReleaseGame:
-    """The fastest game that is valid for the plan's mechanism: one step, or several if it may keep state.
-
-    Several steps get more noise each, noise * sqrt(steps), so that together they cost as much as one.
-    """
-    if not recipe.analysis.visible:
-        steps = 1  # only the final parameters of a longer run may be seen
-    if _independent(recipe) and steps in (None, 1):
-        return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
-    stateless = isinstance(recipe.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise))
-    forgets = stateless and isinstance(recipe.combination, TakeFirst)
-    count = (1 if forgets else RUN_STEPS) if steps is None else steps
-    spread = noise * math.sqrt(count)
-    return ReleaseGame(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
 
 
 def _independent(plan: Pipeline) -> bool:
@@ -239,6 +219,22 @@ class ReleaseGame:
             if std > 0:
                 ratio += float(((value - absent) * shift).sum() - shift.square().sum() / 2) / std**2
         return ratio
+
+
+def game_for(recipe: Recipe, *, noise: float, delta: float, steps: int | None = None) -> Canaries | ReleaseGame:
+    """The fastest game that is valid for the plan's mechanism: one step, or several if it may keep state.
+
+    Several steps get more noise each, noise * sqrt(steps), so that together they cost as much as one.
+    """
+    if not recipe.analysis.visible:
+        steps = 1  # only the final parameters of a longer run may be seen
+    if _independent(recipe) and steps in (None, 1):
+        return Canaries(Attacked.of(recipe, records=CANARIES, noise=noise, delta=delta))
+    stateless = isinstance(recipe.mechanism, (GaussianNoise, ProjectedNoise, GeometricNoise))
+    forgets = stateless and isinstance(recipe.combination, TakeFirst)
+    count = (1 if forgets else RUN_STEPS) if steps is None else steps
+    spread = noise * math.sqrt(count)
+    return ReleaseGame(Attacked.of(recipe, records=PUBLIC_BATCH, noise=spread, delta=delta, steps=count))
 
 
 @contextmanager

@@ -1,10 +1,8 @@
 """A run's settings, trained again on data of the auditor's choice: the same plan, model, optimizer and loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +33,12 @@ class TrainingSetup:
     task: Task
     plan: Plan
 
-    @staticmethod
-    def of(config: RunConfig, *, task: Task | None = None) -> TrainingSetup:
+    @classmethod
+    def of(cls, config: RunConfig, *, task: Task | None = None) -> Self:
         """The setup of a run; with `task`, on other data of the same kind and with their public number of records."""
         task = load_task(complete(config)) if task is None else task
         config, plan = settle(config, task)
-        return TrainingSetup(config=config, task=task, plan=plan)
+        return cls(config=config, task=task, plan=plan)
 
     def streams(self, *label: int) -> Streams:
         """Random streams of this training: from the operating system, or another seed for each label."""

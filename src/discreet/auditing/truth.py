@@ -29,8 +29,7 @@ from discreet.core.plain import digest
 from discreet.core.workers import JobFailed, failure_of, run_jobs, worker_count
 from discreet.methods import METHODS, Method
 from discreet.runs.audit_rows import AuditRow
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 
 if TYPE_CHECKING:
     from discreet.auditing.whole_run import TargetRecord

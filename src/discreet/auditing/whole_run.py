@@ -7,8 +7,6 @@ weights and coin; they are independent trials. Otherwise each trial is a trainin
 The attacker sees every release or the final weights only, as in the plan's analysis, and knows the other records.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -32,13 +30,11 @@ from discreet.methods.dpsgd_dc.curvature import LinearModel
 from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import AutoS, FlatClip, Psac
-from discreet.stages.context import StepContext
 from discreet.stages.pipeline import Pipeline
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, Poisson
 from discreet.stages.selection import Everything
-from discreet.stages.values import Released
+from discreet.stages.values import Released, StepContext
 from discreet.training.private import Private
 
 COPIES = 1000

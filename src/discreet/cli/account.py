@@ -1,7 +1,5 @@
 """`discreet account` and `discreet calibrate`: what a plan costs before it runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +21,7 @@ from discreet.methods import Method
 from discreet.report import charts
 from discreet.runs.config import sampler_of
 from discreet.runs.planner import epsilon_curve
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table
 
@@ -134,13 +131,8 @@ def _horizon(flags: PlanFlags) -> Horizon:
     _not_both(flags, ("--rate",), ("--records", "--batch"))
     _not_both(flags, ("--steps",), ("--epochs",))
     check.require(flags.steps is not None or flags.epochs is not None, "--steps or --epochs", "none", "give either")
-    rate = flags.rate
-    if (
-        rate is None
-        and flags.records is None
-        and flags.batch is None
-        and flags.sampling in ("full-batch", "own-loader")
-    ):
+    rate, unsized = flags.rate, not flags.given("--rate", "--records", "--batch")
+    if unsized and flags.sampling in ("full-batch", "own-loader"):
         rate = 1.0  # neither sampling is billed by its rate
     if rate is not None:
         if flags.steps is not None:

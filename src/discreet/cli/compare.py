@@ -1,7 +1,5 @@
 """`discreet compare`: certified methods on one dataset at one budget, or at several."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
 from discreet.core.files import check_directory
-from discreet.runs import comparison
+from discreet.runs.comparison import compare as comparison
 from discreet.runs.folder import RunFolder
 
 

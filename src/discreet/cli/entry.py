@@ -1,7 +1,5 @@
 """Command-line entry point and error handling."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import inspect

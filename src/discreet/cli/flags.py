@@ -1,7 +1,5 @@
 """What commands share: flags, refusals of missing ones, JSON output and exit codes."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import json

@@ -1,7 +1,5 @@
 """`discreet methods`: every method, its guarantee and its flags."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import typer

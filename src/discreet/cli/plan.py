@@ -1,7 +1,5 @@
 """`discreet plan`: what a budget buys, before anything is trained."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A recipe's parameters as flags, read from its signature: a new recipe needs no line here."""
 
-from __future__ import annotations
-
 import enum
 import inspect
 import types
@@ -35,6 +33,15 @@ RESERVED = frozenset(
     }
 )
 """The words that the commands use themselves: the same flag never means two things."""
+
+
+@final
+@dataclass(frozen=True)
+class Kind:
+    """A type that text can say: its name in words, and the value of a text (KeyError or ValueError: not one)."""
+
+    words: str
+    value: Callable[[str], Any]
 
 
 @final
@@ -127,15 +134,6 @@ def arguments(method: Method, given: Given) -> dict[str, Any]:
     missing = [p.flag for p in own.values() if p.default is _REQUIRED and p.key not in texts]
     check.require(not missing, f"{' and '.join(missing)} for {method.name}", "none", "give it: it has no default")
     return {own[key].name: read(own[key], text) for key, text in texts.items()}
-
-
-@final
-@dataclass(frozen=True)
-class Kind:
-    """A type that text can say: its name in words, and the value of a text (KeyError or ValueError: not one)."""
-
-    words: str
-    value: Callable[[str], Any]
 
 
 def _truth(text: str) -> bool:

@@ -1,7 +1,5 @@
 """`discreet train` and `discreet resume`: one private run from the command line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -8,13 +8,11 @@ One thread does all the work. Python threads spent as long waiting for the inter
 synchronise after every call, which took fifty times as long on busy cores and deadlocks after a fork.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, final
+from typing import Final, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -65,13 +63,13 @@ class Buffers:
         self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
 
     @classmethod
-    def of(cls, size: int) -> Buffers:
+    def of(cls, size: int) -> Self:
         """Buffers with their own memory."""
         memory = np.empty(size + BLOCK_BYTES // WORD_BYTES, dtype=np.int64)
         with torch.inference_mode(False):  # they outlive a caller's inference mode
             return cls(memory, torch.empty(3, size // 2, dtype=torch.float64, device="cpu"))
 
-    def first(self, size: int) -> Buffers:
+    def first(self, size: int) -> Self:
         """The front part of the same memory."""
         if size == len(self.words):
             return self

@@ -12,14 +12,12 @@ torch.Size([3])
 [True, True, True, True]
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Final, NoReturn, final
+from typing import Final, NoReturn, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +78,7 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream(name={self.name!r}, fingerprint={self.fingerprint!r}, spent={self.spent})"
 
-    def at(self, index: int) -> Stream:
+    def at(self, index: int) -> Self:
         """The sub-stream of step, epoch or rank `index`. Its key is a keyed hash of this key and the index.
 
         Replayable streams (mask, projection, init) give the same sub-stream again; noise and sampling give each index
@@ -302,12 +300,12 @@ class Streams:
         self.init: Final = Stream(_derive(root, "init"), name="init", replayable=True)
 
     @classmethod
-    def from_os(cls) -> Streams:
+    def from_os(cls) -> Self:
         """Streams with a new key from the operating system."""
         return cls(os.urandom(_KEY_BYTES), is_seeded=False)
 
     @classmethod
-    def seeded(cls, seed: int) -> Streams:
+    def seeded(cls, seed: int) -> Self:
         """Streams that anyone who knows the seed can repeat."""
         check.count("a seed is a whole number; use discreet.Streams.from_os() for privacy", least=0, seed=seed)
         return cls(_derive(b"seed", str(int(seed))), is_seeded=True)

@@ -7,12 +7,10 @@
 tensor([1., 1.])
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 import torch.distributed as dist
@@ -41,7 +39,7 @@ class World:
         check.require(fits, f"rank < {self.size}", f"rank={self.rank}", "ranks run from 0 to size - 1")
 
     @classmethod
-    def current(cls) -> World:
+    def current(cls) -> Self:
         """The default group of torch.distributed if it was started, else this process alone."""
         if dist.is_available() and dist.is_initialized():
             return cls(rank=dist.get_rank(), size=dist.get_world_size())

@@ -4,8 +4,6 @@ The categories are those of the documentation published with the data (`adult.na
 Numeric ranges are constants. Nothing is fitted to the records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The published datasets: digests, standard files, how to get them, and the constants that scale them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

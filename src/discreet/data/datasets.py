@@ -5,8 +5,6 @@
 ((1, 8, 8), 10, 1437)
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

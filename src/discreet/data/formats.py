@@ -3,8 +3,6 @@
 Each takes a folder and returns canonical bytes by part, or None if the folder does not contain its files.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

@@ -4,8 +4,6 @@ Whatever the file format (plain, gzip, tar, PNG, npz, parquet), a reader restore
 compared with the published digests: one checksum for each dataset, not for each format.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os

@@ -1,7 +1,5 @@
 """The list of methods. The command line, comparisons, contract tests and audits all read `METHODS`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,34 +13,11 @@ from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
 from discreet.methods.gep.recipes import b_gep, gep
 from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
 from discreet.methods.selective_update.recipes import sur
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "adaptive_quantile",
-    "automatic",
-    "b_gep",
-    "d2p2_sgd",
-    "d2p_sgd",
-    "dicesgd",
-    "dicesgd_automatic",
-    "dp2_sgd",
-    "dp_adam",
-    "dp_sgd",
-    "dpsgd_dc",
-    "dpsgd_gc",
-    "geodp",
-    "geodp_sound",
-    "gep",
-    "per_layer",
-    "polar",
-    "psac",
-    "random_freeze",
-    "ranked_freeze",
-    "sur",
-    "two_level",
-]
+__all__ = ["METHODS", "Method", "adaptive_quantile", "automatic", "b_gep", "d2p2_sgd", "d2p_sgd", "dicesgd"]
+__all__ += ["dicesgd_automatic", "dp2_sgd", "dp_adam", "dp_sgd", "dpsgd_dc", "dpsgd_gc", "geodp", "geodp_sound", "gep"]
+__all__ += ["per_layer", "polar", "psac", "random_freeze", "ranked_freeze", "sur", "two_level"]
 
 
 @final

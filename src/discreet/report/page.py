@@ -4,11 +4,8 @@ Every string goes through an escaping template or an element tree. The page's co
 script of this package, by its hash, and no network request.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
@@ -18,7 +15,6 @@ from typing import Any, final
 import jinja2
 from markupsafe import Markup
 
-from discreet.core import check
 from discreet.core.files import write_json, write_text
 from discreet.report import figures, svg, wording
 from discreet.report.charts import DARK, LIGHT, Chart
@@ -42,15 +38,6 @@ def write(comparison: Comparison, directory: Path) -> Written:
     write_json(data, comparison.to_json(), indent=1)
     write_text(page, render(comparison))
     return Written(page=page, data=data, figures=figures.save_all(comparison, directory / FIGURES))
-
-
-def read(path: Path) -> Comparison:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        check.refuse("a report.json", f"{type(error).__name__}: {error}", "give the file that discreet compare wrote")
-    check.require(isinstance(held, dict), "a report.json", "another JSON file", "give discreet compare's file")
-    return Comparison.from_json(held)
 
 
 def render(comparison: Comparison) -> str:

@@ -1,7 +1,5 @@
 """The planner's answer in the terminal and as a page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Group, RenderableType

@@ -1,7 +1,5 @@
 """Charts as inline SVG, built as an element tree, so that every string is escaped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers as text, and the sentences that several outputs share or that depend on the values."""
 
-from __future__ import annotations
-
 import math
 
 from discreet.core.randomness import SEEDED

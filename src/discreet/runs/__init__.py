@@ -1,7 +1,5 @@
 """Runs: from a config to a run directory with a model, a ledger and a privacy statement."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from discreet.core.lazy import lazy

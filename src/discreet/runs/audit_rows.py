@@ -7,8 +7,6 @@ holds                audited <= certified
 claim not tested     nothing is certified, and the attack shows less than the claim (or there is none)
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import math
@@ -16,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Self, final
 
 from discreet.core import check
 from discreet.core.plain import from_plain, plain
@@ -66,8 +64,8 @@ class AuditRow:
         held = {name: value for name, value in plain(self).items() if name != "is"}
         return {**held, "verdict": self.verdict.value}
 
-    @staticmethod
-    def from_json(body: Mapping[str, Any]) -> AuditRow:
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         """What `to_json` wrote; a verdict that contradicts the numbers is refused."""
         row: AuditRow = from_plain(AuditRow, body)
         right, told = row.verdict.value, body["verdict"]

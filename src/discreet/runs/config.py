@@ -1,12 +1,10 @@
 """The settings of a run: public values, stored as one JSON object."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -126,19 +124,19 @@ class RunConfig:
             del fields["public_records"]  # likewise
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
-    @staticmethod
-    def from_json(body: Mapping[str, Any]) -> RunConfig:
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The settings that `to_json` wrote; an unknown name is refused."""
         known = {f.name for f in dataclasses.fields(RunConfig)}
         unknown = sorted(set(body) - known)
         check.require(not unknown, "settings of a run", f"{', '.join(unknown)}", "use the version that wrote it")
         pairs = tuple((name, value) for name, value in body.get("parameters", ()))
-        return RunConfig(**{**body, "parameters": pairs})
+        return cls(**{**body, "parameters": pairs})
 
     def sampler(self) -> Sampling:
         return sampler_of(self.sampling, self.cap)
 
-    def check_resumes(self, begun: RunConfig) -> None:
+    def check_resumes(self, begun: Self) -> None:
         remedy = "resume with the settings of the run, or begin a new one in another directory"
         for field in dataclasses.fields(self):
             expected, got = getattr(begun, field.name), getattr(self, field.name)

@@ -21,7 +21,7 @@ from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
 if TYPE_CHECKING:
-    from discreet.runs.comparison import CompareSettings
+    from discreet.runs.comparison.compare import CompareSettings
 
 
 @final

@@ -11,8 +11,6 @@ result.json            the outcome
 privacy-statement.md   the privacy statement of the release
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

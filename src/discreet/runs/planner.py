@@ -1,7 +1,5 @@
 """The noise that a budget needs, by method, sampler and batch size, from public numbers only."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -15,8 +13,7 @@ from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
 from discreet.runs.config import CAPPED, sampler_of
 from discreet.stages.delta import check_delta
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 
 Curve = tuple[tuple[float, float], ...]  # (epsilon, noise) in order of epsilon

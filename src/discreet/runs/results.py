@@ -1,7 +1,5 @@
 """The progress and the result of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final

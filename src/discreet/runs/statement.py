@@ -1,10 +1,7 @@
 """The privacy statement of a run, for the release of its model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from discreet.core import check
 from discreet.core.randomness import SEEDED
@@ -14,16 +11,13 @@ from discreet.runs.config import RunConfig
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 from discreet.stages.schedule import Constant
+from discreet.training.private import Private
 from discreet.training.spending import Spent, format_epsilon
-
-if TYPE_CHECKING:
-    from discreet.training.private import Private
 
 _NEIGHBOURS = {
     Neighbouring.ADD_REMOVE: "add/remove: the same data with and without any one record",
     Neighbouring.REPLACE_ONE: "replace-one: the same data with any one record exchanged for another",
 }
-
 
 _SAMPLING: dict[type[Sampling], str] = {
     Poisson: "Poisson: each record joins each step independently with probability {rate:.6g}",

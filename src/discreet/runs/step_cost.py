@@ -1,7 +1,5 @@
 """The time and memory of a step on this machine, measured over two steps on random data."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from dataclasses import dataclass

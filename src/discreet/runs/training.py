@@ -1,7 +1,5 @@
 """Train from a config into a run directory, and resume after a crash."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

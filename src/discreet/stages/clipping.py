@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.engine.layout import Layout
-    from discreet.stages.context import StepContext
     from discreet.stages.public_learning import PublicLearning
+    from discreet.stages.values import StepContext
 
 # Factor that rounds weights towards zero, so that float32 products stay within the bound.
 ROUND_DOWN = 1 - 2**-20

@@ -13,7 +13,7 @@ from discreet.stages.selection import Selection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 
 class Combination(Protocol):

@@ -15,7 +15,7 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 
 class Mechanism(Protocol):
@@ -70,11 +70,16 @@ def check_sensitivity(total: BoundedSum, query: Query) -> None:
 
 def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:
     """Add noise to the active coordinates and return only them, so that no coordinate is released without noise."""
-    if context.mask is None or value.shape != (context.layout.size,):  # a count is never masked
-        return context.streams.noise.add_normal_(value, std)
+    whole = value.shape == (context.layout.size,)  # a count is never masked
+    return context.streams.noise.add_normal_(active_part(value, context) if whole else value, std)
+
+
+def active_part(total: Tensor, context: StepContext) -> Tensor:
+    """The active coordinates of an exact sum; under a mask the sum itself is overwritten, so that none stays."""
+    if context.mask is None:
+        return total
     from discreet.engine.active import Active
 
-    index = Active.of(context.mask, context.layout, value.device).whole
-    active = context.streams.noise.add_normal_(value.index_select(0, index), std)
-    value.zero_()  # keep no exact sum in memory
+    active = total.index_select(0, Active.of(context.mask, context.layout, total.device).whole)
+    total.zero_()
     return active

@@ -21,7 +21,7 @@ from discreet.stages.schedule import Constant, Schedule
 from discreet.stages.selection import Everything, Selection
 
 if TYPE_CHECKING:
-    from discreet.accounting.claims import Claim
+    from discreet.accounting.charges import Claim
     from discreet.stages.plan import Plan
 
 _EVERYTHING, _GAUSSIAN, _CONSTANT, _POISSON = Everything(), GaussianNoise(), Constant(), Poisson()

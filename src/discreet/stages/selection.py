@@ -4,20 +4,15 @@ Guarantee, for every selection: the mask depends only on public streams and on e
 of this step. One mask is used for a whole logical batch (docs/proofs/RandomFreeze.md).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, final
+from typing import ClassVar, Protocol, final
 
 from discreet.core import check
-
-if TYPE_CHECKING:
-    from discreet.engine.layout import Mask
-    from discreet.stages.context import StepContext
-    from discreet.stages.sampling import Horizon
-    from discreet.stages.values import Released
+from discreet.engine.layout import Mask
+from discreet.stages.sampling import Horizon
+from discreet.stages.values import Released, StepContext
 
 
 class Order(enum.StrEnum):

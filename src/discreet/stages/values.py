@@ -1,4 +1,4 @@
-"""Tensors with a type that states their privacy guarantee.
+"""Tensors with a type that states their privacy guarantee, and the context of a step.
 
     engine --factors--> aggregation --BoundedSum--> mechanism --Released--> update
 
@@ -8,16 +8,17 @@ A mechanism accepts only `BoundedSum`s, and an update accepts only a `Released`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from discreet.core import check
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from discreet.core.streams import Streams
     from discreet.engine.layout import Layout, Mask
-
 
 _AGGREGATION = object()  # the key that lets aggregation.py alone build a BoundedSum
 
@@ -112,3 +113,37 @@ class PrivateState:
     def __reduce__(self) -> str:
         remedy = "do not copy or pickle objects that hold it"
         check.refuse("private state to stay in memory", "a copy or pickle of a PrivateState", remedy)
+
+
+PUBLIC = "public."
+"""Keys of `memory` that begin so hold what was computed from public records. It is not saved in checkpoints: a resumed
+run computes it again."""
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepContext:
+    """Public facts about one step, and the random streams.
+
+    memory   public tensors that stages keep between steps; it may hold only released values and what public
+             records give
+    mask     the active coordinates of this step; None if all are active
+    raw      the bounder's hidden sums of this step; only the mechanism may read them
+    secrets  hidden state that a mechanism keeps between steps; it is never saved and is empty after a resume
+    """
+
+    step: int
+    steps_per_epoch: int
+    batch: float
+    layout: Layout
+    streams: Streams
+    device: torch.device | str = "cpu"
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    mask: Mask | None = None
+    raw: PrivateState | None = None
+    secrets: dict[str, PrivateState] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs completed before this step."""
+        return self.step // self.steps_per_epoch

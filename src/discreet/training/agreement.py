@@ -1,7 +1,5 @@
 """Check before the first step that all processes of a run use the same settings and hold different records."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -9,21 +7,18 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.stages.plan import Plan
 from discreet.training.collate import seeded_generators
-
-if TYPE_CHECKING:
-    import torch
-    from torch.optim.lr_scheduler import LRScheduler
 
 _SHOWN = 3  # the number of differences that a message lists
 _MISSING = "absent"

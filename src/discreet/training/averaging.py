@@ -1,7 +1,5 @@
 """An exponential moving average of the parameters. It sees released values only, so it costs no privacy."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, final

@@ -1,7 +1,5 @@
 """Checks of a plan against model, optimizer and data, made before anything is trained or released."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -8,8 +8,6 @@ noise would be a second, uncharged query. Masks and projections also use new key
 and independent of the data, so this costs no privacy.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os
@@ -17,10 +15,11 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
+from typing import Any, BinaryIO, Final, Self, final
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from discreet.accounting.events import Event
 from discreet.accounting.ledger import Ledger
@@ -30,11 +29,7 @@ from discreet.core.files import replace_file
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.stages.plan import Plan
-
-if TYPE_CHECKING:
-    from torch.optim.lr_scheduler import LRScheduler
-
-    from discreet.training.step import Parameters
+from discreet.training.step import Parameters
 
 FORMAT: Final = "discreet checkpoint 3"
 WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # written by an older version; changed bytes are not detected
@@ -80,8 +75,8 @@ class Checkpoint:
             _refuse_unsafe(name, value)
         replace_file(Path(path), lambda file: save_sealed(state, file))
 
-    @staticmethod
-    def read(path: str | os.PathLike[str]) -> Checkpoint:
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
         """Read a checkpoint. It may hold tensors and plain values only; a file that contains code is refused."""
         path = Path(path)
         check.require(path.is_file(), "a checkpoint", f"no file {path}", "pass the file that `save` wrote")
@@ -94,9 +89,9 @@ class Checkpoint:
         if held == FORMAT and not sealed:
             check.damaged(f"{path} to be a whole checkpoint", "one that lost its digest", _WHOLE)
         known = held in (FORMAT, WITHOUT_DIGEST)
-        known = known and state.keys() == Checkpoint.__dataclass_fields__.keys()
+        known = known and state.keys() == cls.__dataclass_fields__.keys()
         check.require(known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it")
-        return Checkpoint(**state)
+        return cls(**state)
 
     # -- checks ----------------------------------------------------------------------------------------
 

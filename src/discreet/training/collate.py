@@ -5,8 +5,6 @@ of `collate_fn` on several records. It therefore cannot pad to the longest recor
 or mix records. Because it would do something else than its author meant, such a function is refused (`check_apart`).
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import warnings

@@ -1,7 +1,5 @@
 """Checks the order of calls in a training loop."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any, final

@@ -21,10 +21,10 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.trace.capture import replace
-from discreet.stages.context import PUBLIC
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
+from discreet.stages.values import PUBLIC
 from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average

@@ -33,11 +33,10 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.stages.aggregation import Aggregation, sum_of_numbers
 from discreet.stages.clipping import Query
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.update import update
-from discreet.stages.values import BoundedSum, PrivateState, Released
+from discreet.stages.values import BoundedSum, PrivateState, Released, StepContext
 from discreet.training.averaging import Average
 from discreet.training.candidate import CandidateUpdate
 

@@ -28,12 +28,11 @@ from discreet.methods.d2p2.projected_noise import (
     width,
 )
 from discreet.methods.d2p2.projections import Hadamard, padded_size
-from discreet.methods.dicesgd.clipping import TwoLevel
+from discreet.methods.dicesgd.stages import TwoLevel
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.stages.clipping import FlatClip, Query
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise
-from discreet.stages.values import _AGGREGATION, BoundedSum
+from discreet.stages.values import _AGGREGATION, BoundedSum, StepContext
 
 ALPHA = 1e-6
 LAYOUT = Layout(("w", "b"), ((6, 9), (9,)))

@@ -20,8 +20,7 @@ from discreet.methods.d2p2.projected_noise import ProjectedNoise, block_widths, 
 from discreet.methods.d2p2.recipes import Decay, InverseRoot, Projection, Scale
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.runs import RunConfig
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon
 from discreet.stages.schedule import Constant, Exponential, Period
 

@@ -15,10 +15,9 @@ from discreet.accounting.events import ClippedFeedback as FeedbackEvent
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods.dicesgd.analysis import FeedbackRun
-from discreet.methods.dicesgd.error_feedback import ErrorFeedback, Normalising
+from discreet.methods.dicesgd.stages import ErrorFeedback, Normalising
 from discreet.stages.analysis import Composition
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, TruncatedPoisson
 
 DELTA = 1e-5

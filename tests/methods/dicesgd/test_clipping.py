@@ -15,11 +15,11 @@ from discreet.accounting.events import Queries
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.methods.dicesgd.clipping import HELD, SmoothedResidual, TwoLevel
+from discreet.methods.dicesgd.stages import HELD, SmoothedResidual, TwoLevel
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
-from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
+from discreet.stages.values import StepContext
 from research.reproductions.dicesgd.appendix_b1 import Huber, settled
 
 ALPHA = 1e-6  # false-alarm rate of the statistical tests

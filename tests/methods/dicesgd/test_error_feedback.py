@@ -23,10 +23,16 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.dicesgd.clipping import MAX_CLIPS, FeedbackClip, FeedbackNormalised
-from discreet.methods.dicesgd.error_feedback import ERROR, ErrorFeedback, Normalising
+from discreet.methods.dicesgd.stages import (
+    ERROR,
+    MAX_CLIPS,
+    ErrorFeedback,
+    FeedbackClip,
+    FeedbackNormalised,
+    Normalising,
+)
 from discreet.stages.clipping import Query
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.step import PrivateStep, RunState
 

@@ -14,8 +14,7 @@ from discreet.core.streams import Streams
 from discreet.data import build
 from discreet.methods.dpsgd_dc.curvature import Link
 from discreet.methods.dpsgd_dc.guard import ClippedFeatures, with_clipped_features
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 

@@ -22,8 +22,7 @@ from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages import clipping, sampling
 from discreet.stages.analysis import Composition
 from discreet.stages.domain import Unbounded
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 
 LOGISTIC = LinearModel(link=Link.LOGISTIC, features=1.0, bias=False)  # L = 1/4

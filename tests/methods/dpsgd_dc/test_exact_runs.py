@@ -26,8 +26,7 @@ from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.methods.dpsgd_dc.domain import Ball
 from discreet.stages.analysis import Composition
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FixedSize, FullBatch, Horizon, Sampling, TruncatedPoisson
 
 Floats = NDArray[np.float64]

@@ -183,7 +183,7 @@ def test_checkpoints_are_marked_private_until_the_end(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "state.pt", weights_only=True)["hidden"] is False
     assert again.progress.step == STEPS
     again.close()
-    resumed = Ledger.resume(tmp_path / "ledger.jsonl", planned=again.plan.event_at(0))
+    resumed = Ledger.resume(tmp_path / "ledger.jsonl", planned=lambda _: again.plan.event_at(0))
     assert resumed.charge().certified == again.plan.charge().certified  # one event, whatever happened on the way
     resumed.close()
 

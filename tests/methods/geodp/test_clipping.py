@@ -19,19 +19,17 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout
-from discreet.methods.geodp.clipping import ANGLES, AngleWindow, Polar, Window
-from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails
 from discreet.methods.geodp.recipes import best_split
 from discreet.methods.geodp.spherical import from_spherical, middle, to_spherical
+from discreet.methods.geodp.stages import ANGLES, AngleWindow, FromAngles, FromPolar, Polar, Tails, Window
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.aggregation import Aggregation
 from discreet.stages.clipping import ROUND_DOWN
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Order
+from discreet.stages.values import StepContext
 
 CLIP = 0.7
 BOUNDERS = [

@@ -20,14 +20,13 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
-from discreet.methods.geodp.noise import GeometricNoise
 from discreet.methods.geodp.spherical import to_spherical
+from discreet.methods.geodp.stages import GeometricNoise
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages import clipping
 from discreet.stages.clipping import Clipping, Query
-from discreet.stages.context import StepContext
 from discreet.stages.sampling import FullBatch, Horizon
-from discreet.stages.values import _AGGREGATION, BoundedSum
+from discreet.stages.values import _AGGREGATION, BoundedSum, StepContext
 
 ALPHA = 1e-6
 CLIP, BATCH = 0.5, 200.0

@@ -27,10 +27,10 @@ from discreet.methods.gep.clipping import EmbeddingClip
 from discreet.methods.gep.combination import FromEmbedding
 from discreet.methods.gep.subspace import ACTIVE, BASIS, MADE_AT, Basis, Subspace
 from discreet.stages.aggregation import Aggregation
-from discreet.stages.context import PUBLIC, StepContext
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.selection import Order
+from discreet.stages.values import PUBLIC, StepContext
 from discreet.training import checkpoint
 from discreet.training.step import PrivateStep, RunState
 

@@ -28,12 +28,11 @@ from discreet.methods import METHODS
 from discreet.methods.random_freeze import masks
 from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
 from discreet.stages import noise as gaussian
-from discreet.stages.context import StepContext
 from discreet.stages.noise import GaussianNoise
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader
 from discreet.stages.selection import Frozen, Order
-from discreet.stages.values import Released
+from discreet.stages.values import Released, StepContext
 from discreet.training.step import PrivateStep, RunState
 from freezing import PER_EPOCH, active_of, coverage_contract, frozen_contract, steps_of
 

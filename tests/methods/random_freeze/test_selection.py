@@ -16,10 +16,9 @@ from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze import masks
 from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
-from discreet.stages.context import StepContext
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Everything
-from discreet.stages.values import Released
+from discreet.stages.values import Released, StepContext
 
 LAYOUT = Layout(("conv", "w", "b", "s"), ((4, 3, 2, 2), (6, 5), (6,), ()))
 CPU = torch.device("cpu")

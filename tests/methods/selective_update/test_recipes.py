@@ -25,8 +25,7 @@ from discreet.stages.acceptance import LossTest
 from discreet.stages.aggregation import sum_of_numbers
 from discreet.stages.analysis import Unproven
 from discreet.stages.clipping import Clipping
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import BallsInBins, FullBatch, Horizon
 
 HORIZON = Horizon.of(records=60, batch=20, steps=8)

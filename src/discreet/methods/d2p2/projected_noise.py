@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from discreet.engine.layout import Layout
     from discreet.methods.d2p2 import projections
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 _PLAIN = GaussianNoise()
 

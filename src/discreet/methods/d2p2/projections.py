@@ -7,8 +7,6 @@
 takes O(d p).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,28 +1,17 @@
 """Recipes of D2P2-SGD, D2P-SGD and DP2-SGD (arXiv 2509.09485, Algorithms 1 to 3)."""
 
-from __future__ import annotations
-
 import enum
 import math
 from dataclasses import dataclass
 from typing import final
 
-from discreet.accounting.claims import AccountedClaim, Accounting
+from discreet.accounting.charges import AccountedClaim, Accounting
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.methods.d2p2.projected_noise import (
-    DenseBlocks,
-    DenseLayers,
-    Orthonormal,
-    OrthonormalLayers,
-    PaperLift,
-    ProjectedNoise,
-    UnbiasedLift,
-)
+from discreet.methods.d2p2 import projected_noise as projected
 from discreet.stages.clipping import AutoS
 from discreet.stages.noise import GaussianNoise
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.schedule import Constant, Exponential, Linear, Period, PerPeriod, Schedule
 
 
@@ -155,20 +144,20 @@ def decaying(decay: Decay, per: Period, to: float | None = None, over: int | Non
 
 def _projected(
     reduction: float, projection: Projection, lift: Scale, block: int | None, widths: tuple[int, ...] | None
-) -> ProjectedNoise:
-    scale = UnbiasedLift() if Scale(lift) is Scale.UNBIASED else PaperLift()
+) -> projected.ProjectedNoise:
+    scale = projected.UnbiasedLift() if Scale(lift) is Scale.UNBIASED else projected.PaperLift()
     if Projection(projection) is not Projection.DENSE:
         expected, got = "block and widths with dense projections only", f"block={block!r}, widths={widths!r}"
         check.require(block is None and widths is None, expected, got, "remove them, or use projection=dense")
         whole = Projection(projection) is Projection.ORTHONORMAL
-        kind = Orthonormal() if whole else OrthonormalLayers()
-        return ProjectedNoise(reduction=reduction, projection=kind, lift=scale)
+        kind = projected.Orthonormal() if whole else projected.OrthonormalLayers()
+        return projected.ProjectedNoise(reduction=reduction, projection=kind, lift=scale)
     if widths is None:
         expected = "widths for dense projections"
         check.refuse(expected, "none", "pass widths=layer_widths([p.numel() for p in model.parameters()], reduction)")
     dims = tuple(widths)
-    dense = DenseLayers(dims) if block is None else DenseBlocks(block, dims)
-    return ProjectedNoise(reduction=reduction, projection=dense, lift=scale)
+    dense = projected.DenseLayers(dims) if block is None else projected.DenseBlocks(block, dims)
+    return projected.ProjectedNoise(reduction=reduction, projection=dense, lift=scale)
 
 
 def _claim(plan: Plan) -> AccountedClaim | None:

@@ -1,24 +1,19 @@
 """The analysis of runs with clipped error feedback. Proof: docs/proofs/ClippedFeedback.md."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import ClassVar, final
 
 from discreet.accounting import events
 from discreet.accounting.events import Event
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised
-from discreet.methods.dicesgd.error_feedback import ErrorFeedback
+from discreet.methods.dicesgd.stages import ErrorFeedback, FeedbackClip, FeedbackNormalised
 from discreet.stages.analysis import Analysis
+from discreet.stages.pipeline import Pipeline
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Poisson
 from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything
-
-if TYPE_CHECKING:
-    from discreet.stages.pipeline import Pipeline
-    from discreet.stages.plan import Plan
 
 
 @final

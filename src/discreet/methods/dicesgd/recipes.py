@@ -1,21 +1,17 @@
 """Recipes of DiceSGD (arXiv 2311.14632, Algorithms 2 to 4) and of two-level clipping, which reduce clipping bias."""
 
-from __future__ import annotations
-
 import abc
 import math
 from dataclasses import dataclass
 from typing import final
 
-from discreet.accounting.claims import ABOUT_DELTA, Claim
+from discreet.accounting.charges import ABOUT_DELTA, Claim
 from discreet.accounting.events import ClippedFeedback
 from discreet.core import check
+from discreet.methods.dicesgd import stages
 from discreet.methods.dicesgd.analysis import FeedbackRun
-from discreet.methods.dicesgd.clipping import FeedbackClip, FeedbackNormalised, SmoothedResidual, TwoLevel
-from discreet.methods.dicesgd.error_feedback import ErrorFeedback, Normalising
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 
 
 def dicesgd(clip: float = 1.0, feedback_clip: float = 1.0, preclip: float | None = None) -> Recipe:
@@ -27,16 +23,15 @@ def dicesgd(clip: float = 1.0, feedback_clip: float = 1.0, preclip: float | None
 
     Algorithm 3 of the paper is this recipe with Adam.
     """
-    bounder = FeedbackClip(clip, preclip) if feedback_clip != 0 else FlatClip(clip)
-    return Recipe(
-        method="dicesgd", bounder=bounder, mechanism=ErrorFeedback(feedback_clip), analysis=FeedbackRun(), claims=_claim
-    )
+    bounder = stages.FeedbackClip(clip, preclip) if feedback_clip != 0 else FlatClip(clip)
+    feedback = stages.ErrorFeedback(feedback_clip)
+    return Recipe(method="dicesgd", bounder=bounder, mechanism=feedback, analysis=FeedbackRun(), claims=_claim)
 
 
 def dicesgd_automatic(feedback_clip: float = 1.0) -> Recipe:
     """DiceSGD with normalised gradients and a normalised error (Algorithm 4)."""
     check.positive("choose the norm of the fed-back error, e.g. 1.0", feedback_clip=feedback_clip)
-    bounder, feedback = FeedbackNormalised(1.0), ErrorFeedback(feedback_clip, Normalising())
+    bounder, feedback = stages.FeedbackNormalised(1.0), stages.ErrorFeedback(feedback_clip, stages.Normalising())
     return Recipe(
         method="dicesgd-automatic", bounder=bounder, mechanism=feedback, analysis=FeedbackRun(), claims=_claim
     )
@@ -50,15 +45,16 @@ def two_level(clip: float = 1.0, residual: float = 9.0, kappa: float = 0.1, shar
     kappa     weight of the newest residual in the moving average; 1 means no averaging
     share     factor on the noise multiplier of the clipped sum; None: the least noise per step
     """
-    bounder = TwoLevel.smoothed(clip, residual, kappa) if share is None else TwoLevel(clip, residual, share)
-    return Recipe(method="two-level", bounder=bounder, combination=SmoothedResidual(kappa))
+    two = stages.TwoLevel
+    bounder = two.smoothed(clip, residual, kappa) if share is None else two(clip, residual, share)
+    return Recipe(method="two-level", bounder=bounder, combination=stages.SmoothedResidual(kappa))
 
 
 def _claim(plan: Plan) -> Claim | None:
     run, records = plan.analysis.whole_run(plan), plan.horizon.records
     if not isinstance(run, ClippedFeedback) or records is None:
         return None
-    claim = AutomaticDiceClaim if isinstance(plan.bounder, FeedbackNormalised) else DiceClaim
+    claim = AutomaticDiceClaim if isinstance(plan.bounder, stages.FeedbackNormalised) else DiceClaim
     return claim(run=run, records=records)
 
 

@@ -1,10 +1,8 @@
 """Recipes of DP-SGD (Abadi et al. 2016) and of variants that clip differently."""
 
-from __future__ import annotations
-
 from discreet.methods.dp_sgd.clipping import AdaptiveQuantile, PerLayer
 from discreet.stages.clipping import AutoS, FlatClip, Psac
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 
 
 def dp_sgd(clip: float = 1.0) -> Recipe:

@@ -5,8 +5,6 @@
 for every possible batch. L is certified if the model and its loss are known; otherwise the user states it.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from dataclasses import dataclass

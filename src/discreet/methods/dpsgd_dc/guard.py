@@ -1,9 +1,7 @@
 """Runtime checks for runs that are certified only for their final parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -157,7 +155,7 @@ class _ForwardHook:
         if self._guard is not None:
             self._guard.score(inputs[0], output)
 
-    def __deepcopy__(self, memo: Any) -> _ForwardHook:
+    def __deepcopy__(self, memo: Any) -> Self:
         return _ForwardHook(None)
 
     def __reduce__(self) -> Any:

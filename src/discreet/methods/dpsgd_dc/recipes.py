@@ -1,19 +1,16 @@
 """Recipes of DPSGD-DC and DPSGD-GC (arXiv 2502.17772): DP-SGD with and without a bounded domain."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from discreet.accounting.claims import ABOUT_DELTA, Claim
+from discreet.accounting.charges import ABOUT_DELTA, Claim
 from discreet.core import check
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.methods.dpsgd_dc.curvature import Assumed, Curvature, LinearModel, Link
 from discreet.methods.dpsgd_dc.domain import Ball, Centre
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch
 
 

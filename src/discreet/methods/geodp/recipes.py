@@ -1,21 +1,16 @@
 """Recipes of GeoDP (arXiv 2504.05618) as published, without a guarantee, of two certified variants, and its claim."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Self, final
 
-from discreet.accounting.claims import ABOUT_DELTA, Claim
+from discreet.accounting.charges import ABOUT_DELTA, Claim
 from discreet.core import check
-from discreet.methods.geodp.clipping import DEFAULT_SPLIT, AngleWindow, Polar, Window
-from discreet.methods.geodp.combination import FromAngles, FromPolar, Tails
-from discreet.methods.geodp.noise import GeometricNoise
+from discreet.methods.geodp import stages
 from discreet.stages.acceptance import AcceptAll, LossTest
 from discreet.stages.analysis import Unproven
 from discreet.stages.clipping import Clipping
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 
 REASON = "one record can turn the direction of a mean gradient that is near zero"
 
@@ -37,7 +32,7 @@ def geodp(
     return Recipe(
         method="geodp",
         bounder=Clipping(clipping).bounder(clip=clip, gamma=gamma, r=r),
-        mechanism=GeometricNoise(beta),
+        mechanism=stages.GeometricNoise(beta),
         acceptance=AcceptAll() if loss_clip is None else LossTest(loss_clip=loss_clip),
         analysis=Unproven(REASON),
         claims=_claim,
@@ -47,9 +42,9 @@ def geodp(
 def geodp_sound(
     clip: float = 1.0,
     beta: float | None = None,
-    window: Window = Window.BALL,
-    split: float = DEFAULT_SPLIT,
-    tails: Tails = Tails.EVEN,
+    window: stages.Window = stages.Window.BALL,
+    split: float = stages.DEFAULT_SPLIT,
+    tails: stages.Tails = stages.Tails.EVEN,
 ) -> Recipe:
     """GeoDP with a guarantee: sums angles, each within a public window around the last release, and magnitudes.
 
@@ -58,16 +53,16 @@ def geodp_sound(
     split   fraction of 1/z^2 for the direction, where z is the noise multiplier
     tails   how mean angles become a gradient: even, or product (as in the paper)
     """
-    angles = AngleWindow(clip=clip, split=split, beta=beta, window=Window(window))
-    return Recipe(method="geodp-sound", bounder=angles, combination=FromAngles(angles, Tails(tails)))
+    angles = stages.AngleWindow(clip=clip, split=split, beta=beta, window=stages.Window(window))
+    return Recipe(method="geodp-sound", bounder=angles, combination=stages.FromAngles(angles, stages.Tails(tails)))
 
 
-def polar(clip: float = 1.0, split: float = DEFAULT_SPLIT) -> Recipe:
+def polar(clip: float = 1.0, split: float = stages.DEFAULT_SPLIT) -> Recipe:
     """Polar DP-SGD: sums directions and clipped magnitudes; the gradient is mean magnitude times mean direction.
 
     split  fraction of 1/z^2 for the direction, where z is the noise multiplier; see `best_split`
     """
-    return Recipe(method="polar", bounder=Polar(clip=clip, split=split), combination=FromPolar())
+    return Recipe(method="polar", bounder=stages.Polar(clip=clip, split=split), combination=stages.FromPolar())
 
 
 def best_split(*, size: int, batch: float, noise: float, magnitude: float = 1.0, agreement: float = 1.0) -> float:
@@ -89,12 +84,6 @@ def best_split(*, size: int, batch: float, noise: float, magnitude: float = 1.0,
     spread = (noise / batch) ** 2
     x = math.sqrt((agreement**2 + size * spread) / (size * (magnitude**2 + spread)))
     return 1 / (1 + x)
-
-
-def _claim(plan: Plan) -> GeoDpOneStepClaim:
-    """The claim for one step, whatever the sampling; the paper has no rule for several steps."""
-    assert isinstance(plan.mechanism, GeometricNoise)
-    return GeoDpOneStepClaim(noise=plan.noise, beta=plan.mechanism.beta, steps=plan.horizon.steps)
 
 
 @final
@@ -133,11 +122,17 @@ class GeoDpOneStepClaim(Claim):
         """The claimed delta of one step: delta + delta'."""
         return min(1.0, delta + (1 - self.beta))
 
-    def repeated(self, times: int) -> GeoDpOneStepClaim:
+    def repeated(self, times: int) -> Self:
         return replace(self, steps=self.steps * times)
 
-    def joined(self, other: Claim) -> GeoDpOneStepClaim | None:
+    def joined(self, other: Claim) -> Self | None:
         """The claim with the steps of both; None if their settings differ."""
         if isinstance(other, GeoDpOneStepClaim) and replace(other, steps=self.steps) == self:
             return replace(self, steps=self.steps + other.steps)
         return None
+
+
+def _claim(plan: Plan) -> GeoDpOneStepClaim:
+    """The claim for one step, whatever the sampling; the paper has no rule for several steps."""
+    assert isinstance(plan.mechanism, stages.GeometricNoise)
+    return GeoDpOneStepClaim(noise=plan.noise, beta=plan.mechanism.beta, steps=plan.horizon.steps)

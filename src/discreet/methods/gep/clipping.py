@@ -17,7 +17,7 @@ from discreet.stages.clipping import ROUND_DOWN, Bounder, Query
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 # Norms outside of this range are scaled to 1 first, so that products in float32 neither overflow nor vanish.
 _ORDINARY = 2.0**-40, 2.0**40

@@ -16,7 +16,7 @@ from discreet.stages.selection import Order, Selection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 
 @final

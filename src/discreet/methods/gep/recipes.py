@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from discreet.accounting.claims import AccountedClaim, Accounting
+from discreet.accounting.charges import AccountedClaim, Accounting
 from discreet.accounting.events import Event, PoissonSampled, Queries
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.methods.gep.clipping import EmbeddingClip
 from discreet.methods.gep.combination import FromEmbedding
 from discreet.methods.gep.subspace import Subspace
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Poisson
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from discreet.core import check
-from discreet.stages.context import PUBLIC
+from discreet.stages.values import PUBLIC
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
+    from discreet.stages.values import StepContext
 
 BASIS, MADE_AT, ACTIVE = (f"{PUBLIC}gep.{name}" for name in ("basis", "made-at", "active"))
 

@@ -1,7 +1,5 @@
 """Masks that are drawn from a public stream, or ranked by released gradients."""
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -12,8 +10,7 @@ from discreet.core.streams import Stream
 from discreet.engine.active import Active, from_indices
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.selection import MaskKey
-from discreet.stages.context import StepContext
-from discreet.stages.values import Released
+from discreet.stages.values import Released, StepContext
 
 EPOCH, ACTIVE, TOTAL, VARIANCE = "ranked.epoch", "ranked.active", "ranked.total", "ranked.variance"
 

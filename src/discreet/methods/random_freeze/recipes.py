@@ -1,13 +1,10 @@
 """Recipes of random freeze and ranked freeze (arXiv 2112.00845): sparse updates at the privacy cost of DP-SGD."""
 
-from __future__ import annotations
-
-from discreet.accounting.claims import AccountedClaim, Accounting
+from discreet.accounting.charges import AccountedClaim, Accounting
 from discreet.core.relation import Neighbouring
 from discreet.methods.random_freeze.selection import Granularity, RandomFreeze, RankedFreeze, Refresh
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Poisson
 from discreet.stages.selection import Frozen, Order
 

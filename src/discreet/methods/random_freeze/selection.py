@@ -14,9 +14,8 @@ from discreet.stages.selection import Frozen, Order, Selection, density_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.context import StepContext
     from discreet.stages.sampling import Horizon
-    from discreet.stages.values import Released
+    from discreet.stages.values import Released, StepContext
 
 Shape = tuple[int, ...]
 

@@ -1,10 +1,8 @@
 """Recipe of selective update and release (Fu et al. 2023). Every test on private data is charged."""
 
-from __future__ import annotations
-
 from discreet.stages.acceptance import LossTest
 from discreet.stages.clipping import Clipping
-from discreet.stages.recipe import Recipe
+from discreet.stages.plan import Recipe
 
 
 def sur(

@@ -1,7 +1,5 @@
 """The runs of a comparison: all rows with one seed, then with the next, so an interrupted comparison has every row."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -23,8 +21,7 @@ from discreet.core.workers import failure_of, run_jobs
 from discreet.data import DATASETS, build, parameters
 from discreet.methods import METHODS
 from discreet.runs.comparison import values
-from discreet.runs.comparison.candidates import SET_ASIDE, Candidate
-from discreet.runs.comparison.compare import CompareSettings, ComparisonProgress, Listener, Phase
+from discreet.runs.comparison.compare import SET_ASIDE, Candidate, CompareSettings, ComparisonProgress, Listener, Phase
 from discreet.runs.comparison.values import Comparison, Excluded, Failure, MethodResult, TrainedRun
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import load_task, records_of, settle

@@ -4,8 +4,6 @@ The trials are a comparison of their own: they train on four fifths of the stand
 the rest. Test records are not used. So trials can be resumed, run in parallel, and fail one by one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path
@@ -17,8 +15,7 @@ from discreet.core import check
 from discreet.core.files import replace_file
 from discreet.data import DATASETS, Task
 from discreet.methods import METHODS
-from discreet.runs.comparison.candidates import Candidate
-from discreet.runs.comparison.compare import CompareSettings, Listener
+from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
 from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSummary, settings_in_words
 from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate

@@ -1,15 +1,13 @@
 """The results of a comparison: public values, with a JSON form from which the page can be rendered again."""
 
-from __future__ import annotations
-
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Self, final
 
 from discreet.core import check
-from discreet.core.plain import from_plain, plain
+from discreet.core.plain import plain
 from discreet.runs.audit_rows import AuditRow
 
 FORMAT = "discreet.comparison/2"
@@ -36,18 +34,18 @@ class Estimate:
     half: float | None
     count: int
 
-    @staticmethod
-    def of(values: Sequence[float]) -> Estimate:
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
         from scipy.special import stdtrit
 
         is_valid = len(values) > 0 and all(math.isfinite(value) for value in values)
         check.require(is_valid, "finite values, at least one", f"{list(values)}", "average finished runs only")
         count, mean = len(values), statistics.fmean(values)
         if count == 1:
-            return Estimate(mean=mean, error=None, half=None, count=1)
+            return cls(mean=mean, error=None, half=None, count=1)
         error = statistics.stdev(values) / math.sqrt(count)
         quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-        return Estimate(mean=mean, error=error, half=quantile * error, count=count)
+        return cls(mean=mean, error=error, half=quantile * error, count=count)
 
     @property
     def low(self) -> float:
@@ -57,7 +55,7 @@ class Estimate:
     def high(self) -> float:
         return self.mean + (self.half or 0.0)
 
-    def overlaps(self, other: Estimate) -> bool:
+    def overlaps(self, other: Self) -> bool:
         """Whether the two intervals share a point. The interval of a single run overlaps all others."""
         if self.half is None or other.half is None:
             return True
@@ -327,17 +325,6 @@ class Comparison:
                 row["is"] = "Entry"  # as files of this format have called a row from the start
                 row["accuracy"] = None if entry.accuracy is None else plain(entry.accuracy)
         return {"format": FORMAT, **held}
-
-    @staticmethod
-    def from_json(held: Mapping[str, Any]) -> Comparison:
-        """The comparison that `to_json` wrote; anything else is refused."""
-        got, remedy = held.get("format"), "give the report.json that discreet compare wrote with this version"
-        check.require(got == FORMAT, f"a file of format {FORMAT}", f"format={got!r}", remedy)
-        try:
-            found: Comparison = from_plain(Comparison, held)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            check.refuse("a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again")
-        return found
 
 
 def settings_in_words(entry: MethodResult) -> str:

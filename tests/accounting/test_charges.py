@@ -5,8 +5,7 @@ import math
 import pytest
 
 from discreet.accounting.accountants import certify, rdp_epsilon
-from discreet.accounting.charges import Charge
-from discreet.accounting.claims import AccountedClaim, Accounting, Claim
+from discreet.accounting.charges import AccountedClaim, Accounting, Charge, Claim
 from discreet.accounting.events import ClippedFeedback, Free, Gaussian, PoissonSampled
 from discreet.accounting.rdp import sampled_gaussian
 from discreet.core.check import Refused
