@@ -12,6 +12,7 @@ import pytest
 from research.extra import NEEDED
 
 pytest.importorskip("peft", reason=NEEDED)
+pytest.importorskip("gguf", reason=NEEDED)
 
 import numpy as np
 import torch

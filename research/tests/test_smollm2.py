@@ -9,6 +9,7 @@ import pytest
 from research.extra import NEEDED
 
 pytest.importorskip("peft", reason=NEEDED)
+pytest.importorskip("gguf", reason=NEEDED)
 
 import torch
 from small_llama import MERGES, TOKENS, llama, small, write_gguf

@@ -27,7 +27,7 @@ _HOME = {
     "check": "discreet.training.model_check",
     "fix": "discreet.engine.fix",
     "methods": "discreet.methods",
-    "public": "discreet.engine.record_watch",
+    "public": "discreet.engine.public",
     "statement": "discreet.runs.statement",
 }
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
     from discreet.engine.fix import fix as fix
-    from discreet.engine.record_watch import public as public
+    from discreet.engine.public import public as public
     from discreet.runs.statement import statement as statement
     from discreet.stages.plan import Plan as Plan
     from discreet.stages.plan import Recipe as Recipe

@@ -110,6 +110,8 @@ def _late(recipe: Recipe) -> Plan:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_given_its_releases_a_method_hides_every_record(name: str) -> None:
+    if METHODS[name].recipe().bounder.public_records:
+        pytest.skip("it learns from public records first; tests/methods/gep leaves out records")
     used = replay.leave_one_out(_late(METHODS[name].recipe()), start=20)
     assert used > 0.5, "records that hardly count do not test a bound"
 

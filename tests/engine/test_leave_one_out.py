@@ -238,3 +238,37 @@ def test_huge_gradients_are_clipped_not_dropped() -> None:
     total = engine.zeros()
     engine.add_weighted(FlatClip(1.0).weights(engine.norms(), 1.0), total)
     assert total[0].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-5)
+
+
+class OfConstantImages(nn.Module):
+    """A convolution of constant images whose output gradients add up to zero: all terms of its gradient cancel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 8, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.convolution(x[:, :4]) * x[:, 4:, :-2, :-2]).flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("records", [33, 64])
+def test_rounding_does_not_depend_on_the_number_of_records(records: int) -> None:
+    """More records than one grouped convolution takes, so that some are left over."""
+    torch.manual_seed(0)
+    images = 1e4 * (1 + torch.rand(records, 4, 1, 1)).expand(-1, -1, 18, 18)
+    outputs = torch.randn(records, 8, 18, 18)
+    outputs[:, :, 8:16, :16] = -outputs[:, :, :8, :16].flip(2)
+    x, net = torch.cat([images, outputs], 1), OfConstantImages()
+
+    def clipped_sum(x: Tensor) -> Tensor:
+        engine = Engine(net)
+        sums = Aggregation(FlatClip(1.0), 1.0, engine, None, Order.FREEZE_THEN_CLIP)
+        engine.begin(len(x))
+        engine.backward(net(x))
+        sums.add()
+        engine.close()
+        return sums.sums(World.current()).vectors[0].value.double()
+
+    whole = clipped_sum(x)
+    for left_out in (0, records // 2, records - 1):
+        assert float((whole - clipped_sum(x[torch.arange(records) != left_out])).norm()) <= 1.001

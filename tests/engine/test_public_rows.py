@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,17 @@ class CountedBackward(torch.autograd.Function):
         return gradients[0] / len(gradients[0])
 
 
+def _far_away(x: Tensor) -> Tensor:
+    """Each record takes what lies 90 records before and after it."""
+    return F.conv1d(x.t()[:, None], torch.ones(1, 1, 3), padding=90, dilation=90)[:, 0].t()
+
+
+def _written_to_one_address(x: Tensor) -> Tensor:
+    signs = torch.zeros(1).expand(len(x))
+    signs[torch.arange(len(x))] = x[:, 0].sign()
+    return x * signs[:, None]
+
+
 # Batches have 12 records: none of these gives two records different values.
 ATTACKS: dict[str, Run] = {
     "places in a column": lambda own, x: beside(x, torch.arange(len(x)) >= 20),
@@ -54,11 +66,29 @@ ATTACKS: dict[str, Run] = {
     "the product of equal rows": lambda own, x: x * (torch.full((len(x),), 0.99).prod() < 0.8),
     "a permutation": lambda own, x: x * (torch.randperm(len(x))[:, None] >= 20),
     "a column chosen by the count": lambda own, x: F.pad(x, (0, 100))[:, len(x)][:, None] * x,
+    "a search for the count": lambda own, x: x * torch.searchsorted(torch.arange(9.0), len(x)),
+    "a comparison with the count": lambda own, x: x * torch.greater(torch.ones(1), len(x)),
+    "a threshold by the count": lambda own, x: F.threshold(x, len(x), 0.0),
+    "a count from NumPy": lambda own, x: x * torch.full((), np.int64(len(x))),
+    "a draw around the count": lambda own, x: x * torch.zeros(len(x), 1).normal_(len(x), 1e-9),
+    "a matrix of ones": lambda own, x: x * torch.ones(len(x), len(x)).sum(1, keepdim=True),
+    "a contraction over the count": lambda own, x: x * torch.einsum("nd,k->nd", torch.ones_like(x), torch.ones(len(x))),
+    "entries that are true": lambda own, x: x * torch.ones(len(x), dtype=torch.bool).sum(),
+    "later rows": lambda own, x: x * torch.ones(len(x), 8).tril(-6).sum(1, keepdim=True),
+    "a sign by the count": lambda own, x: x * torch.copysign(torch.ones(()), -0.0 if len(x) % 2 else 0.0),
+    "one of two outputs": lambda own, x: torch.stack([x, -x], 1).unbind(1)[len(x) % 2],
+    "a convolution over records": lambda own, x: F.conv1d(x.t()[:, None], torch.ones(1, 1, 3), padding=90, dilation=90)[
+        :, 0
+    ].t(),
+    "written to one address": lambda own, x: _written_to_one_address(x),
+    "by address": lambda own, x: torch.as_strided_copy(x.t().contiguous().t(), (len(x), 6), (6, 1)),
+    "every second of a copy": lambda own, x: torch.cat([x, x])[torch.arange(0, 2 * len(x), step=2)],
     "a fill by the count": lambda own, x: x * x.new_full((len(x), 1), len(x)),
     "gradients by the count": lambda own, x: CountedBackward.apply(own.head.bias.sum() * x),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Use of index_put_ on expanded tensors")
 @pytest.mark.parametrize("run", ATTACKS.values(), ids=ATTACKS.keys())
 @pytest.mark.parametrize("fixed", [True, False], ids=["fixed size", "poisson"])
 def test_rows_that_depend_on_the_place_or_the_count_are_refused(run: Run, fixed: bool) -> None:

@@ -402,9 +402,21 @@ def test_samplers_by_name() -> None:
         plan_of(complete(config(relation="replace-one")), load("digits"))
 
 
+def public_for(method: str, folder: Path) -> str | None:
+    """A file of public records, for the methods that learn from them."""
+    if not METHODS[method].recipe().bounder.public_records:
+        return None
+    generator = np.random.default_rng(0)
+    x, y = generator.random((40, 1, 8, 8), dtype=np.float32), generator.integers(0, 10, 40)
+    np.savez(folder / "public.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    return str(folder / "public.npz")
+
+
 @pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.certified])
 def test_every_certified_method_trains(method: str, tmp_path: Path) -> None:
-    result = train(config(tmp_path / "n", method=method, epsilon=3.0, steps=3))
+    result = train(
+        config(tmp_path / "n", method=method, epsilon=3.0, steps=3, public_records=public_for(method, tmp_path))
+    )
     assert result.spent.certified.epsilon <= 3.0
     assert result.method == method
 
@@ -459,7 +471,10 @@ def test_digits_at_epsilon_3_reaches_93_percent(tmp_path: Path) -> None:
 def test_what_is_settled_stays_so(method: str, tmp_path: Path) -> None:
     """Else a comparison that goes on would take its own finished runs for others, and spend their budget again."""
     task = load("digits")
-    asked = RunConfig(data="digits", method=method, noise=20.0, steps=2, delta=1e-5, out=str(tmp_path))
+    public = public_for(method, tmp_path)
+    asked = RunConfig(
+        data="digits", method=method, noise=20.0, steps=2, delta=1e-5, out=str(tmp_path), public_records=public
+    )
     config, plan = settle(asked, task)
     again, same = settle(RunConfig.from_json(config.to_json()), task)
     assert again == config

@@ -197,6 +197,10 @@ class Engine:
         with torch.no_grad():
             self._factors = collector.finish()
 
+    def full_precision(self) -> torch.autocast:
+        """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""
+        return torch.autocast(self.device.type, enabled=False)
+
     @torch.no_grad()
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
         """Upper bounds on the per-sample gradient norms, float64, shape [G, N]."""

@@ -10,7 +10,6 @@ read out of the tensors (proof/program.py).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -33,7 +32,7 @@ from discreet.engine.proof.blame import (
     refuse_losses,
     user_line,
 )
-from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt, Reading
+from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.custom_backward import backward_of
 from discreet.engine.proof.lineage import (
     DECLARED,
@@ -52,7 +51,7 @@ from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, tensors_of_result
 from discreet.engine.proof.public_rows import is_rows, public_rows, rows_of_memory
-from discreet.engine.proof.verdicts import NUMBERS, Form, form_of, mixed, settings_for, verdict_on
+from discreet.engine.proof.verdicts import SIZED, Form, form_of, mixed, settings_for, verdict_on
 from discreet.engine.proof.watched_functions import (
     DATA_GET,
     DATA_SET,
@@ -70,31 +69,9 @@ from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.library_questions import public_answer
 
 
-def public(value: Any) -> Any:
-    """Declare that a number, a choice, a tensor or a module does not come from the records.
-
-        loss = loss * discreet.public(temperature)
-        if discreet.public(step > 100): ...
-        teacher = discreet.public(copy.deepcopy(model))     # and update it from the model's parameters after each step
-
-    It is your word: the certificate rests on it, and ledger and statement name the line. Schedules, constants, random
-    numbers and released parameters are public; whatever was computed from a batch is not. A tensor, or a module with
-    its parameters and buffers, stays public in later steps, whatever is written into it between them.
-    """
-    line = user_line() or ""
-    if isinstance(value, (Tensor, nn.Module)):
-        DECLARED.add(value, line)
-    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
-    watches = [mode for mode in modes if isinstance(mode, RecordWatch)]
-    for lines in [watch.declarations for watch in watches] or [DECLARED.outside_of_steps]:
-        lines[os.path.basename(line)] = None
-    if isinstance(value, float):
-        return DeclaredFloat(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return DeclaredInt(value)
-    for watch in watches:
-        watch.declare(value)
-    return value
+def _autocast() -> str:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return ", ".join(f"{kind} {torch.get_autocast_dtype(kind)}" for kind in kinds)
 
 
 class RecordWatch(TorchFunctionMode):
@@ -107,8 +84,10 @@ class RecordWatch(TorchFunctionMode):
         self._programs = KnownPrograms()
         self._records, self._opened = 0, 0
         self.is_open = self._is_paused = False
-        self._read: tuple[int, str] | None = None
+        self._read: tuple[int, str] | None = None  # the first value that was read
+        self._read_now: tuple[int, str] | None = None  # the first of this batch
         self._declared: list[Any] = []
+        self._followed: frozenset[tuple[int, int]] | None = None  # of the call under way
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
     # -- one batch -------------------------------------------------------------------------------------
@@ -127,7 +106,7 @@ class RecordWatch(TorchFunctionMode):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared, self.is_open = [], True
+        self._declared, self.is_open, self._read_now = [], True, None
         _push_mode(self)
 
     def take_stock(self, private: Any) -> None:
@@ -224,7 +203,8 @@ class RecordWatch(TorchFunctionMode):
                     "losses in another order",
                     "keep the record as the first axis",
                 )
-            self._programs.check(origin, self._records, self._read, tuple(self._declared))
+            read = self._read_now if self._declared and self._programs.has_any else self._read
+            self._programs.check(origin, self._records, read, tuple(self._declared))
 
     # -- one call --------------------------------------------------------------------------------------
 
@@ -235,8 +215,10 @@ class RecordWatch(TorchFunctionMode):
         table = self.table
         if func in QUIET and not table.has_sizes_by_values:
             return func(*args, **kwargs)
-        reading = Reading(self._records, values=func in NUMBERS)
+        reading = Reading(self._records, values=func not in SIZED)
         description = reading.describe_call(args, kwargs, table.find)
+        if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+            description = (*description, f"gradients {torch.is_grad_enabled()}", _autocast())
         tensors, is_special = reading.tensors, func in SPECIAL
         if is_special:
             self._prepare(func, reading)
@@ -271,12 +253,16 @@ class RecordWatch(TorchFunctionMode):
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         rows: Sequence[PublicRows | None] | None = None
+        self._followed = None
         if blamed is not None:
             places, blame, numbers = (MIXED,) * len(made), blamed.blame, ALL_FOLLOW
         else:
             places, blame, numbers = self._places(form, func, args, kwargs, reading, made, on_records=on_records)
-            if form.follows and not on_records and blame is None:
+            is_growing = form.follows or any(origin.rows is not None for origin in parents)
+            if is_growing and not on_records and blame is None:
                 rows = public_rows(form, func, args, kwargs, reading, made)
+            elif self._followed is not None:
+                rows = [PublicRows(proven=frozenset([(self._followed, frozenset())]))] * len(made)
         if numbers is not ALL_FOLLOW:
             description = settings_for(form, description, numbers, self._records)
         if blame is None and rows is None and made[0] is result and not written:  # nearly always: one new tensor
@@ -286,6 +272,8 @@ class RecordWatch(TorchFunctionMode):
             Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None, where, row)
             for i, (place, row) in enumerate(zip(places, rows or [None] * len(made), strict=True))
         ]
+        for i, origin in enumerate(origins):
+            origin.output = i
         table.put_all(made, origins, reading, written)
         return result
 
@@ -297,7 +285,7 @@ class RecordWatch(TorchFunctionMode):
         is_tensor = isinstance(value, Tensor)
         func: Any = Tensor.copy_ if is_tensor else Tensor.fill_
         came = self.table.find(value) if is_tensor else Origin(PUBLIC, 0)
-        reading = Reading(self._records, values=func in NUMBERS)
+        reading = Reading(self._records, values=func not in SIZED)
         empty = Origin(PUBLIC, 1, rows=rows_of_memory(view, self._records))
         description = reading.describe((view, value), lambda tensor: empty if tensor is view else came)
         form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
@@ -308,7 +296,8 @@ class RecordWatch(TorchFunctionMode):
             places, blame, _ = self._places(form, func, (view, value), {}, reading, [view], on_records=True)
             place = places[0]
         digest = hash((form.digest, came.digest))
-        self.table.note_write(view, Origin(place, digest, clock, func, (description, ()), (came,), blame, rows=rows))
+        settings = (description, ()), repr(index)
+        self.table.note_write(view, Origin(place, digest, clock, func, settings, (came,), blame, rows=rows))
 
     def _prepare(self, func: Any, reading: Reading) -> None:
         """A tensor that is overwritten, every entry, holds nothing of before."""
@@ -340,23 +329,29 @@ class RecordWatch(TorchFunctionMode):
         if self._records == 1:
             return [SOLE] * len(made), None, ALL_FOLLOW
         verdict = verdict_on(form, func, args, kwargs, reading, made)
+        if any(origin.rows is not None for origin in reading.origins):
+            self._followed = verdict.followed
         if verdict.rows and not all(is_rows(reading.origins[i], axis) for i, axis in verdict.rows):
             verdict = mixed(made, BY_PLACE)
         return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None, verdict.numbers
 
     def _note_error(self, on_records: bool) -> None:
         """An error tells something about the records, to whoever catches it."""
-        if on_records and self._read is None:
-            self._read = self.table.tick(), user_line() or ""
+        if on_records:
+            self._note(user_line() or "")
 
     def _note_reading(self, func: Any, blamed: Origin | None) -> None:
         if public_answer(func) is not None:
             return
         by_size = func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
-        if self._read is None and (by_size or (func not in QUIET and name_of(func) in READS)):
+        if self._read_now is None and (by_size or (func not in QUIET and name_of(func) in READS)):
             where = user_line(but_not_torch=True)
             if where is not None:
-                self._read = self.table.tick(), where
+                self._note(where)
+
+    def _note(self, where: str) -> None:
+        read = self.table.tick(), where
+        self._read, self._read_now = self._read or read, self._read_now or read
 
     def _refuse_hooks(self, func: Any) -> None:
         if HOOKS.get(func):
@@ -381,7 +376,7 @@ class RecordWatch(TorchFunctionMode):
         with self.paused():
             for index, tensor in enumerate(tensors):
                 self.table.put(tensor, Origin(place, hash(("gradient", index))))
-        before, self._read = self._read, None
+        before, self._read, self._read_now = (self._read, self._read_now), None, None
         forward, self.forward = self.forward, None
         paused, self._is_paused = self._is_paused, False
         is_on = any(one is self for one in _get_current_function_mode_stack())
@@ -395,4 +390,4 @@ class RecordWatch(TorchFunctionMode):
                     "compute each record's gradient from that record's values alone, without a branch",
                 )
         finally:
-            self._read, self.forward, self._is_paused = before, forward, paused
+            (self._read, self._read_now), self.forward, self._is_paused = before, forward, paused

@@ -65,7 +65,11 @@ class Aggregation:
         self._scalars = engine.zeros(len(bounder.scalars()), 1)[:, 0].double()
 
     def add(self) -> None:
-        """Add the current micro-batch of the engine."""
+        """Add the current micro-batch of the engine, in the precision in which its norms were measured."""
+        with self._engine.full_precision():
+            self._add()
+
+    def _add(self) -> None:
         norms_GN = self._engine.norms(self._groups, self._clipped)
         if self._contribution_map is None:
             self._engine.add_weighted(self._weights(norms_GN), self._vectors, self._groups, self._mask)

@@ -161,6 +161,10 @@ class PrivateStep:
 
     def release(self) -> Released:
         """Record the charge, add noise to the sums of the logical batch, and return the released gradient."""
+        with self._engine.full_precision():
+            return self._release()
+
+    def _release(self) -> Released:
         plan, state = self._plan, self._state
         sums = self._sums.sums(self._world)
         context = dataclasses.replace(self._context, raw=sums.hidden)

@@ -24,8 +24,8 @@ from discreet.engine.factors.parts import VersionGuard, WriteOnce, norms_by_chun
 STEM_CHANNELS = 3
 GROUPED_CHANNEL_PAIRS = 1024
 FEW_POSITIONS = 127
-# Records in one grouped convolution. Always as many, because oneDNN compiles a kernel for every new shape, and
-# batches of random size would make one of nearly every step.
+# Records in one grouped convolution. Always as many: another number may round otherwise, so that one record more would
+# move the gradients of others; and oneDNN compiles a kernel for every new shape.
 GROUPED_RECORDS = 32
 # Elements of patches at a time: they stay in the cache until they are multiplied.
 PATCH_ELEMENTS = 1 << 20
@@ -56,9 +56,11 @@ class Convolution(WriteOnce):
         return row_norms(self._by_record(self.images)), row_norms(self._by_record(self.outputs))
 
     def measure(self) -> tuple[Tensor, Tensor]:
+        return norms_by_chunks(self), self.absolute()
+
+    def absolute(self) -> Tensor:
         images, outputs = self.lengths
-        patches = math.sqrt(math.prod(self.shape[2:])) * images  # a value lies in at most K patches
-        return norms_by_chunks(self), patches * outputs
+        return math.sqrt(math.prod(self.shape[2:])) * images * outputs  # a value lies in at most K patches
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         self._seal.check()
@@ -82,11 +84,12 @@ class Convolution(WriteOnce):
             end = min(at + some, stop)
             rows = slice(at * self._frames, end * self._frames)
             images, outputs, grads = self.images[rows], self.outputs[rows], out[at - start : end - start]
-            odd = self.geometry.groups == 1 and start < at and end - at < some  # what is left over
-            if patches or odd:
+            if patches:
                 _by_patches(images, outputs, grads, self.geometry)
             else:
-                grads.copy_(_by_groups(images, outputs, self.shape, self.geometry, end - at))
+                missing = (at + some - end) * self._frames  # zeros: the bits of a record depend on no other number
+                images, outputs = (_with_zeros(values, missing) for values in (images, outputs))
+                grads.copy_(_by_groups(images, outputs, self.shape, self.geometry, some)[: end - at])
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Convolution:
         self._seal.check()
@@ -120,6 +123,10 @@ def _by_groups(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: 
     )
     gradient = _weight_gradient(images_FNC, outputs_FNC, (records * shape[0], *shape[1:]), alone)
     return gradient.view(records, *shape)
+
+
+def _with_zeros(values: Tensor, rows: int) -> Tensor:
+    return torch.cat([values, values.new_zeros(rows, *values.shape[1:])]) if rows else values
 
 
 def _by_patches(images: Tensor, outputs: Tensor, grads: Tensor, geometry: Geometry) -> None:

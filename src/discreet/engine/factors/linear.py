@@ -23,6 +23,7 @@ from discreet.engine.factors.parts import (
     WriteOnce,
     in_range,
     norms_by_chunks,
+    repaired,
     row_norms,
     share,
     widen,
@@ -52,9 +53,12 @@ class Outer(WriteOnce):
         """Norms of the left and of the right factor, [N] each."""
         return row_norms(self.left_NPA), row_norms(self.right_NPB)
 
-    def measure(self) -> tuple[Tensor, Tensor]:
+    def absolute(self) -> Tensor:
         left, right = self.lengths
-        absolute = left * right  # >= sum_p |l_p| |r_p|, by Cauchy-Schwarz
+        return left * right  # >= sum_p |l_p| |r_p|, by Cauchy-Schwarz
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        absolute = self.absolute()
         if self.left_NPA.shape[1] == 1:
             return absolute, absolute
         if not self.gram_is_cheaper:
@@ -172,7 +176,15 @@ def settle(part: Part, room: int, keep: Callable[[WriteOnce], FormedGradients] |
         return BoundedFactors(part)
     if keep is not None and isinstance(part, (Outer, Convolution)):
         return keep(part)
-    return FormedGradients(part.instantiate(0, part.records))
+    grads_N = part.instantiate(0, part.records)
+    return FormedGradients(grads_N, repaired(part, grads_N, row_norms(grads_N), _absolute(part)))
+
+
+def _absolute(part: Part) -> Tensor:
+    """Bounds on the sums of absolute products, without the norms of large gradients."""
+    if isinstance(part, Sum):
+        return torch.stack([_absolute(own) for own in part.parts]).sum(0)
+    return part.absolute() if isinstance(part, (Outer, Convolution)) else part.measure()[1]
 
 
 def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:

@@ -180,6 +180,9 @@ class WriteOnce(Part, Protocol):
     def write(self, start: int, stop: int, out: Tensor) -> None:
         """`instantiate` into `out`."""
 
+    def absolute(self) -> Tensor:
+        """Bounds on the sums of absolute products, float64, [N]."""
+
     def instantiate(self, start: int, stop: int) -> Tensor:
         grads = torch.empty(stop - start, *self.shape, dtype=self.dtype, device=self.device)
         self.write(start, stop, grads)
@@ -208,7 +211,20 @@ class GradientBuffer:
             some = grads_N[at : at + step]
             part.write(at, at + len(some), some)
             norms.append(row_norms(some))
-        return FormedGradients(grads_N, torch.cat(norms))
+        return FormedGradients(grads_N, repaired(part, grads_N, torch.cat(norms), part.absolute()))
+
+
+def repaired(part: Part, grads_N: Tensor, norms: Tensor, absolute: Tensor) -> Tensor:
+    """The norms, after gradients whose terms cancel were made again in float64, in place.
+
+    What float32 leaves of such a gradient is rounding, which may depend on the number of records.
+    """
+    apart = (norms < CANCELLATION * absolute).nonzero().flatten()
+    for index in apart.split(max(1, KEEP_ELEMENTS // max(1, math.prod(part.shape)))):
+        if len(index):
+            exact = part.take(index, torch.float64).instantiate(0, len(index)).to(grads_N.dtype)
+            grads_N[index], norms[index] = exact, row_norms(exact)
+    return norms
 
 
 class FormedGradients:
@@ -278,7 +294,12 @@ class BoundedFactors:
             exact.add_weighted(weights_QN[:, index], total_Q)
 
     def instantiate(self, start: int, stop: int) -> Tensor:
-        return self.part.instantiate(start, stop)
+        grads = self.part.instantiate(start, stop)
+        index = self._apart[(self._apart >= start) & (self._apart < stop)]
+        if index.numel():
+            exact = self.part.take(index, torch.float64).instantiate(0, len(index))
+            grads = grads.index_copy(0, index - start, exact.to(grads.dtype))
+        return grads
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> BoundedFactors:
         return BoundedFactors(self.part.take(index_K, dtype))

@@ -71,7 +71,7 @@ class Reading:
                 if form is None:
                     form = origin.form = self._form(arg, origin)
                 parts.append(form)
-            elif kind is float and arg == arg:
+            elif kind is float and arg == arg and arg:
                 parts.append(("float", arg))
             else:
                 parts.append(self.describe(arg, find))
@@ -100,7 +100,7 @@ class Reading:
         if kind is bool:
             return "true" if tree else "false"
         if kind is float:
-            return ("float", tree if tree == tree else "nan")
+            return ("float", tree if tree else str(tree)) if tree == tree else ("float", "nan")  # -0.0 is not 0.0
         if kind is tuple or kind is torch.Size:
             return tuple([self.describe(branch, find) for branch in tree])
         if kind is list:
@@ -191,7 +191,9 @@ def counts(origin: Origin) -> bool:
         origin = origin.parents[0]
     if origin.func is not torch.arange or not origin.settings:
         return False
-    bounds = origin.settings[0]
+    bounds, names = origin.settings[0], {name for name, _ in origin.settings[1]}
+    if names - {"dtype", "device"}:
+        return False
     return len(bounds) == 1 or (len(bounds) == 2 and bounds[0] == 0 and type(bounds[0]) is int)
 
 
@@ -236,8 +238,11 @@ def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[
     def walk(tree: Any) -> Any:
         if isinstance(tree, Tensor):
             return next(ahead)
+        tree = int(tree) if isinstance(tree, np.integer) else tree
         kind = type(tree)
         if kind is bool or (call.is_fixed and isinstance(tree, (int, float))):
+            return tree
+        if isinstance(tree, int) and reading.values and not values:
             return tree
         if isinstance(tree, int) and not values:
             factor = factor_of(tree, reading.records) if kind is int else None

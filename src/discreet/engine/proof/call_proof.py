@@ -19,7 +19,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -50,8 +49,7 @@ from discreet.engine.proof.provable_call import (
 )
 from discreet.engine.trace.capture import RecordAxis
 
-_SOURCE = ValueSource()
-_MOST_CHOICES: Final = 32
+_SOURCE, _MOST_CHOICES = ValueSource(), 32
 
 
 def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
@@ -77,6 +75,7 @@ def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Ten
         with apart_from_the_run():
             proof = _Proof(call, within)
             pairs = [(leaf, proof._base(leaf, 1, Pattern.MODERATE)) for leaf in call.leaves]
+            pairs = [(leaf, torch.ones_like(row) if row.dtype == torch.bool else row) for leaf, row in pairs]
             runs = [proof._try([leaf.repeated(row, records) for leaf, row in pairs], records) for records in sizes]
         if all(run is not None for run in runs):
             return [run.outputs for run in runs if run is not None]
@@ -165,7 +164,7 @@ class _Proof:
             one.factor[place.axis] if isinstance(place, RecordAxis) else own.pop()
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
-        rows = self._rows(places, graded[0])
+        rows = self._rows(places, max(self.shapes))
         if rows is None:
             return self._mixed("what it gives a record depends on the record's place in the batch")
         if not self._same_for_every_count(places):

@@ -56,13 +56,19 @@ def backward_of(tensor: Tensor, origin: Origin, watch: BackwardWatch) -> Origin:
         if isinstance(result, Tensor):
             came = find(result)
             given_back.append(came)
-            if came.lineage is MIXED or (came.lineage is not PUBLIC and came.lineage != origin.lineage):
+            is_public = came.lineage is PUBLIC and _is_harmless(came, origin)
+            if not is_public and (came.lineage in (MIXED, PUBLIC) or came.lineage != origin.lineage):
                 why = "the gradient that goes back to one record depends on others"
                 return _blamed(origin, function, why, came.blame)
     # The calls of the backward pass are compared from batch to batch, like all others.
     parents = (origin, *given_back)
     digest = hash(tuple(parent.digest for parent in parents))
     return Origin(origin.lineage, digest, origin.clock, function.backward, None, parents, where=origin.where)
+
+
+def _is_harmless(came: Origin, origin: Origin) -> bool:
+    """Whether a public gradient gives every record the same."""
+    return came.rows is None or (isinstance(origin.lineage, RecordAxis) and origin.lineage in came.rows.equal)
 
 
 def _gradient(meta: Any, tensor: Tensor) -> Tensor:

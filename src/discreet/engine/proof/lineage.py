@@ -56,12 +56,12 @@ class PublicRows:
     equal   axes along which it has a row for each record: equal ones, or independent draws (`drawn`)
     placed  axes along which the row of a record depends on the record's place, and on no other row
     proven  which arguments may follow the number of records without a value that depends on it: for each reading, the
-            places of tensors and those of whole numbers; None for any
+            places of tensors with their axes, and those of whole numbers; None for any
     """
 
     equal: frozenset[RecordAxis] = frozenset()
     placed: frozenset[RecordAxis] = frozenset()
-    proven: frozenset[tuple[frozenset[int], frozenset[int]]] | None = frozenset()
+    proven: frozenset[tuple[frozenset[tuple[int, int]], frozenset[int]]] | None = frozenset()
     drawn: bool = False
 
     @property
@@ -75,7 +75,19 @@ UNPROVEN_ROWS: Final = PublicRows()
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
 
-    __slots__ = ("blame", "clock", "digest", "form", "func", "lineage", "parents", "rows", "settings", "where")
+    __slots__ = (
+        "blame",
+        "clock",
+        "digest",
+        "form",
+        "func",
+        "lineage",
+        "output",
+        "parents",
+        "rows",
+        "settings",
+        "where",
+    )
 
     def __init__(
         self,
@@ -93,6 +105,7 @@ class Origin:
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.form: Any = None
         self.where = where  # the line that made the call
+        self.output = 0  # which tensor of the result
         self.rows = rows  # of a public tensor whose size follows the number of records
 
 

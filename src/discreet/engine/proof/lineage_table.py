@@ -247,6 +247,9 @@ class LineageTable:
             tensor = given[index]
             origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
             storage = storage_of(tensor)
+            if origin.lineage is not PUBLIC and _overlaps(tensor):
+                origin = Origin(MIXED, origin.digest, origin.clock, blame=here(_WRITTEN))
+                entries[id(tensor)] = SeenTensor(tensor, origin)
             if origin.lineage is not PUBLIC and (storage in self._held_storages or DECLARED.owns_memory(storage)):
                 refuse_writing(origin)
             write = _Write(origin.clock, _geometry(tensor), reading.origins[index].lineage, origin, tensor.dtype)
@@ -286,7 +289,8 @@ class LineageTable:
         """`tensor.data = other`."""
         if id(tensor) in self._held and origin.lineage is not PUBLIC:
             refuse_writing(origin)
-        self.put(tensor, Origin(origin.lineage, origin.digest, self.tick(), blame=origin.blame))
+        made_by = origin.func, origin.settings, origin.parents, origin.blame, origin.where, origin.rows
+        self.put(tensor, Origin(origin.lineage, origin.digest, self.tick(), *made_by))
 
     def unchanged(self) -> bool:
         """Whether the tensors of old that this step used hold what they held, unless watched calls changed them."""
@@ -300,6 +304,11 @@ _WRITTEN = Blame(
     "its records can no longer be told apart",
     "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
 )
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether several entries of a tensor share one address."""
+    return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 _Geometry = tuple[torch.Size, tuple[int, ...], int]

@@ -48,7 +48,7 @@ class ProgramComparison:
             if one is other or pair in self._compared:
                 continue
             self._compared.add(pair)
-            if one.func != other.func or len(one.parents) != len(other.parents):
+            if (one.func, one.output, len(one.parents)) != (other.func, other.output, len(other.parents)):
                 self.difference = f"{_name(other)} where it was {_name(one)}{_at(other)}"
                 return False
             if one.func is None and one.digest != other.digest:
@@ -65,8 +65,10 @@ class ProgramComparison:
 
     def _alike(self, one: Any, other: Any) -> bool:
         """Numbers are equal, or follow the number of records as they did in the proof of the call."""
-        if one == other or (_is_form(one) and _is_form(other)):
-            return True  # tensors are compared by the calls that made them
+        if one == other:
+            return True
+        if _is_form(one) and _is_form(other):  # sizes follow from the calls that made the tensors
+            return self._same_form(one, other)
         if _is_size(one) and _is_size(other):
             a, b = self._meant(one, 0), self._meant(other, 1)
             follows = not type(one) is type(other) is int and a * self.sizes[1] == b * self.sizes[0]
@@ -76,16 +78,30 @@ class ProgramComparison:
             return False
         if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
             if one[:1] == other[:1] == ("float",):
-                self.difference = f"the number {other[1]:.6g} where it was {one[1]:.6g}"
+                self.difference = f"the number {other[1]} where it was {one[1]}"
                 return False
             return all(map(self._alike, one, other))
         self.difference = "other settings"
         return False
 
+    def _same_form(self, one: Any, other: Any) -> bool:
+        """Whether two tensors have one type, and differ in size along the record axis at most."""
+        if one[0] != other[0]:
+            self.difference = f"{other[0]} where it was {one[0]}"
+            return False
+        if len(one) == len(other) == 4 and not isinstance(one[1], tuple) and not isinstance(other[1], tuple):
+            for a, b in zip(one[3], other[3], strict=False):
+                if type(a) is type(b) is int and a != b:
+                    self.difference = f"an axis of size {b} where it was {a}"
+                    return False
+        return True
+
     def _is_the_same_for_every_size(self, one: Origin, other: Origin) -> bool:
         """Whether those arguments of a call on public tensors that follow the batch were proven to tell no more."""
-        if not one.lineage is other.lineage is PUBLIC:
-            return True
+        if not one.lineage is other.lineage is PUBLIC:  # which numbers follow is in the settings
+            given = [(own.rows.proven or (), which) for which, own in enumerate((one, other)) if own.rows is not None]
+            changed = [(self._followed(one.settings, other.settings, which)[0], proven) for proven, which in given]
+            return all(any(axes <= known for known, _ in proven) for axes, proven in changed)
         known = [(own.rows.proven, which) for which, own in enumerate((one, other)) if own.rows is not None]
         if any(proven is None for proven, _ in known):
             return True
@@ -95,17 +111,16 @@ class ProgramComparison:
             for proven, which in known or [(None, 0)]
         )
 
-    def _followed(self, one: Any, other: Any, which: int) -> tuple[frozenset[int], frozenset[int]]:
+    def _followed(self, one: Any, other: Any, which: int) -> tuple[frozenset[tuple[int, int]], frozenset[int]]:
         """The tensors, and the multiples of the number of records, that differ in size; counted in one of the two."""
-        tensors, numbers, found = itertools.count(), itertools.count(), (set[int](), set[int]())
+        tensors, numbers, found = itertools.count(), itertools.count(), (set[tuple[int, int]](), set[int]())
 
         def walk(a: Any, b: Any) -> None:
             if _is_form(a) and _is_form(b):
                 place, shapes = next(tensors), [own[1] for own in (a, b)]
-                if all(isinstance(own, tuple) for own in shapes) and (
-                    [self._size(size, 0) for size in shapes[0]] != [self._size(size, 1) for size in shapes[1]]
-                ):
-                    found[0].add(place)
+                if all(isinstance(own, tuple) for own in shapes):
+                    sizes = zip(*([self._size(size, i) for size in own] for i, own in enumerate(shapes)), strict=False)
+                    found[0].update((place, axis) for axis, (first, second) in enumerate(sizes) if first != second)
             elif _is_size(a) or _is_size(b):
                 if isinstance((a, b)[which], tuple):
                     place = next(numbers)
@@ -159,14 +174,12 @@ class _Program:
     """The way in which losses are made under one declared choice.
 
     first, records  the losses that showed it, and for how many records
-    digests         of losses that were compared with them
-    sizes           numbers of records that were compared
+    seen            digests of losses that were compared with them, and their numbers of records
     """
 
     first: Origin
     records: int
-    digests: set[int]
-    sizes: set[int]
+    seen: set[tuple[int, int]]
 
 
 @final
@@ -177,6 +190,10 @@ class KnownPrograms:
         self._programs: dict[tuple[Any, ...], _Program] = {}
         self.wants_another_size = True  # the newest way was not seen for two numbers of records yet
 
+    @property
+    def has_any(self) -> bool:
+        return bool(self._programs)
+
     def check(self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]) -> None:
         """Refuse losses that are made in another way than the first.
 
@@ -185,20 +202,20 @@ class KnownPrograms:
         """
         known = self._programs.get(declared)
         if known is None:
-            if not (declared and self._programs) and read is not None and read[0] < losses.clock:
+            if read is not None and read[0] < losses.clock:
                 _refuse_reading(read[1])
-            if len(self._programs) < _MOST_CHOICES:
-                self._programs[declared] = _Program(losses, records, {losses.digest}, {records})
-                self.wants_another_size = True
+            if len(self._programs) >= _MOST_CHOICES:
+                del self._programs[next(iter(self._programs))]  # it is compared anew when it comes back
+            self._programs[declared] = _Program(losses, records, {(losses.digest, records)})
+            self.wants_another_size = True
             return
-        is_new_size = len(known.sizes) < 2 and records not in known.sizes
-        if losses.digest not in known.digests or is_new_size:
+        seen = losses.digest, records
+        if seen not in known.seen:
             comparison = ProgramComparison((known.records, records))
             if not comparison.same(known.first, losses):
                 _refuse_difference(comparison)
-            known.digests.add(losses.digest)
-        known.sizes.add(records)
-        self.wants_another_size = len(known.sizes) < 2
+            known.seen.add(seen)
+        self.wants_another_size = len({size for _, size in known.seen}) < 2
 
 
 def _refuse_reading(where: str) -> None:

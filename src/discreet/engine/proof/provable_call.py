@@ -131,6 +131,7 @@ class CallVerdict:
     why      why an output is mixed
     numbers  which whole numbers followed the number of records in the proof
     rows     public tensors that must have a row for each record, by their place among the tensors, and along which axis
+    followed axes of public tensors that followed the number of records in the proof
     """
 
     outputs: tuple[Place, ...]
@@ -140,6 +141,7 @@ class CallVerdict:
     sized_by_values: bool = False
     numbers: Numbers = ALL_FOLLOW
     rows: tuple[tuple[int, RecordAxis], ...] = ()
+    followed: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def keeps_apart(self) -> bool:

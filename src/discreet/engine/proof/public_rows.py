@@ -23,18 +23,20 @@ from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicR
 from discreet.engine.proof.movement import agree
 from discreet.engine.proof.provable_call import FEW, MANY, choices_of_numbers, first
 from discreet.engine.proof.small_sizes import named
-from discreet.engine.proof.verdicts import Form, contents, fits, unprovable, verdict_of_reading
+from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
 
 _MOST_READINGS: Final = 8
-_COUNTED_DRAWS: Final = named("randint", "randint_like", "random")  # their numbers are values, not sizes
-_DRAWS: Final = _COUNTED_DRAWS | named(
-    *("rand", "randn", "rand_like", "randn_like", "bernoulli", "normal", "uniform", "exponential", "poisson"),
-    *("binomial", "_standard_gamma", "geometric", "cauchy", "log_normal", "dropout"),
+_SIZED_DRAWS: Final = named("rand", "randn")  # their numbers are sizes; those of others are values, outside of tuples
+_DRAWS: Final = _SIZED_DRAWS | named(
+    *("randint", "randint_like", "random", "rand_like", "randn_like", "bernoulli", "normal", "uniform", "exponential"),
+    *("poisson", "binomial", "_standard_gamma", "geometric", "cauchy", "log_normal", "dropout"),
 )
 """Functions that draw every entry by itself."""
 
-_Reading = tuple[frozenset[int], frozenset[int]]  # the tensors, and the numbers, that follow the number of records
+_Reading = tuple[
+    frozenset[tuple[int, int]], frozenset[int]
+]  # the tensors, and the numbers, that follow the number of records
 
 
 def public_rows(
@@ -52,12 +54,12 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
     growing = {i: origin.rows for i, origin in enumerate(reading.origins) if origin.rows is not None}
     if func in _DRAWS:
         is_placed = any(rows.placed or not rows.equal for rows in growing.values())
-        proven = _readings_of_a_draw(args, reading) if func in _COUNTED_DRAWS else None
+        proven = None if func in _SIZED_DRAWS else _readings_of_a_draw(args, reading, list(growing))
         axes, none = [frozenset(_axes(tensor, reading.records)) for tensor in made], frozenset[RecordAxis]()
         pairs = [(none, own) if is_placed else (own, none) for own in axes]
         return [PublicRows(equal, placed, proven, drawn=True) for equal, placed in pairs]
     proof = _RowProof(func, args, kwargs, reading, made)
-    if unprovable(func, reading) is not None:
+    if unprovable(func, reading) is not None or needs_the_very_size(func, args, kwargs):
         return proof.rows()
     readings = itertools.product(*([*rows.axes, None] for rows in growing.values()))
     for chosen in itertools.islice(readings, _MOST_READINGS):
@@ -65,14 +67,22 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
     return proof.rows()
 
 
-def _readings_of_a_draw(args: Any, reading: Reading) -> frozenset[_Reading]:
+def _readings_of_a_draw(args: Any, reading: Reading, growing: list[int]) -> frozenset[_Reading]:
     """Readings in which sizes follow the number of records, which are in tuples; numbers by themselves are values."""
-    sizes = [args.index(arg) for arg in args if isinstance(arg, (tuple, list))]
+    places = set(range(len(reading.multiples)))
     before = Reading(reading.records)
-    before.describe(tuple(args[: sizes[0]] if sizes else args), lambda tensor: Origin(PUBLIC, 0))
-    places = range(len(before.multiples), len(reading.multiples))
-    chosen = (own for size in range(len(places) + 1) for own in itertools.combinations(places, size))
-    return frozenset((frozenset[int](), frozenset(own)) for own in chosen)
+    for arg in args:
+        start = len(before.multiples)
+        before.describe(arg, lambda tensor: Origin(PUBLIC, 0))
+        if isinstance(arg, int):
+            places -= set(range(start, len(before.multiples)))
+    axes = [(i, axis) for i in growing for axis in range(reading.tensors[i].dim())]
+    tensors, numbers = _subsets(axes), _subsets(sorted(places))
+    return frozenset((frozenset(one), frozenset(other)) for one in tensors for other in numbers)
+
+
+def _subsets(of: list[Any]) -> list[tuple[Any, ...]]:
+    return [own for size in range(min(len(of), 4) + 1) for own in itertools.combinations(of, size)]
 
 
 def _axes(tensor: Tensor, records: int) -> tuple[RecordAxis, ...]:
@@ -99,7 +109,9 @@ class _RowProof:
     def read(self, followed: dict[int, RecordAxis]) -> None:
         """With these tensors following the number of records, and any choice of the numbers."""
         origins = [
-            Origin(followed[i], 0) if i in followed else Origin(PUBLIC, 0, func=one.func, settings=one.settings)
+            Origin(followed[i], 0)
+            if i in followed
+            else Origin(PUBLIC, 0, func=one.func, settings=one.settings, parents=one.parents)
             for i, one in enumerate(self._reading.origins)
         ]
         for numbers in choices_of_numbers(self._reading.multiples, self._reading.records):
@@ -108,7 +120,7 @@ class _RowProof:
             places = frozenset(i for i in range(len(other.multiples)) if numbers.follow(i))
             is_apart = bool(followed) and self._is_apart(other, followed)
             if is_apart or ((followed or places) and self._are_equal(followed) and self._is_same(other)):
-                self._proven.add((frozenset(followed), places))
+                self._proven.add((frozenset((i, axis.axis) for i, axis in followed.items()), places))
 
     def _is_apart(self, reading: Reading, followed: dict[int, RecordAxis]) -> bool:
         verdict = verdict_of_reading(*self._call, reading)
@@ -136,10 +148,10 @@ class _RowProof:
             axes = _axes_of(few, many, own, reading.records)
             if axes is None:
                 return False
-            found.append((few, axes))
-        for i, (few, axes) in enumerate(found):
+            found.append((many, axes))
+        for i, (many, axes) in enumerate(found):
             for axis in axes:
-                (self._equal if _is_one_row(axis.split(few, FEW)) else self._placed)[i].add(axis)
+                (self._equal if _is_one_row(axis.split(many, MANY)) else self._placed)[i].add(axis)
         return True
 
 

@@ -24,21 +24,49 @@ from discreet.engine.proof.provable_call import (
     UnprovableError,
     choices_of_numbers,
 )
+from discreet.engine.proof.small_sizes import named
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 
-NUMBERS: Final = ELEMENTWISE | {
-    *(torch.tensor, torch.as_tensor, torch.scalar_tensor, Tensor.new_tensor, Tensor.fill_, Tensor.clamp_)
-}
-"""Functions whose numbers are values, never sizes or axes."""
-
-_BY_MEMORY: Final = frozenset(
-    func
-    for name in ("as_strided", "as_strided_", "set_", "resize_", "resize_as_", "as_strided_scatter")
-    for func in (getattr(torch, name, None), getattr(Tensor, name, None))
-    if func is not None
+SIZED: Final = named(
+    *(
+        "view",
+        "reshape",
+        "expand",
+        "broadcast_to",
+        "repeat",
+        "repeat_interleave",
+        "tile",
+        "unflatten",
+        "narrow",
+        "select",
+    ),
+    *(
+        "split",
+        "chunk",
+        "split_with_sizes",
+        "tensor_split",
+        "getitem",
+        "setitem",
+        "zeros",
+        "ones",
+        "full",
+        "empty",
+        "eye",
+    ),
+    *("arange", "linspace", "rand", "randn", "randint", "randperm", "normal", "bernoulli", "tril_indices"),
+    *("new_zeros", "new_ones", "new_full", "new_empty"),
 )
-_SHIFTS: Final = frozenset([torch.roll, Tensor.roll])
+"""Functions whose whole numbers may be sizes and follow the number of records; those of others are values."""
+
+_SLIDING: Final = named(
+    *(f"{name}{n}d" for n in (1, 2, 3) for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool")),
+    *(f"adaptive_{name}_pool{n}d" for n in (1, 2, 3) for name in ("max", "avg")),
+    *("unfold", "fold", "interpolate", "grid_sample", "conv_tbc", "convolution"),
+)
+_BY_MEMORY: Final = ("as_strided", "set_", "resize_", "resize", "resize_as", "set_source")
+_SHIFTS: Final = named("roll", "tril", "triu", "diagonal", "diag")
+_FAR: Final = 60
 
 
 class Form:
@@ -152,14 +180,16 @@ def _proven(
         return mixed(outputs, reason), True
     found: CallVerdict | None = None
     is_general = False
-    if not _needs_the_very_size(func, args, kwargs):
+    if not needs_the_very_size(func, args, kwargs):
         choices = choices_of_numbers(reading.multiples, reading.records)
         for numbers, rows in itertools.product(choices, reading.choices_of_rows()):
             other = Reading(reading.records, numbers, values=reading.values)
             other.tensors, other.origins, other.rows = reading.tensors, reading.origins, rows
             verdict = verdict_of_reading(func, args, kwargs, other)
             if verdict.keeps_apart and fits(verdict, outputs, reading.records):
-                return verdict, numbers == ALL_FOLLOW and not any(origin.rows for origin in reading.origins)
+                followed = frozenset((i, axis) for i, axis in enumerate(rows) if axis is not None)
+                is_general = numbers == ALL_FOLLOW and not any(origin.rows for origin in reading.origins)
+                return replace(verdict, followed=followed) if followed else verdict, is_general
             if found is None or verdict.sized_by_values:
                 found, is_general = verdict, numbers == ALL_FOLLOW
         is_plain = not (reading.multiples or any(other.rows) or contents(reading))
@@ -221,18 +251,32 @@ def mixed(outputs: list[Tensor], why: str) -> CallVerdict:
     return CallVerdict((MIXED,) * len(outputs), (None,) * len(outputs), why=why)
 
 
-def _needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Shifts by many records are no shifts for some numbers of records."""
-    if func not in _SHIFTS:
-        return False
-    shifts = args[1] if len(args) > 1 else kwargs.get("shifts", 0)
-    return any(abs(int(shift)) >= 60 for shift in (shifts if isinstance(shifts, (tuple, list)) else [shifts]))
+def needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Numbers that are larger than the batches of a proof: a shift by 60 records is none in a batch of 60."""
+    if func in _SHIFTS:
+        return any(abs(number) >= _FAR for number in _whole_numbers((args[1:], kwargs)))
+    if func in (Tensor.__getitem__, Tensor.__setitem__):
+        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+        bounds = [(part.start, part.step) for part in parts if isinstance(part, slice)]
+        return any(abs(number) >= _FAR for number in _whole_numbers(bounds))
+    return False
+
+
+def _whole_numbers(tree: Any) -> list[int]:
+    if isinstance(tree, dict):
+        return _whole_numbers(list(tree.values()))
+    if isinstance(tree, (tuple, list)):
+        return [number for part in tree for number in _whole_numbers(part)]
+    return [tree] if isinstance(tree, int) else []
 
 
 def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
     """Why generic values would prove nothing about this function; None if they do."""
-    if func in _BY_MEMORY:
+    if name_of(func).strip("_").startswith(_BY_MEMORY):
         return "it reads memory by address, whatever lies there"
+    places = [origin.lineage for origin in reading.origins if isinstance(origin.lineage, RecordAxis)]
+    if func in _SLIDING and any(place.axis != 0 for place in places):
+        return "it may slide over the records, which are not along the first axis"
     if reading.opaque is Opaque.ARRAY:
         return "it takes values from NumPy, which are not watched"
     if reading.opaque is not None:

@@ -59,7 +59,7 @@ class EmbeddingClip(Bounder):
         it least, for k = rank * d.
 
         >>> round(EmbeddingClip(5.0, 2.0, Subspace(rank=1000 / 268_000)).split, 4)
-        0.1326
+        0.1327
         """
         if self.residual is None:
             return 1.0

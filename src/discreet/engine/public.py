@@ -1,0 +1,39 @@
+"""The user's word that a value does not come from the records."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discreet.engine.proof.blame import user_line
+from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt
+from discreet.engine.proof.lineage import DECLARED
+from discreet.engine.record_watch import RecordWatch
+
+
+def public(value: Any) -> Any:
+    """Declare that a number, a choice, a tensor or a module does not come from the records.
+
+        loss = loss * discreet.public(temperature)
+        if discreet.public(step > 100): ...
+        teacher = discreet.public(copy.deepcopy(model))     # and update it from the model's parameters after each step
+
+    It is your word: the certificate rests on it, and ledger and statement name the line. Schedules, constants, random
+    numbers and released parameters are public; whatever was computed from a batch is not. A tensor, or a module with
+    its parameters and buffers, stays public in later steps, whatever is written into it between them.
+    """
+    line = user_line() or ""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    watches = [mode for mode in modes if isinstance(mode, RecordWatch)]
+    if isinstance(value, (Tensor, nn.Module)):
+        DECLARED.add(value, line)
+    for lines in [watch.declarations for watch in watches] or [DECLARED.outside_of_steps]:
+        lines[os.path.basename(line)] = None
+    if isinstance(value, float):
+        return DeclaredFloat(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return DeclaredInt(value)
+    for watch in watches:
+        watch.declare(value)
+    return value
