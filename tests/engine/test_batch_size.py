@@ -347,3 +347,21 @@ def test_declared_values_are_named_in_the_ledger_and_the_certificate(tmp_path: P
     assert [len([line for line in lines if line.startswith(here)]) for lines in noted] == [2, 0, 0, 0]
     said = private.spent().certified.assumptions
     assert sum("discreet.public(private.progress.step >= 2)" in text for text in said) == 1
+
+
+def test_a_declaration_between_steps_is_named_with_the_next_charge(tmp_path: Path) -> None:
+    """Also if lines inside of steps were named before, and if the line holds a slash."""
+    file = tmp_path / "ledger.jsonl"
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y) / discreet.public(2.0)
+        if private.step(losses) and private.progress.step == 2:
+            discreet.public(torch.ones(3))
+
+    train(body=body, steps=4, ledger=file)
+    noted = [entry.note.get("public", []) for entry in ledger.read(file).entries]
+    here = Path(__file__).name
+    inside, outside = ([any(word in line for line in own) for own in noted] for word in ("(2.0)", "ones(3)"))
+    assert inside == [True, False, False, False]
+    assert outside == [False, False, True, False]
+    assert all(line.startswith(f"{here}:") for own in noted for line in own if "(2.0)" in line or "ones(3)" in line)

@@ -29,7 +29,7 @@ def public(value: Any) -> Any:
     if isinstance(value, (Tensor, nn.Module)):
         DECLARED.add(value, line)
     for lines in [watch.declarations for watch in watches] or [DECLARED.outside_of_steps]:
-        lines[os.path.basename(line)] = None
+        lines[_without_folder(line)] = None
     if isinstance(value, float):
         return DeclaredFloat(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -37,3 +37,13 @@ def public(value: Any) -> Any:
     for watch in watches:
         watch.declare(value)
     return value
+
+
+def _without_folder(line: str) -> str:
+    """The name of the file, the number and the text of a line.
+
+    >>> _without_folder("/home/me/train.py:12 `loss / discreet.public(t)`")
+    'train.py:12 `loss / discreet.public(t)`'
+    """
+    place, quoted, text = line.partition(" `")
+    return os.path.basename(place) + quoted + text

@@ -105,7 +105,7 @@ class Private:
         self._step: PrivateStep | None = None
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
         self._can_repeat = self._is_repeated = False
-        self._declared_noted = 0
+        self._declared_noted: set[str] = set()
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
         check_processes(plan, self.world)
@@ -274,11 +274,12 @@ class Private:
             return  # the epoch is already charged
         # The first charge under a key records it, so that a resume with the same key is refused.
         note = checkpoint.note_of(self.streams, first=not self._keys_noted)
-        declared = self._engine.watch.declared_at
-        if len(declared) > self._declared_noted:
-            note["public"] = declared[self._declared_noted :]
+        declared = [line for line in self._engine.watch.declared_at if line not in self._declared_noted]
+        if declared:
+            note["public"] = declared
         self._ledger.append(event, step=step, note=note)
-        self._keys_noted, self._declared_noted = True, len(declared)
+        self._keys_noted = True
+        self._declared_noted.update(declared)
 
     # -- privacy spent ---------------------------------------------------------------------------------
 
