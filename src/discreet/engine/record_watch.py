@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ from discreet.engine.proof.lineage import (
 )
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import KnownPrograms
-from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, tensors_of_result
+from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place, tensors_of_result
 from discreet.engine.proof.public_rows import is_rows, public_rows, rows_of_memory
 from discreet.engine.proof.verdicts import SIZED, Form, form_of, mixed, settings_for, verdict_on
 from discreet.engine.proof.watched_functions import (
@@ -67,6 +67,16 @@ from discreet.engine.proof.watched_functions import (
 from discreet.engine.records_held import tensors_held_by
 from discreet.engine.trace.capture import RecordAxis, name_of
 from discreet.engine.trace.library_questions import public_answer
+
+
+class _Judged(NamedTuple):
+    """What a call made: the lineage of each tensor, what mixed records, which numbers followed the number of records,
+    and how public tensors follow it."""
+
+    places: Sequence[Place]
+    blame: Blame | None = None
+    numbers: Numbers = ALL_FOLLOW
+    rows: Sequence[PublicRows | None] | None = None
 
 
 def _autocast() -> str:
@@ -87,7 +97,6 @@ class RecordWatch(TorchFunctionMode):
         self._read: tuple[int, str] | None = None  # the first value that was read
         self._read_now: tuple[int, str] | None = None  # the first of this batch
         self._declared: list[Any] = []
-        self._followed: frozenset[tuple[int, int]] | None = None  # of the call under way
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
     # -- one batch -------------------------------------------------------------------------------------
@@ -252,28 +261,19 @@ class RecordWatch(TorchFunctionMode):
         clock, where = table.tick(), line_of_the_call()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
-        rows: Sequence[PublicRows | None] | None = None
-        self._followed = None
         if blamed is not None:
-            places, blame, numbers = (MIXED,) * len(made), blamed.blame, ALL_FOLLOW
+            places, blame, numbers, rows = _Judged([MIXED] * len(made), blamed.blame)
         else:
-            places, blame, numbers = self._places(form, func, args, kwargs, reading, made, on_records=on_records)
-            is_growing = form.follows or any(origin.rows is not None for origin in parents)
-            if is_growing and not on_records and blame is None:
-                rows = public_rows(form, func, args, kwargs, reading, made)
-            elif self._followed is not None:
-                rows = [PublicRows(proven=frozenset([(self._followed, frozenset())]))] * len(made)
+            places, blame, numbers, rows = self._judged(form, func, args, kwargs, reading, made, on_records=on_records)
         if numbers is not ALL_FOLLOW:
             description = settings_for(form, description, numbers, self._records)
         if blame is None and rows is None and made[0] is result and not written:  # nearly always: one new tensor
             table.put_made(result, Origin(places[0], digest, clock, func, description, parents, None, where), tensors)
             return result
-        origins = [
-            Origin(place, digest + i, clock, func, description, parents, blame if place is MIXED else None, where, row)
-            for i, (place, row) in enumerate(zip(places, rows or [None] * len(made), strict=True))
-        ]
-        for i, origin in enumerate(origins):
-            origin.output = i
+        origins = []
+        for i, (place, row) in enumerate(zip(places, rows or [None] * len(made), strict=True)):
+            own = blame if place is MIXED else None
+            origins.append(Origin(place, digest + i, clock, func, description, parents, own, where, row, output=i))
         table.put_all(made, origins, reading, written)
         return result
 
@@ -289,15 +289,15 @@ class RecordWatch(TorchFunctionMode):
         empty = Origin(PUBLIC, 1, rows=rows_of_memory(view, self._records))
         description = reading.describe((view, value), lambda tensor: empty if tensor is view else came)
         form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
-        place, blame, rows = came.lineage, came.blame, None
-        if place is PUBLIC:
-            rows = public_rows(form, func, (view, value), {}, reading, [view])[0] if form.follows else None
-        elif place is not MIXED:
-            places, blame, _ = self._places(form, func, (view, value), {}, reading, [view], on_records=True)
-            place = places[0]
+        found = _Judged([MIXED], came.blame)
+        if came.lineage is not MIXED:
+            on_records = came.lineage is not PUBLIC
+            found = self._judged(form, func, (view, value), {}, reading, [view], on_records=on_records)
         digest = hash((form.digest, came.digest))
         settings = (description, ()), repr(index)
-        self.table.note_write(view, Origin(place, digest, clock, func, settings, (came,), blame, rows=rows))
+        rows = found.rows[0] if found.rows else None
+        origin = Origin(found.places[0], digest, clock, func, settings, (came,), found.blame, rows=rows)
+        self.table.note_write(view, origin)
 
     def _prepare(self, func: Any, reading: Reading) -> None:
         """A tensor that is overwritten, every entry, holds nothing of before."""
@@ -313,27 +313,29 @@ class RecordWatch(TorchFunctionMode):
         elif reading.tensors:
             self.table.export(reading.tensors[0])
 
-    def _places(
+    def _judged(
         self, form: Form, func: Any, args: Any, kwargs: Any, reading: Reading, made: list[Tensor], *, on_records: bool
-    ) -> tuple[Any, Blame | None, Numbers]:
-        """Where records lie in what was made, what mixed them, and which numbers followed the number of records."""
+    ) -> _Judged:
+        """The lineage of what a call made, if nothing that it took was mixed."""
         if func in HIDDEN:
-            return [MIXED] * len(made), here(HIDDEN[func]), ALL_FOLLOW
+            return _Judged([MIXED] * len(made), here(HIDDEN[func]))
         if func is Tensor.__deepcopy__:
-            return [reading.origins[0].lineage], None, ALL_FOLLOW
+            return _Judged([reading.origins[0].lineage])
+        has_rows = any(origin.rows is not None for origin in reading.origins)
         if not on_records:
             if reading.opaque is not None:
                 verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")
-                return verdict.outputs, blame_for(func, verdict), ALL_FOLLOW
-            return [PUBLIC] * len(made), None, ALL_FOLLOW
+                return _Judged(verdict.outputs, blame_for(func, verdict))
+            rows = public_rows(form, func, args, kwargs, reading, made) if form.follows or has_rows else None
+            return _Judged([PUBLIC] * len(made), rows=rows)
         if self._records == 1:
-            return [SOLE] * len(made), None, ALL_FOLLOW
+            return _Judged([SOLE] * len(made))
         verdict = verdict_on(form, func, args, kwargs, reading, made)
-        if any(origin.rows is not None for origin in reading.origins):
-            self._followed = verdict.followed
+        read = [PublicRows(proven=frozenset([(verdict.followed, frozenset())]))] * len(made) if has_rows else None
         if verdict.rows and not all(is_rows(reading.origins[i], axis) for i, axis in verdict.rows):
             verdict = mixed(made, BY_PLACE)
-        return verdict.outputs, blame_for(func, verdict) if MIXED in verdict.outputs else None, verdict.numbers
+        blame = blame_for(func, verdict) if MIXED in verdict.outputs else None
+        return _Judged(verdict.outputs, blame, verdict.numbers, read)
 
     def _note_error(self, on_records: bool) -> None:
         """An error tells something about the records, to whoever catches it."""

@@ -100,12 +100,13 @@ class Origin:
         blame: Blame | None = None,
         where: tuple[CodeType, int] | None = None,
         rows: PublicRows | None = None,
+        output: int = 0,
     ) -> None:
         self.lineage, self.digest, self.clock = lineage, digest, clock
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.form: Any = None
         self.where = where  # the line that made the call
-        self.output = 0  # which tensor of the result
+        self.output = output  # which tensor of the result
         self.rows = rows  # of a public tensor whose size follows the number of records
 
 
