@@ -1,5 +1,6 @@
 """Noise schedules: a public factor on the noise multiplier for each step."""
 
+import abc
 import enum
 import itertools
 import math
@@ -53,8 +54,9 @@ class PerPeriod(Schedule):
 
     period: Period
 
+    @abc.abstractmethod
     def at(self, k: int) -> float:
-        raise NotImplementedError
+        """The factor in period k."""
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
         return self.at(self.period.before(step, steps_per_epoch) + 1)

@@ -128,8 +128,8 @@ def check(
     model   the model
     inputs  a tensor, a tuple of arguments or a dictionary of keyword arguments; all tensors have one row per record,
             and there are at least three records
-    loss    function from the output of the model and its inputs to one loss for each record; default: a mean over
-            the entries of the first output
+    loss    function from the output of the model and its inputs to one loss for each record; default: the mean of
+            the squared entries of the first output
     batch   the public batch size for which a micro-batch is chosen; default: 256
 
     >>> found = check(nn.Linear(4, 2), torch.zeros(8, 4))
