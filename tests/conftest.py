@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import floor
+import frozen
 from research.vision_operators import declare_vision_operators
 
 LEAST_TESTS = 3800  # raise it when tests are added
@@ -22,6 +23,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 def pytest_configure(config: pytest.Config) -> None:
     floor.watch(config, LEAST_TESTS)
+
+
+def pytest_collection_finish() -> None:
+    frozen.freeze()
 
 
 @pytest.fixture(autouse=True)

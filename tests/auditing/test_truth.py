@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from discreet.auditing import truth
 from discreet.auditing.truth import Effort
 from discreet.core.check import Refused
-from discreet.core.workers import JobFailed
+from discreet.core.workers import JobFailed, run_jobs
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
 
@@ -127,7 +128,11 @@ def test_a_refusal_of_a_worker_arrives_as_one() -> None:
         truth.truth_table(planned, effort=few, workers=2)
 
 
-def test_an_error_of_a_worker_names_its_row() -> None:
+def test_an_error_of_a_worker_names_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_this_process(call: str, orders: list[Any], listener: Any, *, workers: int, threads: int) -> None:
+        run_jobs(call, orders, listener, workers=1, threads=threads)
+
+    monkeypatch.setattr(truth, "run_jobs", in_this_process)
     unknown = truth.Attack(method="none", label="no such row", prepare=lambda: 1 / 0)  # its worker finds no such label
     with pytest.raises(JobFailed, match=r"^no such row: StopIteration"):
         truth.truth_table([unknown, unknown], effort=SMALL, workers=2)

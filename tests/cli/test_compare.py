@@ -12,6 +12,11 @@ RUN = ("--epsilon", "3", "--delta", "1e-5", "--methods", "dp-sgd,psac", "--model
 RUN += ("--batch", "64", "--steps", "3")
 
 
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker is this very process; starting others takes seconds."""
+    monkeypatch.setattr("discreet.core.workers.cores", lambda: 1)
+
+
 def test_a_comparison_from_the_command_line(tmp_path: Path) -> None:
     words = (*RUN, "--out", str(tmp_path / "page"), "--seeds", "0,1")
     shown = run("compare", *words)
@@ -66,13 +71,14 @@ def test_a_comparison_in_which_nothing_finished_is_a_failure(tmp_path: Path, mon
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr("discreet.runs.train", broken)
-    monkeypatch.setattr("discreet.core.workers.cores", lambda: 1)  # one worker is this very process
+    in_this_process(monkeypatch)
     result = run("compare", *RUN, "--out", tmp_path / "page", "--seeds", "0")
     assert result.code == 1
     assert "out of luck" in result.out
 
 
-def test_several_budgets_from_the_command_line(tmp_path: Path) -> None:
+def test_several_budgets_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_this_process(monkeypatch)
     words = replaced((*RUN, "--out", str(tmp_path / "page")), epsilon="8,1,3", methods="dp-sgd")
     answer = run("compare", *words, "--seeds", "0,1", "--other-repeats", "1", "--json").json
     assert answer["epsilon"] == 3.0  # the middle one is ranked

@@ -92,13 +92,13 @@ def test_a_line_needs_two_ends(last: float, periods: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", DECAYING)
-def test_pieces_of_a_million_steps_take_linear_time(schedule: Schedule) -> None:
+def test_pieces_of_many_steps_take_linear_time(schedule: Schedule) -> None:
     """Thirty times the steps: linear time is 30, quadratic 900."""
 
     def pieces(steps: int) -> None:
         assert sum(count for _, count in schedule.pieces(0, steps, 1000)) == steps
 
-    assert times_as_long(lambda _: pieces(10**6), lambda _: pieces(10**6 // 30)) < 200
+    assert times_as_long(lambda _: pieces(300_000), lambda _: pieces(10_000)) < 200
 
 
 @pytest.mark.parametrize(
