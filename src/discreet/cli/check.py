@@ -1,7 +1,5 @@
 """`discreet check`: whether a model can be trained privately."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory of this process, as the operating system counts it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Swapping layers that cannot be trained privately for ones that can."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import final

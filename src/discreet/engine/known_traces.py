@@ -1,7 +1,5 @@
 """The scripts that an engine has learned, one for each form of input."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

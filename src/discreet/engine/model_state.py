@@ -4,8 +4,6 @@ Torch counts the writes to a tensor, but not those through NumPy, through `.data
 So contents are compared as well: all of the buffers up to 4 MB, and the ends of everything else.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Which tensors hold the records of a dataset, so that they do not count as public in the training loop."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from types import GeneratorType, ModuleType

@@ -1,7 +1,5 @@
 """What no per-sample engine can treat, refused by name before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -5,8 +5,6 @@ Python function, which computes the same values. While a private pass runs, the 
 hold the Python functions instead.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

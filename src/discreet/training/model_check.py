@@ -1,7 +1,5 @@
 """`discreet.check`: whether a model can be trained privately, and what a private step costs."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import time

@@ -5,8 +5,6 @@ parameter argument that is wanted. Any op without a rule is handled by `vmap` of
 Index legend: N records, P positions, A rows, B columns.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

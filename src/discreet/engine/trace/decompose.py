@@ -4,8 +4,6 @@ Each function has the signature of the one it stands for and gives the same valu
 so that its inner calls are seen. Index legend: T time, N records, H hidden size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

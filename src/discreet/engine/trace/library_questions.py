@@ -9,8 +9,6 @@ Guarantee: an answer is a constant of this table. It applies to the listed funct
 recognised by their code; the same question in any other function is refused as before.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -5,8 +5,6 @@ every call, and a pass on records that makes the same call with others is refuse
 adds or multiplies are values, and fractions are values everywhere: they cannot tell one record from another.
 """
 
-from __future__ import annotations
-
 import enum
 import numbers
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Recipes of gradient embedding perturbation (Yu et al. 2021, "Do not let privacy overbill utility")."""
 
-from __future__ import annotations
-
 from discreet.accounting.charges import AccountedClaim, Accounting
 from discreet.accounting.events import Event, PoissonSampled, Queries
 from discreet.core import check
