@@ -310,8 +310,8 @@ def _check_correlated(noise: float, coefficients: tuple[float, ...]) -> None:
 class CorrelatedRun(Event, kind="correlated-run"):
     """A whole run of releases x_t + clip * noise * (C^-1 z)_t, z standard normal, C lower-triangular Toeplitz.
 
-    coefficients  the first column of C or, if `inverse`, that of C^-1, as far as it is not 0
-    most, apart   neighbours differ in at most `most` steps, any two of them at least `apart` steps apart
+    coefficients  the first column of C or, if `inverse`, of C^-1, as far as it is not 0
+    most, apart   neighbours differ in at most `most` steps, which are at least `apart` steps apart
     """
 
     noise: float
@@ -357,8 +357,8 @@ class CyclicPoissonRun(Event, kind="cyclic-poisson-run"):
         check.fraction(_ABOUT_RATE, rate=self.rate)
         _check_correlated(self.noise, self.coefficients)
         check.count("count the steps and parts of the run", steps=self.steps, parts=self.parts)
-        fits, got = len(self.coefficients) <= self.parts, f"{len(self.coefficients)} for {self.parts} parts"
-        check.require(fits, "at most as many bands as parts", got, "use as many parts as bands")
+        bands = len(self.coefficients)
+        check.require(bands <= self.parts, f"at most {self.parts} bands, one a part", bands, "use fewer bands")
 
 
 @final
