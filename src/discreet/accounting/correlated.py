@@ -81,14 +81,13 @@ class Toeplitz:
         """A record in at most `most` steps, any two of them at least `apart` steps apart."""
         column = self.column(steps)
         times = min(most, -(-steps // apart))
-        if not column[apart:].any():  # the columns of such steps share no row
-            return math.sqrt(times) * self.once(steps)
-        falls = bool((np.diff(column) <= 0).all() and column[-1] >= 0)
+        if (np.diff(column) <= 0).all() and column[-1] >= 0:
+            # The earliest and closest steps are the worst: 0, apart, 2 apart, …
+            return norm_of_sum(column, range(0, times * apart, apart)) * _ROUND_UP
         expected = f"coefficients that are not negative and do not increase, for more than {apart} bands"
         remedy = "use bsr, bisr or optimised coefficients, or fewer bands"
-        check.require(falls, expected, "others", remedy)
-        # The earliest and closest steps are the worst: 0, apart, 2 apart, …
-        return norm_of_sum(column, range(0, times * apart, apart)) * _ROUND_UP
+        check.require(not column[apart:].any(), expected, "others", remedy)
+        return math.sqrt(times) * self.once(steps)  # the columns of such steps share no row
 
     def reshuffled(self, *, steps: int, per_epoch: int) -> float:
         """A record in one step of every epoch, at any place of it: an upper bound, exact but for the end of the run.
