@@ -35,7 +35,7 @@ from discreet.stages.plan import Plan, Recipe
 from research.command import typed
 
 CLIP: Final = 0.2
-RATES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 AVERAGE: Final = 0.95
 _REPLACE = discreet.Neighbouring.REPLACE_ONE
 

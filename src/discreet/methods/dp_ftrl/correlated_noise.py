@@ -134,6 +134,7 @@ class Factorisation(Mechanism):
     workload  the optimizer that `optimised` coefficients are for
     """
 
+    remembers: ClassVar[bool] = True
     strategy: Strategy
     bands: int
     workload: Workload = Workload()
