@@ -298,11 +298,12 @@ class LastIterateRun(Event, kind="last-iterate-run"):
         check.not_negative("a Lipschitz constant of the update", expansion=self.expansion)
 
 
-def _check_correlated(noise: float, coefficients: tuple[float, ...]) -> None:
+def _check_correlated(noise: float, coefficients: tuple[float, ...], **counts: int) -> None:
     check.not_negative(_ABOUT_NOISE, noise=noise)
     remedy = "give the first column of a Toeplitz matrix, beginning with its diagonal, as a tuple of numbers"
     given = isinstance(coefficients, tuple) and all(map(math.isfinite, coefficients)) and coefficients[:1] > (0,)
     check.require(given, "finite coefficients, the first of them positive", coefficients, remedy)
+    check.count("count the steps of the run, and how a record comes back", **counts)
 
 
 @final
@@ -322,8 +323,7 @@ class CorrelatedRun(Event, kind="correlated-run"):
     apart: int
 
     def __post_init__(self) -> None:
-        _check_correlated(self.noise, self.coefficients)
-        check.count("count the steps of the run", steps=self.steps, most=self.most, apart=self.apart)
+        _check_correlated(self.noise, self.coefficients, steps=self.steps, most=self.most, apart=self.apart)
 
 
 @final
@@ -338,8 +338,7 @@ class ReshuffledRun(Event, kind="reshuffled-run"):
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        _check_correlated(self.noise, self.coefficients)
-        check.count("count the steps of the run", steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+        _check_correlated(self.noise, self.coefficients, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
 
 @final
@@ -355,8 +354,7 @@ class CyclicPoissonRun(Event, kind="cyclic-poisson-run"):
 
     def __post_init__(self) -> None:
         check.fraction(_ABOUT_RATE, rate=self.rate)
-        _check_correlated(self.noise, self.coefficients)
-        check.count("count the steps and parts of the run", steps=self.steps, parts=self.parts)
+        _check_correlated(self.noise, self.coefficients, steps=self.steps, parts=self.parts)
         bands = len(self.coefficients)
         check.require(bands <= self.parts, f"at most {self.parts} bands, one a part", bands, "use fewer bands")
 

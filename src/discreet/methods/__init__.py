@@ -17,7 +17,18 @@ from discreet.methods.selective_update.recipes import sur
 from discreet.stages.plan import Recipe
 
 __all__ = ["METHODS", "Method", "adaptive_quantile", "automatic", "b_gep", "bandmf", "d2p2_sgd", "d2p_sgd", "dicesgd"]
-__all__ += ["dicesgd_automatic", "dp2_sgd", "dp_adam", "dp_ftrl", "dp_sgd", "dpsgd_dc", "dpsgd_gc", "geodp", "geodp_sound", "gep"]
+__all__ += [
+    "dicesgd_automatic",
+    "dp2_sgd",
+    "dp_adam",
+    "dp_ftrl",
+    "dp_sgd",
+    "dpsgd_dc",
+    "dpsgd_gc",
+    "geodp",
+    "geodp_sound",
+    "gep",
+]
 __all__ += ["per_layer", "polar", "psac", "random_freeze", "ranked_freeze", "sur", "two_level"]
 
 

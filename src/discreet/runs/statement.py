@@ -8,8 +8,8 @@ from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.data import Task
 from discreet.runs.config import RunConfig
-from discreet.stages.plan import Plan
 from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 from discreet.stages.schedule import Constant
 from discreet.training.private import Private
@@ -27,8 +27,8 @@ _SAMPLING: dict[type[Sampling], str] = {
     BallsInBins: "each record joins one step of every epoch, chosen uniformly",
     FullBatch: "all records in every step",
     FixedBins: "each record joins one step of every epoch, always at the same place, chosen uniformly",
-    CyclicPoisson: "each record belongs to one of {sampling.parts} parts, which take turns; it joins a step of its part "
-    "independently with probability {sampling.parts} x {rate:.6g}",
+    CyclicPoisson: "each record belongs to one of {sampling.parts} parts, which take turns, and joins a step of its "
+    "part independently with probability {sampling.parts} x {rate:.6g}",
     FixedOrder: "the user's own loader, the same batches in every epoch; sampling is not credited",
     Reshuffled: "the user's own loader, in a new order in every epoch; sampling is not credited",
     OnePass: "the user's own stream, in which no record comes twice; sampling is not credited",

@@ -87,7 +87,9 @@ class NoiseKeys:
             self._batches[place] = digest
             self._write()
             return
-        remedy = "use shuffle=False; or sampling=Reshuffled(); or FixedOrder(checked=False), if only augmentation differs"
+        remedy = (
+            "use shuffle=False; or sampling=Reshuffled(); or FixedOrder(checked=False), if only augmentation differs"
+        )
         check.require(known == digest, f"batch {place} of the first pass again", "another batch", remedy)
 
     def discard(self) -> None:
@@ -114,12 +116,7 @@ class NoiseKeys:
 
 
 def recalled(
-    plan: Plan,
-    file: str | os.PathLike[str] | None,
-    ledger: Ledger,
-    state: RunState,
-    streams: Streams,
-    size: int,
+    plan: Plan, file: str | os.PathLike[str] | None, ledger: Ledger, state: RunState, streams: Streams, size: int
 ) -> NoiseKeys | None:
     """The keys of a run with correlated noise, and in `state` the noise of its earlier steps, drawn again.
 

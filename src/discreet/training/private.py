@@ -161,9 +161,10 @@ class Private:
             yield from self._given(micro.batch, micro.records, micro.is_last, loop)
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the user's own batches, one step each. The plan's sampling is `OwnLoader`, or says more about the loader.
+        """Yield the user's own batches, one step each, for a plan whose sampling is `OwnLoader` or says more.
 
-        For plans with correlated noise a call is one pass over the records: call it once an epoch. The first batch comes in pieces of two sizes, if it consists of tensors with one row for each record.
+        With correlated noise a call is one pass over the records: call it once an epoch. The first batch comes in
+        pieces of two sizes, if it consists of tensors with one row for each record.
         """
         own, got = self.plan.sampling.is_own_loader, type(self.plan.sampling).__name__
         remedy = "iterate `private` itself, which draws the batches of the plan"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -192,9 +193,9 @@ def test_samplers_of_correlated_noise_have_no_price_for_other_mechanisms() -> No
             loop.plan(methods.dp_sgd().using(sampling=sampling)).certificate()
     with pytest.raises(Refused, match="a banded C, got a banded inverse"):
         loop.plan(methods.dp_ftrl(bands=2).using(sampling=discreet.CyclicPoisson())).certificate()
+    plan = loop.plan(methods.dp_ftrl(bands=2, strategy=Strategy.BSR).using(sampling=discreet.CyclicPoisson(parts=7)))
     with pytest.raises(Refused, match=r"parts \* batch <= records"):
-        recipe = methods.dp_ftrl(bands=2, strategy=Strategy.BSR).using(sampling=discreet.CyclicPoisson(parts=7))
-        loop.plan(recipe).certificate()
+        plan.certificate()
 
 
 # -- samplers ----------------------------------------------------------------------------------------------------
@@ -235,13 +236,11 @@ def test_optimised_coefficients_fall_and_beat_bsr_and_independent_noise() -> Non
     steps, worst = 120, tuple(range(0, 120, 12))
     for workload in (Workload(), Workload(momentum=0.9), Workload(shrinkage=0.05, last_rate=0.1)):
         found = optimised(12, steps, worst, workload)
-        assert all(one >= other >= 0 for one, other in zip(found, found[1:], strict=False))
+        assert all(one >= other >= 0 for one, other in itertools.pairwise(found))
 
         def cost(coefficients: tuple[float, ...], workload: Workload = workload) -> float:
             matrix = Toeplitz(coefficients)
-            return noise_on_parameters(matrix.noise(steps), workload) * matrix.separated(
-                steps=steps, most=10, apart=12
-            )
+            return noise_on_parameters(matrix.noise(steps), workload) * matrix.separated(steps=steps, most=10, apart=12)
 
         assert cost(found) < min(cost(bsr(12)), cost((1.0,)))
 

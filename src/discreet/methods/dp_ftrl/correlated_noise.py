@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from discreet.stages.sampling import Horizon
 
 HISTORY: Final = "correlated-noise.history"
+_PREFIX_SUMS: Final = Workload()
 
 
 class Strategy(enum.StrEnum):
@@ -137,7 +138,7 @@ class Factorisation(Mechanism):
     remembers: ClassVar[bool] = True
     strategy: Strategy
     bands: int
-    workload: Workload = Workload()
+    workload: Workload = _PREFIX_SUMS
 
     def __post_init__(self) -> None:
         check.count("use at least one band; one band is independent noise", bands=self.bands)

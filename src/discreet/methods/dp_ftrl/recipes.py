@@ -30,11 +30,7 @@ def dp_ftrl(
     """
     noise = Factorisation(strategy, bands, Workload(momentum, shrinkage, last_rate))
     return Recipe(
-        method="dp-ftrl",
-        bounder=FlatClip(clip),
-        mechanism=noise,
-        sampling=FixedBins(),
-        analysis=CorrelatedAnalysis(),
+        method="dp-ftrl", bounder=FlatClip(clip), mechanism=noise, sampling=FixedBins(), analysis=CorrelatedAnalysis()
     )
 
 
