@@ -227,6 +227,39 @@ def test_keys_of_another_run_are_lost_keys(tmp_path: Path) -> None:
     assert run.ledger.charge().certified[0][1] == 2
 
 
+def test_a_backup_of_the_keys_that_lacks_the_latest_is_as_good_as_none(tmp_path: Path) -> None:
+    crash(tmp_path)
+    file = NoiseKeys.path_of(tmp_path / "ledger")
+    old = file.read_text()
+    run = resume(tmp_path)
+    go(run, 2)
+    run.ledger.close()
+    current = file.read_text()
+    file.write_text(old)
+    run = resume(tmp_path, seed=3)
+    assert run.ledger.charge().certified[0][1] == 2
+    assert run.progress.step == 10
+    run.ledger.close()
+    file.write_text(current)  # and keys from before a restart are not those of the new factorisation
+    run = resume(tmp_path, seed=4)
+    assert run.ledger.charge().certified[0][1] == 2
+    assert run.progress.step == 10
+    go(run, 1)
+    run.ledger.close()
+    file.write_text(current)
+    assert resume(tmp_path, seed=5).ledger.charge().certified[0][1] == 3
+
+
+def test_a_ledger_that_was_cut_is_refused(tmp_path: Path) -> None:
+    crash(tmp_path)
+    ledger = tmp_path / "ledger"
+    whole = ledger.read_bytes().splitlines(keepends=True)
+    resume(tmp_path).ledger.close()
+    ledger.write_bytes(b"".join(whole[:-1]))
+    with pytest.raises(Refused, match="the ledger of the run with all of its lines, got step 6, although"):
+        resume(tmp_path, seed=3)
+
+
 def test_a_run_that_is_copied_and_resumed_twice_repeats_no_noise(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     crash(tmp_path / "one")
@@ -310,7 +343,7 @@ def test_noise_is_replayed_in_one_place_only() -> None:
     }
     assert users == {"core/streams.py", "training/noise_keys.py"}
     repeated = {path.name for path in source.rglob("*.py") if ".again(" in path.read_text()}
-    assert repeated == {"participation.py", "noise_keys.py", "streams.py"}
+    assert repeated == {"participation.py", "noise_keys.py", "streams.py", "correlated.py"}  # the last is an attack
     one = Stream(bytes(32), name="sampling", replayable=False)
     assert one.again(3).uniform64(4).tolist() == one.again(3).uniform64(4).tolist()
     assert one.again(3).uniform64(4).tolist() != one.at(3).uniform64(4).tolist()

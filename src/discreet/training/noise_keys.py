@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, final
 
 from discreet.accounting.ledger import Ledger
+from discreet.accounting.ledger_chain import RESTORE
 from discreet.core import check
 from discreet.core.files import replace_file
 from discreet.core.streams import Stream, Streams
 from discreet.stages.plan import Plan
 from discreet.training.step import RunState
 
+RESTARTED = "restarted"  # in the note of a charge: a new factorisation begins with the next step
 _DIGESTS = 2**40  # the sub-stream of the key of batch digests; it must differ from all steps
 
 
@@ -64,6 +66,25 @@ class NoiseKeys:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return keys
+
+    def check_ledger(self, ledger: Ledger, step: int) -> bool:
+        """Whether these are the keys that the ledger notes; refuses a ledger that ends before they begin.
+
+        A backup of the file may lack later keys, and would give another noise than the one that was released.
+        """
+        latest = self._noise[-1][0]
+        got, remedy = f"step {step}, although its noise was drawn from step {latest} on", RESTORE
+        check.require(latest <= step, "the ledger of the run with all of its lines", got, remedy)
+        for entry in reversed(ledger.entries):
+            noted = entry.note.get("noise")
+            if noted is not None and _stream(self._key_of(entry.step), "noise").fingerprint != noted:
+                return False
+            if RESTARTED in entry.note:
+                break
+        return True
+
+    def _key_of(self, step: int) -> str:
+        return next(key for first, key in reversed(self._noise) if first <= step or first == self._noise[0][0])
 
     def go_on(self, streams: Streams, step: int) -> None:
         """Use the key of these streams from `step` on."""
@@ -126,9 +147,9 @@ def recalled(
     if not plan.mechanism.remembers:
         return None
     keys = None if file is None else NoiseKeys.read(Path(file), ledger.identity)
-    if keys is None:
+    if keys is None or not keys.check_ledger(ledger, state.step):
         if 0 < state.step < plan.horizon.steps:
-            ledger.append(plan.event_at(0), step=state.step, note={"restarted": "the keys of the noise were lost"})
+            ledger.append(plan.event_at(0), step=state.step, note={RESTARTED: "the keys of the noise were lost"})
             state.step += 1
         state.secrets |= plan.mechanism.recall((), size, state.step)
         return NoiseKeys.begin(None if file is None else Path(file), ledger.identity, streams, state.step)
