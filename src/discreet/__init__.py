@@ -11,10 +11,14 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BallsInBins": "discreet.stages.sampling",
+    "CyclicPoisson": "discreet.stages.participation",
+    "FixedBins": "discreet.stages.participation",
+    "FixedOrder": "discreet.stages.participation",
     "FixedSize": "discreet.stages.sampling",
     "FullBatch": "discreet.stages.sampling",
     "Horizon": "discreet.stages.sampling",
     "Neighbouring": "discreet.core.relation",
+    "OnePass": "discreet.stages.participation",
     "OwnLoader": "discreet.stages.sampling",
     "Plan": "discreet.stages.plan",
     "Poisson": "discreet.stages.sampling",
@@ -22,6 +26,7 @@ _HOME = {
     "ProcessLost": "discreet.core.errors",
     "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
+    "Reshuffled": "discreet.stages.participation",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
@@ -42,6 +47,11 @@ if TYPE_CHECKING:
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
     from discreet.runs.statement import statement as statement
+    from discreet.stages.participation import CyclicPoisson as CyclicPoisson
+    from discreet.stages.participation import FixedBins as FixedBins
+    from discreet.stages.participation import FixedOrder as FixedOrder
+    from discreet.stages.participation import OnePass as OnePass
+    from discreet.stages.participation import Reshuffled as Reshuffled
     from discreet.stages.plan import Plan as Plan
     from discreet.stages.plan import Recipe as Recipe
     from discreet.stages.sampling import BallsInBins as BallsInBins

@@ -52,6 +52,9 @@ def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
             continue
         rule = rule_for(event, relation)
         assumptions.update(rule.assumes)
+        if rule.blocks is not None:
+            event, blocks = rule.blocks(event)
+            rule, count = rule_for(event, relation), count * blocks
         if isinstance(event, PoissonSampled):
             assumptions.update(rule_for(event.event, relation).assumes)
         mu = rule.mu(event, relation) if rule.mu is not None else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting import events, feedback, last_iterate, sampled
+from discreet.accounting import correlated, events, feedback, last_iterate, sampled
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
 from discreet.core import check
@@ -26,6 +26,7 @@ class Rule:
     assumes    what must hold outside of the mathematics, in words
     whole      (epsilon, name of the bound) at a delta for a run that consists of this event only
     composed   whether `whole` includes composition of its steps, which is then not computed again
+    blocks     simpler events that dominate it, with their number; they are accounted for in its place
     """
 
     relations: frozenset[Neighbouring]
@@ -35,6 +36,7 @@ class Rule:
     assumes: tuple[str, ...] = ()
     whole: Callable[[Any, Neighbouring, float], tuple[float, str]] | None = None
     composed: bool = False
+    blocks: Callable[[Any], tuple[events.Event, int]] | None = None
 
 
 _ADD_REMOVE = frozenset({Neighbouring.ADD_REMOVE})
@@ -51,6 +53,13 @@ _LOADER = (
     "no batch holds a record twice",
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
 )
+
+_HISTORY = ("the noise of earlier steps, and the keys that it is drawn from, are never published",)
+_PATTERN = (
+    "neighbours differ in the contributions of one record only, in as many steps and as far apart as the plan says",
+)
+_EACH_EPOCH = ("neighbours differ in one record, which joins at most one step of every epoch",)
+_PARTS = ("each record belongs to one part for the whole run, by a draw that is independent of the other records",)
 
 _GAUSSIAN = Rule(_BOTH, sampled.whitened_mu)
 
@@ -91,6 +100,11 @@ RULES: dict[type[events.Event], Rule] = {
             "only the last iterate is seen",
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",
         ),
+    ),
+    events.CorrelatedRun: Rule(_BOTH, correlated.separated_mu, assumes=(*_HISTORY, *_PATTERN)),
+    events.ReshuffledRun: Rule(_REPLACE_ONE, correlated.reshuffled_mu, assumes=(*_HISTORY, *_EACH_EPOCH)),
+    events.CyclicPoissonRun: Rule(
+        _ADD_REMOVE, assumes=(*_HISTORY, *_POISSON, *_PARTS), blocks=correlated.cyclic_blocks
     ),
 }
 

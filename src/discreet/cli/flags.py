@@ -51,7 +51,10 @@ StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
 EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
 
 RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee")]
-SamplingName = Literal["poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"]
+SamplingName = Literal[
+    *("poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"),
+    *("fixed-bins", "cyclic-poisson", "fixed-order", "reshuffled", "one-pass"),
+]
 SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee")]
 CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee")]
 

@@ -96,6 +96,20 @@ class Stream:
         key = _derive(self._key, f"at {index}")
         return Stream(key, name=f"{self.name}.at({index})", replayable=self._replayable)
 
+    def again(self, index: int) -> Self:
+        """The sub-stream of a draw that a run repeats, such as which records belong together; never for noise.
+
+        It shares no key with `at`.
+        """
+        self._guard()
+        check.count("number sub-streams from 0", least=0, index=index)
+        return Stream(_derive(self._key, f"again {int(index)}"), name=f"{self.name}.again({index})", replayable=False)
+
+    @property
+    def secret_key(self) -> bytes:
+        """The key, for a file that stays private: whoever reads it can remove the noise (training/noise_keys.py)."""
+        return self._key
+
     def normal(
         self, count: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> torch.Tensor:

@@ -14,7 +14,7 @@ from discreet.core.relation import Neighbouring
 from discreet.data import Task, load
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
-from discreet.runs.config import RunConfig
+from discreet.runs.config import RunConfig, usual_sampling
 from discreet.runs.public_records import check_public_records
 from discreet.stages.clipping import Bounder
 from discreet.stages.plan import Plan
@@ -100,6 +100,7 @@ def complete(config: RunConfig) -> RunConfig:
         batch=usual.batch if config.batch is None and config.sampling != "full-batch" else config.batch,
         epochs=epochs,
         steps=steps,
+        sampling=config.sampling or usual_sampling(config.method),
         relation=config.relation or str(config.sampler().relations[0]),
         optimizer=config.optimizer or ("adam" if METHODS[config.method].adam else "sgd"),
         momentum=(usual.momentum if seen else 0.0) if config.momentum is None else config.momentum,

@@ -8,6 +8,7 @@ from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.data import Task
 from discreet.runs.config import RunConfig
+from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 from discreet.stages.schedule import Constant
@@ -25,6 +26,12 @@ _SAMPLING: dict[type[Sampling], str] = {
     FixedSize: "a uniform subset of fixed size in every step, a share of {rate:.6g}",
     BallsInBins: "each record joins one step of every epoch, chosen uniformly",
     FullBatch: "all records in every step",
+    FixedBins: "each record joins one step of every epoch, always at the same place, chosen uniformly",
+    CyclicPoisson: "each record belongs to one of {sampling.parts} parts, which take turns, and joins a step of its "
+    "part independently with probability {sampling.parts} x {rate:.6g}",
+    FixedOrder: "the user's own loader, the same batches in every epoch; sampling is not credited",
+    Reshuffled: "the user's own loader, in a new order in every epoch; sampling is not credited",
+    OnePass: "the user's own stream, in which no record comes twice; sampling is not credited",
 }
 
 
@@ -102,7 +109,8 @@ def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, s
     sampling = _SAMPLING.get(type(plan.sampling), "batches from the user's own loader; sampling is not credited")
     steady = isinstance(plan.schedule, Constant)
     changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
-    noise = f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
+    correlated = ", correlated between steps" if plan.mechanism.remembers else ""
+    noise = f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}{correlated}"
     return [
         ("protected", data),
         ("unit", "one record; a person with several records is protected less"),
