@@ -4,11 +4,12 @@ A rule bounds ONE occurrence; `accountants` composes. A new event needs its clas
 docs/proofs, and one row here.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting import events, feedback, last_iterate, sampled
+from discreet.accounting import best_of_runs, events, feedback, last_iterate, sampled
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
 from discreet.core import check
@@ -92,6 +93,15 @@ RULES: dict[type[events.Event], Rule] = {
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",
         ),
     ),
+    events.BestOfRuns: Rule(
+        _BOTH,
+        rdp=best_of_runs.event_rdp,
+        whole=best_of_runs.event_epsilon,
+        assumes=(
+            "K, the runs that were not chosen, their scores and their running times stay hidden",
+            "every run draws its settings and its randomness independently of the other runs",
+        ),
+    ),
 }
 
 
@@ -99,6 +109,10 @@ def rule_for(event: events.Event, relation: Neighbouring) -> Rule:
     """The rule of this event. Refuses events and relations without a proof."""
     if isinstance(event, events.LastIterateRun):
         rule_for(event.step, relation)
+    if isinstance(event, events.BestOfRuns):
+        for inner, _ in itertools.chain.from_iterable(event.candidates):
+            if not isinstance(inner, events.NonPrivate):
+                rule_for(inner, relation)
     rule = RULES.get(type(event))
     if rule is None:
         remedy = "add its rule and its proof, or charge NonPrivate()"
