@@ -13,7 +13,10 @@ _HOME = {
     "BallsInBins": "discreet.stages.sampling",
     "FixedSize": "discreet.stages.sampling",
     "FullBatch": "discreet.stages.sampling",
+    "Budget": "discreet.runs.budget",
+    "BudgetLimit": "discreet.runs.budget",
     "Horizon": "discreet.stages.sampling",
+    "LogRange": "discreet.runs.tuning.space",
     "Neighbouring": "discreet.core.relation",
     "OwnLoader": "discreet.stages.sampling",
     "Plan": "discreet.stages.plan",
@@ -22,6 +25,7 @@ _HOME = {
     "ProcessLost": "discreet.core.errors",
     "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
+    "RunConfig": "discreet.runs.config",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
@@ -29,6 +33,7 @@ _HOME = {
     "methods": "discreet.methods",
     "public": "discreet.engine.public",
     "statement": "discreet.runs.statement",
+    "tune": "discreet.runs.tuning.sweep",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -41,7 +46,12 @@ if TYPE_CHECKING:
     from discreet.core.streams import Streams as Streams
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
+    from discreet.runs.budget import Budget as Budget
+    from discreet.runs.budget import BudgetLimit as BudgetLimit
+    from discreet.runs.config import RunConfig as RunConfig
     from discreet.runs.statement import statement as statement
+    from discreet.runs.tuning.space import LogRange as LogRange
+    from discreet.runs.tuning.sweep import tune as tune
     from discreet.stages.plan import Plan as Plan
     from discreet.stages.plan import Recipe as Recipe
     from discreet.stages.sampling import BallsInBins as BallsInBins

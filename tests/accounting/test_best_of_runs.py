@@ -1,4 +1,4 @@
-"""Private selection: certificates against exact small cases by brute force, against dp-accounting, and against an attack."""
+"""Private selection: certificates against brute force on small cases, dp-accounting, and an attack on the score."""
 
 import itertools
 import math
@@ -260,5 +260,5 @@ def test_the_event_survives_json_and_refuses_what_it_is_not_proven_for() -> None
         BestOfRuns((((event, 1),),), 2.0)
     with pytest.raises(Refused, match="at least one cost"):
         BestOfRuns((), 2.0)
-    with pytest.raises(Refused, match="poisson-sampled under add/remove|poisson-sampled under"):
+    with pytest.raises(Refused, match="poisson-sampled under"):
         certify(Charge.of(event), delta=1e-5, relation=Neighbouring.REPLACE_ONE)
