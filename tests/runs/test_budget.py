@@ -19,7 +19,7 @@ from discreet.core.check import Damaged, Refused
 from discreet.core.relation import Neighbouring
 from discreet.runs.budget import Budget, BudgetLimit
 
-LIMIT = BudgetLimit.of(epsilon=3.0, delta=1e-5)
+LIMIT = BudgetLimit(epsilon=3.0, delta=1e-5)
 
 
 def made(tmp_path: Path, limit: BudgetLimit = LIMIT) -> Budget:
@@ -45,8 +45,8 @@ def test_one_run_may_use_the_whole_limit_and_then_nothing_is_left(tmp_path: Path
 
 
 def test_several_charges_add_up_by_renyi_divergences_of_the_order_of_the_file(tmp_path: Path) -> None:
-    budget, order = made(tmp_path), LIMIT.order
-    count = math.floor(LIMIT.room / (order / (2 * 5.0**2)))
+    budget, order = made(tmp_path), LIMIT.order_for(release(5.0))
+    count = math.floor(LIMIT.room(order) / (order / (2 * 5.0**2)))
     for index in range(count):
         budget.charge(release(5.0), entry=str(index), what="one")
     state = budget.read()
@@ -77,7 +77,7 @@ def test_parts_are_parallel_under_add_remove_and_two_pay_under_replace_one(tmp_p
     whole = budget.charge(release(4.0), entry="all", what="train")
     assert whole.spent > state.spent
     replaced = Budget.create(
-        tmp_path / "r.json", BudgetLimit.of(epsilon=8.0, delta=1e-5, relation=Neighbouring.REPLACE_ONE)
+        tmp_path / "r.json", BudgetLimit(epsilon=8.0, delta=1e-5, relation=Neighbouring.REPLACE_ONE)
     )
     costs = [replaced.charge(release(4.0), entry=part, what="train", part=part).spent for part in ("n", "s", "w")]
     assert costs[0] < costs[1] == costs[2]
@@ -85,12 +85,14 @@ def test_parts_are_parallel_under_add_remove_and_two_pay_under_replace_one(tmp_p
         replaced.charge(Charge.of(WithoutReplacement(1000, 10, Gaussian(4.0))), entry="x", what="train", part="e")
 
 
-def test_the_order_is_fixed_when_the_file_is_made(tmp_path: Path) -> None:
-    """The order must not be chosen by what was charged: that would be a choice by released values."""
+def test_the_first_charge_alone_decides_the_order(tmp_path: Path) -> None:
+    """An order that followed later charges would be a choice by released values."""
     budget = made(tmp_path)
-    before = budget.read().limit.order
-    budget.charge(Charge.of(PoissonSampled(0.001, Gaussian(0.8)), 100), entry="a", what="train")
-    assert budget.read().limit.order == before == LIMIT.order
+    first = Charge.of(PoissonSampled(0.03, Gaussian(0.9)), 20)
+    assert LIMIT.order_for(first) < LIMIT.order_for(release(5.0))
+    order = budget.charge(first, entry="a", what="train").order
+    for index in range(3):
+        assert budget.charge(release(20.0), entry=str(index), what="train").order == order == LIMIT.order_for(first)
 
 
 def test_a_torn_line_was_never_acknowledged_and_other_damage_is_refused(tmp_path: Path) -> None:
@@ -170,6 +172,7 @@ def test_ten_processes_with_kills_never_exceed_the_limit_and_lose_nothing(tmp_pa
     assert len(acknowledged) == len(set(acknowledged))
     assert len(paid) - len(acknowledged) <= 6  # at most one of each killed process was charged and not told
     assert state.spent <= 3.0
-    most = math.floor(LIMIT.room / (LIMIT.order / (2 * 12.0**2)))
+    order = LIMIT.order_for(release(12.0))
+    most = math.floor(LIMIT.room(order) / (order / (2 * 12.0**2)))
     assert len(paid) == most  # those that lived spent all of the rest
     assert all(json.loads(line) for line in budget.path.read_text().splitlines())

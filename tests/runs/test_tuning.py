@@ -165,7 +165,7 @@ def test_other_settings_are_refused_in_the_directory_of_a_search(
 def test_a_search_charges_the_budget_before_it_reads_records(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    budget = Budget.create(tmp_path / "budget.json", BudgetLimit.of(epsilon=3.0, delta=1e-4))
+    budget = Budget.create(tmp_path / "budget.json", BudgetLimit(epsilon=3.0, delta=1e-4))
     paid = RunConfig(**{**vars(config), "budget": str(budget.path)})
     with_runs(monkeypatch, 1)
 

@@ -24,7 +24,7 @@ def budget(
     """Make the budget file of a dataset, or show what is left of it."""
     if epsilon is not None or delta is not None:
         check_file(file)
-        limit = BudgetLimit.of(
+        limit = BudgetLimit(
             epsilon=shared.required_epsilon(epsilon),
             delta=shared.required_delta(delta),
             relation=relation or Neighbouring.ADD_REMOVE,
@@ -37,7 +37,7 @@ def budget(
     if as_json:
         entries = [{"what": entry.what, "part": entry.part} for entry in state.entries]
         limit = state.limit
-        held = {"epsilon": limit.epsilon, "delta": limit.delta, "relation": str(limit.relation), "order": limit.order}
+        held = {"epsilon": limit.epsilon, "delta": limit.delta, "relation": str(limit.relation)}
         emit({**held, "data": state.data, "spent": state.spent, "left": state.left, "entries": entries})
         return
     from discreet.report import terminal

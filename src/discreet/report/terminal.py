@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from discreet.runs.budget import BudgetState
     from discreet.runs.comparison.compare import ComparisonProgress
     from discreet.runs.comparison.values import Comparison, Estimate
+    from discreet.runs.folder_bill import FolderBill
     from discreet.runs.tuning.sweep import TuneResult
     from discreet.training.model_check import ModelCheck
 
@@ -122,6 +123,21 @@ def tune_table(result: TuneResult) -> RenderableType:
     shown = result.candidates or ()
     lines = [(", ".join(f"{name}={value}" for name, value in one.items()), f"{score:.2%}") for one, score in shown]
     return Group(table, *([_table("all candidates (public records)", ("settings", "score"), lines)] if lines else []))
+
+
+def bill_table(name: str, bill: FolderBill) -> RenderableType:
+    """What showing runs of a folder costs."""
+    one, every = format_epsilon(bill.one.epsilon), format_epsilon(bill.everything.epsilon)
+    rows = [
+        ("all of them", every, bill.everything.accountant),
+        ("the best of them", every, "the number of runs is known, so the choice costs all of them"),
+        ("one that was fixed in advance", one, bill.one.accountant),
+    ]
+    if bill.by_tune is not None:
+        told = "what `discreet tune` charges if as many runs are expected and their number is secret"
+        rows.append(("for comparison", format_epsilon(bill.by_tune.epsilon), told))
+    title = f"{name}: {wording.counted(len(bill.ledgers), 'run')}, delta {bill.one.delta:g}, {bill.one.relation}"
+    return plain_table(title, ("showing", "epsilon", "by"), rows)
 
 
 def budget_table(name: str, state: BudgetState) -> RenderableType:

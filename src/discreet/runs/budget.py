@@ -5,9 +5,9 @@ holds the file's lock while it reads, checks, appends and syncs. So a charge tha
 processes can spend the same rest. A torn last line was never acknowledged, because `charge` returns only after the
 sync; the next charge removes it.
 
-Later charges may depend on earlier results, so privacy losses may not simply be composed (docs/proofs/BudgetFile.md). A
-record's first charge may use the exact certificate; from the second on, Rényi divergences of one order, fixed when the
-file is made, are added up.
+Later charges may depend on earlier results, so privacy losses may not simply be composed (docs/proofs/BudgetFile.md).
+A record's first charge may use the exact certificate; from the second on, Rényi divergences of one order are added up.
+The first charge of the file decides the order, before anything was released.
 """
 
 import contextlib
@@ -65,33 +65,27 @@ class BudgetEntry:
 @final
 @dataclass(frozen=True, kw_only=True)
 class BudgetLimit:
-    """What a dataset may cost in all, and how it is counted. `order` is the Rényi order of the sum."""
+    """What a dataset may cost in all."""
 
     epsilon: float
     delta: float
-    relation: Neighbouring
-    order: float
+    relation: Neighbouring = Neighbouring.ADD_REMOVE
 
-    @classmethod
-    def of(cls, *, epsilon: float, delta: float, relation: Neighbouring = Neighbouring.ADD_REMOVE) -> Self:
-        """The limit, with the order at which most Gaussian releases fit."""
-        check.positive("the limit for all commands on these records together, e.g. 3", epsilon=epsilon)
-        check.inside_unit("choose delta of at most 1/(10 * records)", delta=delta)
-        orders = sorted(_ORDERS, key=lambda order: _room(epsilon, delta, order) / order)
-        return cls(epsilon=epsilon, delta=delta, relation=relation, order=orders[-1])
+    def __post_init__(self) -> None:
+        check.positive("the limit for all commands on these records together, e.g. 3", epsilon=self.epsilon)
+        check.inside_unit("choose delta of at most 1/(10 * records)", delta=self.delta)
 
-    @property
-    def room(self) -> float:
-        """The Rényi divergence that gives epsilon at delta."""
-        return _room(self.epsilon, self.delta, self.order)
+    def room(self, order: float) -> float:
+        """The Rényi divergence of this order that gives epsilon at delta."""
+        return self.epsilon - math.log1p(-1 / order) + (math.log(self.delta) + math.log(order)) / (order - 1)
 
-    def divergence(self, charge: Charge) -> float:
-        """The Rényi divergence of a charge at the order of the sum."""
-        return float(renyi_divergences(charge.certified, self.relation)[rdp.ORDERS.index(self.order)])
+    def divergence(self, charge: Charge, order: float) -> float:
+        return float(renyi_divergences(charge.certified, self.relation)[rdp.ORDERS.index(order)])
 
-
-def _room(epsilon: float, delta: float, order: float) -> float:
-    return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
+    def order_for(self, first: Charge) -> float:
+        """The order at which a charge uses the least share of the room."""
+        fitting = [order for order in _ORDERS if self.room(order) > 0]
+        return min(fitting, key=lambda order: self.divergence(first, order) / self.room(order), default=_ORDERS[-1])
 
 
 @final
@@ -104,6 +98,11 @@ class BudgetState:
     entries: tuple[BudgetEntry, ...]
 
     @property
+    def order(self) -> float:
+        """The Rényi order of the sum: decided by the first charge, before anything was released."""
+        return self.limit.order_for(self.entries[0].charge)
+
+    @property
     def spent(self) -> float:
         """The epsilon that is proven for all charges together, at the delta of the limit."""
         return max((self._epsilon(chain) for chain in self._chains(self.entries)), default=0.0)
@@ -114,8 +113,8 @@ class BudgetState:
         if not self.entries:
             return self.limit.epsilon
         used = max(map(self._divergence, self._chains(self.entries)))
-        rest = max(0.0, self.limit.room - used)
-        return gdp.epsilon(math.sqrt(2 * rest / self.limit.order), self.limit.delta)
+        rest = max(0.0, self.limit.room(self.order) - used)
+        return gdp.epsilon(math.sqrt(2 * rest / self.order), self.limit.delta)
 
     def admits(self, entry: BudgetEntry) -> bool:
         """Whether the limit still holds with this entry, for every record."""
@@ -134,10 +133,10 @@ class BudgetState:
         limit = self.limit
         if len(chain) == 1:
             return certify(chain[0].charge, delta=limit.delta, relation=limit.relation).epsilon
-        return max(0.0, self._divergence(chain) + limit.epsilon - limit.room)
+        return max(0.0, self._divergence(chain) + limit.epsilon - limit.room(self.order))
 
     def _divergence(self, chain: Sequence[BudgetEntry]) -> float:
-        return math.fsum(self.limit.divergence(entry.charge) for entry in chain)
+        return math.fsum(self.limit.divergence(entry.charge, self.order) for entry in chain)
 
 
 @final
@@ -153,13 +152,7 @@ class Budget:
     def create(cls, path: str | os.PathLike[str], limit: BudgetLimit, *, data: str = "") -> Self:
         """Make the file with its limit; a file that exists is refused."""
         path = Path(path)
-        header = {
-            "epsilon": limit.epsilon,
-            "delta": limit.delta,
-            "relation": str(limit.relation),
-            "order": limit.order,
-            "data": data,
-        }
+        header = {"epsilon": limit.epsilon, "delta": limit.delta, "relation": str(limit.relation), "data": data}
         body = {"format": FORMAT, "budget": os.urandom(16).hex(), "header": header}
         new = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
@@ -247,10 +240,7 @@ class Budget:
             header = body["header"]
             known = body["format"] == FORMAT
             limit = BudgetLimit(
-                epsilon=header["epsilon"],
-                delta=header["delta"],
-                relation=Neighbouring(header["relation"]),
-                order=header["order"],
+                epsilon=header["epsilon"], delta=header["delta"], relation=Neighbouring(header["relation"])
             )
             entries = []
             for number, line in enumerate(lines[1:], 2):

@@ -1,6 +1,7 @@
 """What a search costs, and the noise of each candidate: from public numbers, before any record is read."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,10 +14,12 @@ from discreet.accounting.events import BestOfRuns, CountQuery
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.runs.config import RunConfig
-from discreet.runs.defaults import complete, plan_of, records_of
+from discreet.runs.defaults import complete, records_of, settle
 from discreet.runs.tuning.space import Setting, Space, applied
 from discreet.stages.delta import check_delta
 from discreet.stages.sampling import Poisson
+
+Planned = tuple[tuple[str, Setting], ...]
 
 _ROUNDS = 8
 _SCORE_SHARE = 0.5  # the epsilon of the score as a share of the whole: less than a run, so that the score is free
@@ -78,7 +81,7 @@ class TuneBill:
 
     event: BestOfRuns
     certificate: Certificate
-    noises: Mapping[tuple[tuple[str, Setting], ...], float]
+    noises: Mapping[Planned, float]
     sigma: float
     records: int
 
@@ -98,50 +101,43 @@ class TuneBill:
 def bill_of(settings: TuneSettings) -> TuneBill:
     """Calibrate every candidate so that the best of K of them, with its score, is within the budget."""
     config = complete(settings.config)
-    assert config.epsilon is not None
-    everyone = records_of(config, None)
+    everyone, epsilon = records_of(config, None), config.epsilon
+    assert epsilon is not None
     check_delta(config.delta, everyone, accepted=config.accept_large_delta)
     records = max(1, round(everyone * (1 - settings.held_out)))
     relation = Neighbouring(config.relation or Poisson.relations[0])
-    budget = {"delta": config.delta, "relation": relation}
+    calibrated = functools.partial(calibrate_noise, delta=config.delta, relation=relation)
     one = dataclasses.replace(settings.config, records=records, epsilon=None, noise=1.0, budget=None)
     plans = [tuple(sorted(planned.items())) for planned in settings.space.planned()]
-    groups: dict[Counted, list[tuple[tuple[str, Setting], ...]]] = {}
-    assumed: set[str] = set()
-    for planned in plans:
-        charge = _charge(one, dict(planned), 1.0)
-        groups.setdefault(charge.certified, []).append(planned)
-        assumed.update(charge.assumptions)
+    costs = {planned: _charge(one, planned, 1.0) for planned in plans}
 
     def selection(*candidates: Counted) -> BestOfRuns:
         return BestOfRuns(tuple(dict.fromkeys(candidates)), settings.runs, settings.shape)
 
-    sigma, scored = 0.0, ()
-    if settings.held_out:
-        sigma = calibrate_noise(
-            lambda noise: Charge.of(selection(((CountQuery(noise), 1),))),
-            epsilon=_SCORE_SHARE * config.epsilon,
-            **budget,
-        )
-        scored = (((CountQuery(sigma), 1),),)
-    target = config.epsilon
+    def alone(planned: Planned, noise: float) -> Charge:
+        return Charge.of(selection(_charge(one, planned, noise).certified))
+
+    def scoring(sigma: float) -> Charge:
+        return Charge.of(selection(((CountQuery(sigma), 1),)))
+
+    sigma = calibrated(scoring, epsilon=_SCORE_SHARE * epsilon) if settings.held_out else 0.0
+    scored: tuple[Counted, ...] = (((CountQuery(sigma), 1),),) if sigma else ()
+    assumed = tuple(text for cost in costs.values() for text in cost.assumptions)
+    target = epsilon
     for _ in range(_ROUNDS):
-        noises: dict[tuple[tuple[str, Setting], ...], float] = {}
-        for members in groups.values():
-            planned = dict(members[0])
-            noise = calibrate_noise(
-                lambda z, planned=planned: Charge.of(selection(_charge(one, planned, z).certified)),
-                epsilon=target,
-                **budget,
-            )
-            noises |= dict.fromkeys(members, noise)
-        event = selection(*(_charge(one, dict(planned), noises[planned]).certified for planned in plans), *scored)
-        certificate = certify(Charge(((event, 1),), assumptions=tuple(assumed)), **budget)
-        if certificate.epsilon <= config.epsilon:
+        by_cost: dict[Counted, float] = {}  # settings of one cost have one noise
+        for planned, cost in costs.items():
+            if cost.certified not in by_cost:
+                by_cost[cost.certified] = calibrated(functools.partial(alone, planned), epsilon=target)
+        noises = {planned: by_cost[cost.certified] for planned, cost in costs.items()}
+        event = selection(*(_charge(one, planned, noise).certified for planned, noise in noises.items()), *scored)
+        charge = Charge(((event, 1),), assumptions=assumed)
+        certificate = certify(charge, delta=config.delta, relation=relation)
+        if certificate.epsilon <= epsilon:
             break
         # Different settings decide different parts of the bound: a little less for each.
-        target *= 0.998 * config.epsilon / certificate.epsilon
-    within, got = certificate.epsilon <= config.epsilon, f"epsilon={certificate.epsilon:.4g}"
+        target *= 0.998 * epsilon / certificate.epsilon
+    within, got = certificate.epsilon <= epsilon, f"epsilon={certificate.epsilon:.4g}"
     check.require(within, "candidates within one budget", got, "search fewer settings that change the cost")
     return TuneBill(event=event, certificate=certificate, noises=noises, sigma=sigma, records=records)
 
@@ -156,7 +152,7 @@ def candidate_config(settings: TuneSettings, bill: TuneBill, drawn: Mapping[str,
     return applied(config, drawn)
 
 
-def _charge(config: RunConfig, planned: Mapping[str, Setting], noise: float) -> Charge:
+def _charge(config: RunConfig, planned: Planned, noise: float) -> Charge:
     """The cost of a candidate with this noise."""
-    run = complete(applied(dataclasses.replace(config, noise=noise), planned))
-    return plan_of(run, None).charge()
+    _, plan = settle(applied(dataclasses.replace(config, noise=noise), dict(planned)), None)
+    return plan.charge()

@@ -60,11 +60,9 @@ class HiddenFolder:
             drawn = [space.draw([_uniform() for _ in space.axes]) for _ in range(runs)]
             body = {"settings": drawn, "ties": [_uniform() for _ in drawn], "split": os.urandom(32).hex()}
             write_json(self._state, body)
-        body = read_json(self._state)
-        draw = HiddenDraw(
-            settings=tuple(body["settings"]), ties=tuple(body["ties"]), split=bytes.fromhex(body["split"])
-        )
-        return PrivateState(draw)
+        held = read_json(self._state)
+        split = bytes.fromhex(held["split"])
+        return PrivateState(HiddenDraw(settings=tuple(held["settings"]), ties=tuple(held["ties"]), split=split))
 
     def run(self, index: int) -> Path:
         return self.directory / f"run-{index}"

@@ -55,19 +55,19 @@ def scale_linearly(
     low, high = shares
     check.require(0 < low < high < 1, "shares 0 < low < high < 1", f"{shares}", "e.g. (0.1, 0.2)")
     check.require(len(rates) > 1, "at least two learning rates", f"{rates}", "e.g. (0.5, 1, 2, 4)")
-    check.require(config.epsilon is not None, "epsilon", "none", "give the budget of everything together")
-    assert config.epsilon is not None
-    config, out = complete(config), Path(config.out)
+    epsilon, config, out = config.epsilon, complete(config), Path(config.out)
+    if epsilon is None:
+        check.refuse("epsilon", "none", "give the budget of everything together")
     relation, records = Neighbouring(config.relation), records_of(config, None)
     part = dataclasses.replace(config, records=round(records * (1 - held_out)), budget=None)
-    small = {share: dataclasses.replace(part, epsilon=share * config.epsilon) for share in shares}
+    small = {share: dataclasses.replace(part, epsilon=share * epsilon) for share in shares}
     spent = Charge(((CountQuery(_SCORE_SIGMA), 2 * len(rates)),))
     for trial in small.values():
         spent = spent + plan_of(trial, None).charge() * len(rates)
     whole = dataclasses.replace(config, epsilon=None, noise=1.0, records=records)
     noise = calibrate_noise(
         lambda z: spent + plan_of(dataclasses.replace(whole, noise=z), None).charge(),
-        epsilon=config.epsilon,
+        epsilon=epsilon,
         delta=config.delta,
         relation=relation,
     )
@@ -86,9 +86,9 @@ def scale_linearly(
             run = dataclasses.replace(trial, learning_rate=rate, out=str(out / f"trial-{share:g}-{index}"))
             train_on(training, dataclasses.replace(run, eval_every=10**9, checkpoint_every=100))
             score = score_of(run, training, scoring, _SCORE_SIGMA, records * held_out)
-            trials.append((share * config.epsilon, rate, score))
+            trials.append((share * epsilon, rate, score))
         best[share] = max(trials[-len(rates) :], key=lambda one: one[2])[1]
-    rate = extrapolated({share * config.epsilon: best[share] for share in shares}, config.epsilon, rates)
+    rate = extrapolated({share * epsilon: best[share] for share in shares}, epsilon, rates)
     result = train_on(task, dataclasses.replace(last, learning_rate=rate, out=str(out / "final")))
     return ScalingResult(learning_rate=rate, trials=tuple(trials), certified=proven, run=result)
 

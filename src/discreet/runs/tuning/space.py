@@ -101,7 +101,7 @@ class Space:
         methods = dict(self.axes).get("method", Choices((config.method,)))
         for name, axis in self.axes:
             for method in methods.values if isinstance(methods, Choices) else ():
-                _known(method)
+                _certified(method)
                 takes = name in inspect.signature(METHODS[str(method)].recipe).parameters
                 fits = not (takes and name in _TRAINED)
                 remedy = "search methods whose certificate does not depend on the optimizer"
@@ -118,8 +118,9 @@ def _is_trained(name: str) -> bool:
     return name in _TRAINED or name == OPTIMIZER
 
 
-def _known(method: Setting) -> None:
-    check.require(method in METHODS, f"a method of {', '.join(METHODS)}", f"{method!r}", "choose one of these")
+def _certified(method: Setting) -> None:
+    known = [name for name, one in METHODS.items() if one.certified]
+    check.require(method in known, f"a method with a certificate ({', '.join(known)})", f"{method!r}", "choose these")
 
 
 def applied(config: RunConfig, settings: Mapping[str, Setting]) -> RunConfig:
