@@ -16,7 +16,10 @@ _HOME = {
     "FixedOrder": "discreet.stages.participation",
     "FixedSize": "discreet.stages.sampling",
     "FullBatch": "discreet.stages.sampling",
+    "Budget": "discreet.runs.budget",
+    "BudgetLimit": "discreet.runs.budget",
     "Horizon": "discreet.stages.sampling",
+    "LogRange": "discreet.runs.tuning.space",
     "Neighbouring": "discreet.core.relation",
     "OnePass": "discreet.stages.participation",
     "OwnLoader": "discreet.stages.sampling",
@@ -27,6 +30,7 @@ _HOME = {
     "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
     "Reshuffled": "discreet.stages.participation",
+    "RunConfig": "discreet.runs.config",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
@@ -34,6 +38,7 @@ _HOME = {
     "methods": "discreet.methods",
     "public": "discreet.engine.public",
     "statement": "discreet.runs.statement",
+    "tune": "discreet.runs.tuning.sweep",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -46,7 +51,12 @@ if TYPE_CHECKING:
     from discreet.core.streams import Streams as Streams
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
+    from discreet.runs.budget import Budget as Budget
+    from discreet.runs.budget import BudgetLimit as BudgetLimit
+    from discreet.runs.config import RunConfig as RunConfig
     from discreet.runs.statement import statement as statement
+    from discreet.runs.tuning.space import LogRange as LogRange
+    from discreet.runs.tuning.sweep import tune as tune
     from discreet.stages.participation import CyclicPoisson as CyclicPoisson
     from discreet.stages.participation import FixedBins as FixedBins
     from discreet.stages.participation import FixedOrder as FixedOrder

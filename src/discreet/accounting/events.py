@@ -10,6 +10,7 @@ True
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -361,6 +362,37 @@ class CyclicPoissonRun(Event, kind="cyclic-poisson-run"):
 
 @final
 @dataclass(frozen=True)
+class BestOfRuns(Event, kind="best-of-runs"):
+    """The best of K runs by a score that is part of each run's output; K and the other runs stay hidden.
+
+    candidates  what one run may cost: events with counts, one entry for each setting or part of the data
+    mean        E[K], the expected number of runs
+    shape       K is truncated negative binomial with this shape eta > -1 (K >= 1); None: K is Poisson, and K = 0
+                gives a public default
+    """
+
+    candidates: tuple[tuple[tuple[Event, int], ...], ...]
+    mean: float
+    shape: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        remedy = "give each candidate as a tuple of (event, count)"
+        is_tuple = isinstance(self.candidates, tuple) and len(self.candidates) > 0
+        check.require(is_tuple, "candidates to be a tuple of at least one cost", f"{self.candidates!r}", remedy)
+        for event, count in itertools.chain.from_iterable(self.candidates):
+            valid = isinstance(event, Event) and not isinstance(event, BestOfRuns)
+            check.require(valid, "events that are no selections", f"{event!r}", remedy)
+            check.count(remedy, count=count)
+        check.positive("the expected number of runs", mean=self.mean)
+        check.require(self.mean > 1, "mean > 1", f"mean={self.mean!r}", "one run needs no selection")
+        if self.shape is not None:
+            got, remedy = f"shape={self.shape!r}", "0 is the logarithmic law, 1 the geometric one"
+            valid = type(self.shape) in (int, float) and -1 < self.shape < math.inf
+            check.require(valid, "a finite shape > -1", got, remedy)
+
+
+@final
+@dataclass(frozen=True)
 class Free(Event, kind="free"):
     """Post-processing of earlier releases; costs nothing."""
 
@@ -372,7 +404,7 @@ class NonPrivate(Event, kind="non-private"):
 
 
 _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement, BallsInBinsEpoch, Unamplified)
-_RUNS = (ClippedFeedback, LastIterateRun, CorrelatedRun, ReshuffledRun, CyclicPoissonRun)
+_RUNS = (ClippedFeedback, LastIterateRun, CorrelatedRun, ReshuffledRun, CyclicPoissonRun, BestOfRuns)
 _KINDS: tuple[type[Event], ...] = (*get_args(Release), *_SAMPLED, *_RUNS, Free, NonPrivate)
 EVENTS: Mapping[str, type[Event]] = {event.kind: event for event in _KINDS}
 

@@ -4,11 +4,12 @@ A rule bounds ONE occurrence; `accountants` composes. A new event needs its clas
 docs/proofs, and one row here.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting import correlated, events, feedback, last_iterate, sampled
+from discreet.accounting import best_of_runs, correlated, events, feedback, last_iterate, sampled
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
 from discreet.core import check
@@ -106,6 +107,15 @@ RULES: dict[type[events.Event], Rule] = {
     events.CyclicPoissonRun: Rule(
         _ADD_REMOVE, assumes=(*_HISTORY, *_POISSON, *_PARTS), blocks=correlated.cyclic_blocks
     ),
+    events.BestOfRuns: Rule(
+        _BOTH,
+        rdp=best_of_runs.event_rdp,
+        whole=best_of_runs.event_epsilon,
+        assumes=(
+            "K, the runs that were not chosen, their scores and their running times stay hidden",
+            "every run draws its settings and its randomness independently of the other runs",
+        ),
+    ),
 }
 
 
@@ -113,6 +123,10 @@ def rule_for(event: events.Event, relation: Neighbouring) -> Rule:
     """The rule of this event. Refuses events and relations without a proof."""
     if isinstance(event, events.LastIterateRun):
         rule_for(event.step, relation)
+    if isinstance(event, events.BestOfRuns):
+        for inner, _ in itertools.chain.from_iterable(event.candidates):
+            if not isinstance(inner, events.NonPrivate):
+                rule_for(inner, relation)
     rule = RULES.get(type(event))
     if rule is None:
         remedy = "add its rule and its proof, or charge NonPrivate()"

@@ -58,6 +58,9 @@ SamplingName = Literal[
 SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee")]
 CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee")]
 
+BudgetFlag = Annotated[
+    Path | None, flag("The budget file of the records, which is charged before they are read.", "Budget")
+]
 DataDirFlag = Annotated[Path | None, flag("Where the dataset's files are.", "Data")]
 MicroBatchFlag = Annotated[
     int | None, flag("The most records in memory at once (default: from an estimate of the memory).", "Training")
@@ -85,6 +88,7 @@ class TaskFlags:
     public_records: Annotated[
         str | None, flag("A dataset or .npz file without protected records, for gep and b-gep.", "Data")
     ] = None
+    budget: BudgetFlag = None
     micro_batch: MicroBatchFlag = None
     eval_every: Annotated[int | None, flag("Steps between evaluations (default: 20 evaluations).", "Training")] = None
 

@@ -36,7 +36,7 @@ OPTIMIZERS: Final = ("sgd", "adam")
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
 FREE_TO_CHANGE: Final = frozenset(
-    {"data_dir", "download", "micro_batch", "eval_every", "checkpoint_every", "device", "out"}
+    {"data_dir", "download", "micro_batch", "eval_every", "checkpoint_every", "device", "out", "budget"}
 )
 
 
@@ -59,6 +59,7 @@ class RunConfig:
     accept_large_delta         delta may be 1/records or more, which protects no single record
     public_records             a dataset's name or an npz file: records that need no protection, for gep and b-gep
     public_data                the training records are public, so their accuracy may be shown
+    budget                     the budget file of the records; the run is charged to it before they are read
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
     """
@@ -95,6 +96,7 @@ class RunConfig:
     device: str = "cpu"
     accept_large_delta: bool = False
     public_records: str | None = None
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -129,8 +131,9 @@ class RunConfig:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if not self.accept_large_delta:
             del fields["accept_large_delta"]  # so that runs keep the digests they had before it could be said
-        if self.public_records is None:
-            del fields["public_records"]  # likewise
+        for name in ("public_records", "budget"):
+            if fields[name] is None:
+                del fields[name]  # likewise
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
     @classmethod
