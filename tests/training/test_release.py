@@ -207,7 +207,7 @@ def test_own_loaders_are_refused() -> None:
 
 def test_a_refused_loss_does_not_end_the_run_silently() -> None:
     run = loop.private()
-    with pytest.raises(Refused, match="per-record losses"):
+    with pytest.raises(Refused, match="per-sample losses"):
         run.release(lambda batch: loop.losses(run.model, *batch).mean())
     with pytest.raises(Refused, match="a batch without a call of step"):
         run.release(losses_of(run.model))
