@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
+    bare_optimizer,
     check_arguments,
     check_optimizer,
     check_processes,
@@ -97,13 +98,12 @@ class Private:
     ) -> None:
         check_arguments(plan, data, micro_batch=micro_batch, views=views)
         check_public(plan, data, public)
-        self.model, self.optimizer, self.plan = model, optimizer, plan
+        self.model, self.optimizer, self.plan = model, (optimizer := bare_optimizer(optimizer)), plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
         self._device = device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
-        self._step: PrivateStep | None = None
-        self._releasing: Iterator[Any] | None = None  # the loop of `release`
+        self._step, self._releasing = cast(PrivateStep | None, None), cast(Iterator[Any] | None, None)
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
         self._can_repeat = self._is_repeated = False
         self._declared_noted: set[str] = set()
@@ -338,7 +338,7 @@ class Private:
 
         with_model  False leaves out model, optimizer and schedulers, for a trainer that saves and restores them itself
         """
-        got, remedy = "a checkpoint before an update is complete", "save when `private.settled` is true"
+        got, remedy = "one while an update is being tested or waits", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
         if not self.world.is_first:
             return
