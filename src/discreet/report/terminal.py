@@ -179,7 +179,7 @@ def pricing_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 @contextlib.contextmanager
 def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
     with _bar(quiet) as follow:
-        yield lambda news: follow("step", news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded))
+        yield lambda news: follow(news.stage, news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded))
 
 
 @contextlib.contextmanager
