@@ -161,6 +161,30 @@ PRESETS: Final = (
         about="linear head on scattering coefficients",
         budgets=((3.0, _head("scattering", clip=0.3, reach=2.5, batch=512, steps=100, public="mnist")),),
     ),
+    Preset(
+        name="image",
+        data="",
+        about="images: linear head on scattering coefficients, for a batch of 14 % of the records",
+        budgets=(
+            (1.0, _head("scattering", clip=0.05, reach=25.0, batch=0, public="cifar10")),
+            (3.0, _head("scattering", clip=0.1, reach=70.0, batch=0, public="cifar10")),
+        ),
+        share=0.14,
+    ),
+    Preset(
+        name="text",
+        data="",
+        about="texts as bytes: linear head on a sentence encoder, for a batch of 23 % of the records",
+        budgets=((1.0, _head("minilm", clip=0.3, reach=12.0, batch=0, steps=100)),),
+        share=0.23,
+    ),
+    Preset(
+        name="table",
+        data="",
+        about="columns from 0 to 1: linear head, for a batch of 13 % of the records",
+        budgets=((1.0, _head(clip=0.3, reach=12.0, batch=0, steps=100)),),
+        share=0.126,
+    ),
 )
 
 
@@ -179,7 +203,7 @@ def usual(settings: RunConfig | CompareSettings) -> Defaults:
     if settings.preset is None:
         return defaults_for(settings.data)
     known = {preset.name: preset for preset in presets_of(settings.data)}
-    expected = f"a preset for {settings.data} ({', '.join(known) or 'there is none'})"
+    expected = f"a preset for {settings.data} ({', '.join(known)})"
     check.require(settings.preset in known, expected, repr(settings.preset), "see `discreet presets`")
     preset = known[settings.preset]
     if settings.epsilon is None:
@@ -187,6 +211,9 @@ def usual(settings: RunConfig | CompareSettings) -> Defaults:
     chosen = preset.at(settings.epsilon)
     if preset.share is None:
         return chosen
-    if settings.records is None:
+    from discreet.data.catalogue import BENCHMARKS  # imports torch
+
+    records = BENCHMARKS[settings.data].records if settings.data in BENCHMARKS else settings.records
+    if records is None:
         check.refuse("the public number of records with this preset", "none", "give records=, --records")
-    return dataclasses.replace(chosen, batch=max(1, round(preset.share * settings.records)))
+    return dataclasses.replace(chosen, batch=max(1, round(preset.share * records)))

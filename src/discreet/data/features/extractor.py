@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse, require
+from discreet.data.datasets import BYTES
 
 if TYPE_CHECKING:
     from discreet.data.datasets import Task
@@ -80,7 +81,9 @@ class PublicRecords:
 
 
 def raw_records(task: Task, values: Tensor) -> Tensor:
-    """Records before the task's scaling, as extractors take them: pixels from 0 to 1."""
+    """Records before the task's scaling, as extractors take them: pixels from 0 to 1, and texts as bytes."""
+    if task.constants == BYTES and len(task.shape) == 1:
+        return (values * 255).round().to(torch.uint8)
     if task.scale is None:
         return values
     means, deviations = (torch.tensor(one).reshape(-1, 1, 1) for one in task.scale)
