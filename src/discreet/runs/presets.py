@@ -6,10 +6,12 @@ All were chosen on public benchmarks, so they cost no privacy.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from discreet.core import check
 
@@ -192,6 +194,13 @@ def presets_of(data: str) -> Iterator[Preset]:
     """The presets for this dataset, then those for any records."""
     yield from (preset for preset in PRESETS if preset.data == data)
     yield from (preset for preset in PRESETS if not preset.data)
+
+
+def measured(preset: Preset) -> list[dict[str, Any]]:
+    """What a preset reached on its dataset, by budget: accuracy, runs, CPU seconds and peak memory."""
+    file = resources.files("discreet.runs").joinpath("measured.json")
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return [row for row in rows if (row["data"], row["preset"]) == (preset.data, preset.name)]
 
 
 def defaults_for(data: str) -> Defaults:
