@@ -81,8 +81,11 @@ def test_private_records_are_refused_as_public_ones() -> None:
 def test_settings_without_presets_keep_their_digest() -> None:
     stored = runs.complete(config()).to_json()
     assert not {"preset", "features", "schedule", "public_records"} & stored.keys()
-    again = runs.RunConfig.from_json(json.loads(json.dumps(runs.complete(config(preset="best")).to_json())))
-    assert again == runs.complete(config(preset="best"))
+    for settings in ({"preset": "best"}, {"preset": "best", "features": (), "schedule": "constant"}):
+        given = runs.complete(config(**settings))
+        again = runs.RunConfig.from_json(json.loads(json.dumps(given.to_json())))
+        assert runs.complete(again) == given
+        assert (given.features == (), given.schedule) == ("features" in settings, settings.get("schedule", "linear"))
 
 
 def test_a_certificate_for_the_last_iterate_keeps_its_learning_rate() -> None:

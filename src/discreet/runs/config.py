@@ -28,15 +28,9 @@ OPTIMIZERS: Final = ("sgd", "adam")
 
 SCHEDULES: Final = ("constant", "linear", "cosine")
 
-# Settings that were added later, and their values in the runs before.
+# Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
-    {
-        "accept_large_delta": (False,),
-        "public_records": (None,),
-        "preset": (None,),
-        "features": (None, ()),
-        "schedule": (None, "constant"),
-    }
+    {"accept_large_delta": False, "public_records": None, "preset": None, "features": None, "schedule": None}
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
@@ -143,7 +137,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, usual in _LATER.items():
-            if fields[name] in usual:  # so that runs keep the digests they had before it could be said
+            if fields[name] == usual:  # so that runs keep the digests they had before it could be said
                 del fields[name]
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 

@@ -74,11 +74,13 @@ def complete(config: RunConfig) -> RunConfig:
         if name in taken and name not in parameters and value is not None:
             parameters[name] = value
     seen = METHODS[config.method].recipe(**parameters).analysis.visible
+    # What every run had before it could be said stays unsaid: such runs keep their digests.
+    features, schedule = features_of(config), config.schedule or (known.schedule if seen else "constant")
     return dataclasses.replace(
         config,
-        features=features_of(config),
+        features=features if features or known.features else None,
         public_records=public_of(config),
-        schedule=config.schedule or (known.schedule if seen else "constant"),
+        schedule=None if schedule == known.schedule == "constant" else schedule,
         model=known.model if config.model is None else config.model,
         parameters=tuple(sorted(parameters.items())),
         batch=known.batch if config.batch is None and config.sampling != "full-batch" else config.batch,

@@ -281,7 +281,7 @@ def scale_learning_rate(private: Private, config: RunConfig) -> None:
     """
     if config.learning_rate is None:
         return
-    factor = learning_rate_factor(str(config.schedule), private.progress.step / private.plan.horizon.steps)
+    factor = learning_rate_factor(config.schedule or "constant", private.progress.step / private.plan.horizon.steps)
     for group in private.optimizer.param_groups:
         group["lr"] = config.learning_rate * factor / (private.progress.scale if config.optimizer == "sgd" else 1.0)
 
