@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from discreet.core.check import count, refuse, require
-from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256
+from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256, Scale
 from discreet.data.sources import checksum, obtain, verified
 
 DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user
@@ -34,6 +34,7 @@ def published_records(name: str) -> int | None:
     return BENCHMARKS[name].records if name in BENCHMARKS else None
 
 
+BYTES = "x / 255 (bytes)"
 PRIVATE_CHECKSUM = "not computed: a digest of private records would distinguish neighbouring datasets"
 
 
@@ -45,6 +46,7 @@ class Task:
     checksum   identifies the content; never computed from private data
     constants  the normalisation in words: which constants, and where they come from
     public     whether the training records are public, so that values derived from them may be shown
+    scale      means and deviations by channel that the values were scaled with, so that it can be undone; None: none
 
     Guarantee: shape, classes, records and constants do not depend on any private record.
     """
@@ -58,6 +60,7 @@ class Task:
     public: bool
     records: int | None
     constants: str
+    scale: Scale | None = None
 
 
 def load(
@@ -91,7 +94,8 @@ def load(
     train, test = known.decode(obtain(known.source, data_dir=data_dir, download=download))
     digest, records, constants = checksum(known.source.sha256), known.records, known.constants
     title, classes, shape = known.source.name, known.classes, known.shape
-    return Task(title, train, test, classes, shape, digest, public=True, records=records, constants=constants)
+    scale = known.scale
+    return Task(title, train, test, classes, shape, digest, True, records, constants, scale)
 
 
 def load_npz(path: str | Path, *, classes: int, records: int | None = None, public: bool = False) -> Task:
@@ -117,7 +121,7 @@ def load_npz(path: str | Path, *, classes: int, records: int | None = None, publ
     require(alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike")
     train, test = (_own_split(arrays[f"x_{part}"], arrays[f"y_{part}"], classes) for part in ("train", "test"))
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM
-    constants = "x / 255 (bytes)" if kind == np.uint8 else "none: values taken as given"
+    constants = BYTES if kind == np.uint8 else "none: values taken as given"
     return Task(file.stem, train, test, classes, shape, digest, public=public, records=records, constants=constants)
 
 

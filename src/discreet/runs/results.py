@@ -17,6 +17,7 @@ class RunProgress:
     """Progress after a step. Accuracies (on unprotected data) and epsilon are set at evaluations only.
 
     seeded  the run is not private: `epsilon` is what it would have with secret randomness
+    stage   what is counted: steps of training, or records whose features are computed
     """
 
     step: int
@@ -25,6 +26,7 @@ class RunProgress:
     averaged_accuracy: float | None = None
     epsilon: float | None = None
     seeded: bool = False
+    stage: str = "step"
 
 
 @final

@@ -17,7 +17,7 @@ from typing import Self, final
 from discreet.core import check
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow, read_audit
-from discreet.runs.comparison.values import BudgetResult, Comparison, Setting
+from discreet.runs.comparison.values import BudgetResult, Comparison, Reference, Setting
 
 SHIPPED = "truth-table.json"  # the audit's table, where it lies in the report's directory itself
 _LISTED = "`discreet methods` describes them"
@@ -107,7 +107,8 @@ class CompareSettings:
     others               further budgets for the frontier; every row is calibrated and trained again for each
     other_repeats        runs of each row at those budgets; None: as many as at `epsilon`
     data, data_dir, download, classes, records, public_data   as in a run
-    public_records       as in a run, for the methods that need them; without it they are not compared
+    public_records       as in a run, for the methods and features that need them; without it such methods are left out
+    preset, features, schedule   as in a run
     rows                 methods with their settings; None: every certified method
     seeds                repeatable experiments, marked "seeded: not private";
                          None: `repeats` runs of each row with randomness of the operating system
@@ -132,6 +133,9 @@ class CompareSettings:
     records: int | None = None
     public_data: bool = False
     public_records: str | None = None
+    preset: str | None = None
+    features: tuple[str, ...] | None = None
+    schedule: str | None = None
     model: str | None = None
     batch: int | None = None
     epochs: int | None = None
@@ -260,16 +264,20 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
         charge_runs(settings)
     ledgers: list[Path] = []
     found: list[Comparison] = []
+    references: tuple[Reference, ...] = ()
     for epsilon in (settings.epsilon, *settings.others):
         told = _staged(listener, f"epsilon {epsilon:g}") if settings.others else listener
         rounds = ComparisonRunner(settings.at(epsilon), told, root=settings.out)
         found.append(rounds.comparison())
         ledgers += rounds.ledgers
+        references = references or rounds.references()
     main, *others = found
     if others:
         main = dataclasses.replace(main, together=together(ledgers, main.delta, main.relation))
     stages = tuple(BudgetResult(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
-    return dataclasses.replace(main, others=stages, truth=truth, truth_source=source, tuned=tuned)
+    return dataclasses.replace(
+        main, others=stages, truth=truth, truth_source=source, tuned=tuned, references=references
+    )
 
 
 def _truth(settings: CompareSettings) -> tuple[tuple[AuditRow, ...], str]:

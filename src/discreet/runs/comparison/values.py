@@ -9,6 +9,7 @@ from typing import Any, Self, final
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.runs.audit_rows import AuditRow
+from discreet.runs.comparison.separation import told_apart
 
 FORMAT = "discreet.comparison/2"
 CONFIDENCE = 0.95
@@ -54,12 +55,6 @@ class Estimate:
     @property
     def high(self) -> float:
         return self.mean + (self.half or 0.0)
-
-    def overlaps(self, other: Self) -> bool:
-        """Whether the two intervals share a point. The interval of a single run overlaps all others."""
-        if self.half is None or other.half is None:
-            return True
-        return self.low <= other.high and other.low <= self.high
 
 
 @final
@@ -234,6 +229,16 @@ class TuningSummary:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """An accuracy to read the others against; `about` says what it is, `accuracy` None why there is none."""
+
+    name: str
+    about: str
+    accuracy: float | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Provenance:
     command: str
     created: str
@@ -250,6 +255,7 @@ class Comparison:
     others    the same rows at further budgets
     truth     the rows of an audit that the page shows, with the name of its file
     tuned     the search that chose the settings, if there was one
+    references  accuracies to read the others against: without privacy, and of the most frequent class
     together  the epsilon of publishing all runs of the page, by composition; None if unknown
     public    whether the training records are public, so that repeating and tuning cost nothing
     """
@@ -276,6 +282,7 @@ class Comparison:
     truth: tuple[AuditRow, ...] = ()
     truth_source: str = ""
     tuned: TuningSummary | None = None
+    references: tuple[Reference, ...] = ()
 
     @staticmethod
     def ranked(entries: Iterable[MethodResult]) -> tuple[MethodResult, ...]:
@@ -307,10 +314,11 @@ class Comparison:
 
     @property
     def close_to_best(self) -> tuple[MethodResult, ...]:
-        """The entries whose intervals overlap that of the best."""
-        if self.best is None or (best := self.best.accuracy) is None:
+        """The entries that the runs cannot tell apart from the best (see `separation`)."""
+        if self.best is None:
             return ()
-        return tuple(e for e in self.finished[1:] if e.accuracy is not None and e.accuracy.overlaps(best))
+        apart = told_apart(self.best, self.finished[1:])
+        return tuple(entry for entry in self.finished[1:] if not apart[entry.name])
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values, with the mean accuracies beside the runs for readers of the file."""
