@@ -21,7 +21,7 @@ from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan, Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import BallsInBins, OwnLoader
 from discreet.stages.schedule import Table
 from discreet.stages.values import PrivateState
