@@ -196,6 +196,8 @@ def test_no_noise_is_said_in_words(tmp_path: Path) -> None:
         ({"sampling": "truncated-poisson", "cap": 90}, "batches cut to 90 records"),
         ({"sampling": "full-batch", "steps": 2, "batch": None}, "all records in every step"),
         ({"method": "adaptive-quantile", "parameters": (("quantile", 0.6),)}, "quantile=0.6"),
+        ({"method": "dp-ftrl", "parameters": (("bands", 3),)}, "always at the same place"),
+        ({"method": "bandmf", "parameters": (("bands", 2),)}, "one of 2 parts, which take turns"),
     ],
 )
 def test_other_samplers_and_methods(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
