@@ -65,6 +65,7 @@ def test_a_directory_that_is_deleted_and_begun_anew_pays_again(visits: Path) -> 
     assert len(state(visits)["entries"]) == 2  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_comparison_pays_for_all_of_its_runs_at_once(visits: Path) -> None:
     words = ["compare", "--methods", "dp-sgd,psac", "--epsilon", "0.6", "--repeats", 1, *flags(visits, "c")]
     assert run(*words).code == 0

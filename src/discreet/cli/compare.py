@@ -8,7 +8,6 @@ from typing import Annotated, Literal, final
 from discreet.cli import flags as shared
 from discreet.cli import recipes
 from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required
-from discreet.cli.tune import TuneFlags, tune
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
@@ -78,6 +77,8 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
 
 def _release_best(task: TaskFlags, flags: CompareFlags, as_json: bool) -> int:
     """A search over methods: the number of runs is secret, and the choice is paid for."""
+    from discreet.cli.tune import TuneFlags, tune
+
     others = [f"--{name.replace('_', '-')}" for name in given(flags, leave_out=("epsilon", "methods", "release"))]
     remedy = "drop it: with --release best one run is shown, and nothing about the others"
     check.require(not others, "--epsilon and --methods with --release best", " and ".join(others), remedy)

@@ -52,6 +52,8 @@ class RunConfig:
     public_records             a dataset's name or an npz file: records that need no protection, for gep and b-gep
     public_data                the training records are public, so their accuracy may be shown
     budget                     the budget file of the records; the run is charged to it before they are read
+    keep_best                  publish the parameters with the best accuracy on the test records, which you declare
+                               public; a choice by private records would have to be paid for (see `discreet.tune`)
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
     """
@@ -89,6 +91,7 @@ class RunConfig:
     accept_large_delta: bool = False
     public_records: str | None = None
     budget: str | None = None
+    keep_best: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -122,8 +125,8 @@ class RunConfig:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if not self.accept_large_delta:
             del fields["accept_large_delta"]  # so that runs keep the digests they had before it could be said
-        for name in ("public_records", "budget"):
-            if fields[name] is None:
+        for name in ("public_records", "budget", "keep_best"):
+            if not fields[name]:
                 del fields[name]  # likewise
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
