@@ -24,7 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from discreet.accounting.accountants import certify
+from discreet.accounting.charges import Charge
 from discreet.core.command import package_versions
+from discreet.core.relation import Neighbouring
 from discreet.data import load
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import settle
@@ -164,20 +167,27 @@ def scaled(problem: Problem, bill: Any) -> float:
     return accuracy(trained(problem, dataclasses.replace(bill.final, learning_rate=rate), problem.train), problem.test)
 
 
-def arms(problem: Problem) -> dict[str, Callable[[], float]]:
-    def tuned(runs: float, shape: float) -> Callable[[], float]:
+Arm = tuple[Callable[[], float], float]  # one repetition, and the epsilon of one of its runs (of the final one)
+
+
+def arms(problem: Problem) -> dict[str, Arm]:
+    def tuned(runs: float, shape: float) -> Arm:
         settings = TuneSettings(config=problem.config, space=problem.space, runs=runs, shape=shape, held_out=HELD_OUT)
         bill = bill_of(settings)
-        return lambda: searched(problem, settings, bill)
+        return lambda: searched(problem, settings, bill), max(map(_epsilon, map(Charge, bill.event.candidates)))
 
     rule = scaling_bill(problem.config, problem.rates, held_out=HELD_OUT)
     return {
-        "advised defaults": lambda: accuracy(trained(problem, problem.config, problem.train), problem.test),
+        "advised defaults": (lambda: accuracy(trained(problem, problem.config, problem.train), problem.test), EPSILON),
         "tune, 3 runs expected": tuned(3.0, 0.0),
         "tune, 10 runs expected": tuned(10.0, 0.0),
         "tune, 10 runs expected, shape 1": tuned(10.0, 1.0),
-        "linear scaling rule": lambda: scaled(problem, rule),
+        "linear scaling rule": (lambda: scaled(problem, rule), _epsilon(settle(rule.final, None)[1].charge())),
     }
+
+
+def _epsilon(charge: Charge) -> float:
+    return certify(charge, delta=DELTA, relation=Neighbouring.ADD_REMOVE).epsilon
 
 
 def checked() -> dict[str, float]:
@@ -201,19 +211,19 @@ def main() -> None:
     torch.manual_seed(given.seed)
     body = {"command": typed("research.tuning_study"), "epsilon": EPSILON, "delta": DELTA, "seed": given.seed}
     body |= {"versions": package_versions("discreet", "torch", "numpy", "scipy"), "adult_defaults": checked()}
-    every = [(problem.name, arm, run) for problem in problems() for arm, run in arms(problem).items()]
-    scores: dict[tuple[str, str], list[float]] = {}
+    every = [(problem.name, arm, *run) for problem in problems() for arm, run in arms(problem).items()]
+    scores: dict[tuple[str, str, float], list[float]] = {}
     for _ in range(given.repeats):  # interleaved, so that an interrupted study has every arm
-        for name, arm, run in every:
-            scores.setdefault((name, arm), []).append(run())
+        for name, arm, run, epsilon in every:
+            scores.setdefault((name, arm, epsilon), []).append(run())
         rows = [_row(*key, values) for key, values in scores.items()]
         given.out.write_text(json.dumps({**body, "rows": rows}, indent=2) + "\n")
 
 
-def _row(problem: str, arm: str, values: list[float]) -> Mapping[str, Any]:
+def _row(problem: str, arm: str, epsilon: float, values: list[float]) -> Mapping[str, Any]:
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     held = {"mean": statistics.mean(values), "standard_error": error, "least": min(values), "runs": len(values)}
-    return {"problem": problem, "arm": arm, **held}
+    return {"problem": problem, "arm": arm, "epsilon_of_a_run": epsilon, **held}
 
 
 if __name__ == "__main__":

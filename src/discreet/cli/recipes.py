@@ -33,7 +33,7 @@ RESERVED = frozenset(
             "release",
             "runs",
             "score_on_test",
-            "shape",
+            "runs_shape",
             "space",
         ),
         *("canaries", "canary", "cap", "checkpoint_every", "classes", "curve", "data", "data_dir", "delta"),
