@@ -87,6 +87,9 @@ def test_an_evaluation_is_a_charged_count(visits: Path) -> None:
     refused(run("evaluate", visits / "a", *too_much), "what is left")
     assert state(visits) == before
     assert sorted(path.name for path in (visits / "a").glob("evaluation-*")) == ["evaluation-0.jsonl"]
+    lost = run("evaluate", visits / "a", *words[:-2], "--data", visits / "none.npz")
+    assert lost.code == 3  # it was charged before the records were looked for
+    assert (visits / "a" / "evaluation-1.jsonl").exists()
 
 
 def test_the_best_of_some_methods_is_a_search(visits: Path) -> None:

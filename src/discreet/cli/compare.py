@@ -14,6 +14,7 @@ from discreet.core.errors import RunStopped
 from discreet.core.files import check_directory
 from discreet.runs.comparison import compare as comparison
 from discreet.runs.folder import RunFolder
+from discreet.runs.paying import is_paid
 
 
 @final
@@ -65,8 +66,9 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
         return INTERRUPTED
     except Exception as error:
         spent = _charges(settings.out)
-        if spent > charged:
-            raise RunStopped(spent, settings.out, settings.command) from error
+        paid = settings.budget is not None and is_paid(settings.budget, settings.out)
+        if spent > charged or paid:
+            raise RunStopped(spent or 1, settings.out, settings.command) from error
         raise
     if as_json:
         emit({**found.to_json(), "page": str(written.page), "file": str(written.data)})
