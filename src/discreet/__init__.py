@@ -13,6 +13,7 @@ _HOME = {
     "BallsInBins": "discreet.stages.sampling",
     "FixedSize": "discreet.stages.sampling",
     "FullBatch": "discreet.stages.sampling",
+    "GridNoise": "discreet.stages.grid_noise",
     "Horizon": "discreet.stages.sampling",
     "Neighbouring": "discreet.core.relation",
     "OwnLoader": "discreet.stages.sampling",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
     from discreet.runs.statement import statement as statement
+    from discreet.stages.grid_noise import GridNoise as GridNoise
     from discreet.stages.plan import Plan as Plan
     from discreet.stages.plan import Recipe as Recipe
     from discreet.stages.sampling import BallsInBins as BallsInBins

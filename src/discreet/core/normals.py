@@ -160,3 +160,14 @@ def add_scaled(values: Values, noise: Floats, std: float) -> None:
     """values += std * noise in float64, rounded once. The noise is overwritten."""
     noise *= std
     np.add(values, noise, out=values, casting="same_kind")
+
+
+def transform(words: npt.NDArray[np.int64]) -> Floats:
+    """The normals of given words, pair by pair; a multiple of 32 words."""
+    if compiled is None:
+        buffers = Buffers.of(len(words))
+        buffers.words[:] = words
+        return buffers.box_muller()
+    made = np.empty(len(words))
+    compiled.transform(words, made)
+    return made
