@@ -18,6 +18,7 @@ _HOME = {
     "FullBatch": "discreet.stages.sampling",
     "Budget": "discreet.runs.budget",
     "BudgetLimit": "discreet.runs.budget",
+    "GridNoise": "discreet.stages.grid_noise",
     "Horizon": "discreet.stages.sampling",
     "LogRange": "discreet.runs.tuning.space",
     "Neighbouring": "discreet.core.relation",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from discreet.runs.statement import statement as statement
     from discreet.runs.tuning.space import LogRange as LogRange
     from discreet.runs.tuning.sweep import tune as tune
+    from discreet.stages.grid_noise import GridNoise as GridNoise
     from discreet.stages.participation import CyclicPoisson as CyclicPoisson
     from discreet.stages.participation import FixedBins as FixedBins
     from discreet.stages.participation import FixedOrder as FixedOrder
