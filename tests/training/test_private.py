@@ -186,7 +186,8 @@ def test_workers_do_not_change_the_result() -> None:
         loop.train(run)
         found.append(loop.weights(run.model))
     assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    # Batches of workers are cut at other places, so sums of the same records are rounded otherwise.
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-6)
 
 
 def test_step_says_when_the_parameters_moved() -> None:

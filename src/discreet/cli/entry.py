@@ -59,6 +59,9 @@ _SUMMARIES = {
     "Nothing is trained.",
     "train": "Train privately and leave a run directory: model, ledger, metrics and a privacy statement.",
     "resume": "Resume a run after a crash or Ctrl-C; steps that were charged are not run again.",
+    "tune": "Search settings at random within one budget that also pays for the choice; rerun the command to resume.",
+    "budget": "Make the budget file of a dataset, or show what is left of it.",
+    "evaluate": "The accuracy of a run on private test records, by a charged noisy count.",
     "compare": "Train every certified method at equal budgets, rank them, and write one page; "
     "rerun the command to resume.",
     "audit": "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",

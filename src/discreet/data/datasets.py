@@ -21,6 +21,20 @@ from discreet.data.sources import checksum, obtain, verified
 DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user
 
 BYTES = "x / 255 (bytes)"
+_DIGITS_RECORDS = 1437
+
+
+def published_records(name: str) -> int | None:
+    """The number of training records of a published dataset, without reading it; None for a file of the user.
+
+    >>> published_records("digits"), published_records("patients.npz")
+    (1437, None)
+    """
+    if name == "digits":
+        return _DIGITS_RECORDS
+    return BENCHMARKS[name].records if name in BENCHMARKS else None
+
+
 PRIVATE_CHECKSUM = "not computed: a digest of private records would distinguish neighbouring datasets"
 
 

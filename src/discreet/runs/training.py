@@ -25,6 +25,7 @@ from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
 from discreet.runs.folder import RunFolder, read_json, resume_line
+from discreet.runs.paying import pay
 from discreet.runs.public_records import load_public
 from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
@@ -42,10 +43,33 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
     A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates. A run
     that ends early for any other reason, after it has spent, raises `RunStopped`.
     """
+    config = complete(config)
+
+    def run() -> RunResult:
+        task = load_task(config, features_progress(on_progress))
+        return train_on(task, config, on_progress=on_progress, resume=resume)
+
+    if config.budget is None:
+        return run()
+    folder, (_, plan) = RunFolder(config.out), settle(config, None)
+    if resume:
+        folder.check_begun()
+    else:
+        folder.check_new()
+    what = f"train {config.method} into {config.out}"
+    pay(config.budget, folder.directory, plan.charge(), plan.relation, what=what)
+    try:
+        return run()
+    except RunStopped:
+        raise
+    except Exception as error:
+        raise RunStopped(1, Path(config.budget), "the same command, which is not charged again") from error
+
+
+def train_on(task: Task, config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
+    """Like `train`, on records that have been read and paid for."""
     started = time.perf_counter()
     folder = RunFolder(config.out)
-    config = complete(config)
-    task = load_task(config, features_progress(on_progress))
     config, plan = settle(config, task)
     if resume:
         folder.check_begun()
@@ -248,8 +272,10 @@ class _TrainingPart:
 @torch.no_grad()
 def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
     was_training, right, total = model.training, 0, 0.0
-    model.eval()
     x, y = data.tensors
+    if len(y) == 0:
+        return 0.0, 0.0
+    model.eval()
     for some, labels in zip(x.split(_EVALUATED_AT_ONCE), y.split(_EVALUATED_AT_ONCE), strict=True):
         scores = model(some.to(device)).cpu()
         right += int((scores.argmax(1) == labels).sum())
