@@ -88,11 +88,11 @@ class TaskFlags:
         str | None,
         flag("A dataset or .npz file without protected records, for gep, b-gep and statistics of features.", "Data"),
     ] = None
-    budget: BudgetFlag = None
     features: Annotated[
         str | None, flag("Public features in place of the records, as a list a,b; none: the records.", "Data")
     ] = None
     preset: Annotated[str | None, flag("Settings that `discreet presets` lists, e.g. best.")] = None
+    budget: BudgetFlag = None
     micro_batch: MicroBatchFlag = None
     eval_every: Annotated[int | None, flag("Steps between evaluations (default: 20 evaluations).", "Training")] = None
 

@@ -20,6 +20,7 @@ from discreet.data.sources import checksum, obtain, verified
 
 DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user
 
+BYTES = "x / 255 (bytes)"
 _DIGITS_RECORDS = 1437
 
 
@@ -34,7 +35,6 @@ def published_records(name: str) -> int | None:
     return BENCHMARKS[name].records if name in BENCHMARKS else None
 
 
-BYTES = "x / 255 (bytes)"
 PRIVATE_CHECKSUM = "not computed: a digest of private records would distinguish neighbouring datasets"
 
 

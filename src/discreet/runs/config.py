@@ -38,14 +38,8 @@ SCHEDULES: Final = ("constant", "linear", "cosine")
 
 # Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
-    {
-        "accept_large_delta": False,
-        "public_records": None,
-        "preset": None,
-        "features": None,
-        "schedule": None,
-        "budget": None,
-    }
+    {"accept_large_delta": False, "keep_best": False}
+    | dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.

@@ -220,9 +220,9 @@ def usual(settings: RunConfig | CompareSettings) -> Defaults:
     chosen = preset.at(settings.epsilon)
     if preset.share is None:
         return chosen
-    from discreet.data.catalogue import BENCHMARKS  # imports torch
+    from discreet.data import published_records  # imports torch
 
-    records = BENCHMARKS[settings.data].records if settings.data in BENCHMARKS else settings.records
+    records = published_records(settings.data) or settings.records
     if records is None:
         check.refuse("the public number of records with this preset", "none", "give records=, --records")
     return dataclasses.replace(chosen, batch=max(1, round(preset.share * records)))

@@ -45,10 +45,13 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
     that ends early for any other reason, after it has spent, raises `RunStopped`.
     """
     config = complete(config)
+
+    def run() -> RunResult:
+        task = load_task(config, features_progress(on_progress))
+        return train_on(task, config, on_progress=on_progress, resume=resume)
+
     if config.budget is None:
-        return train_on(
-            load_task(config, features_progress(on_progress)), config, on_progress=on_progress, resume=resume
-        )
+        return run()
     folder, (_, plan) = RunFolder(config.out), settle(config, None)
     if resume:
         folder.check_begun()
@@ -57,9 +60,7 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
     what = f"train {config.method} into {config.out}"
     pay(config.budget, folder.directory, plan.charge(), plan.relation, what=what)
     try:
-        return train_on(
-            load_task(config, features_progress(on_progress)), config, on_progress=on_progress, resume=resume
-        )
+        return run()
     except RunStopped:
         raise
     except Exception as error:
