@@ -22,6 +22,7 @@ _HOME = {
     "ProcessLost": "discreet.core.errors",
     "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
+    "Schema": "discreet.data.schema",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from discreet.core.errors import ProcessLost as ProcessLost
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
+    from discreet.data.schema import Schema as Schema
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
     from discreet.runs.statement import statement as statement
