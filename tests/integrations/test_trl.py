@@ -10,32 +10,15 @@ import torch
 
 pytest.importorskip("trl", reason="needs the extra trl")
 
-import datasets
 from peft import LoraConfig
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig
 
 import small_llama_trainer as small
+import small_texts
 from discreet import Refused, Streams
 from discreet.integrations.trl import PrivateSFTTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-WORDS = ["<pad>", "<end>", *(f"w{number}" for number in range(small.VOCABULARY - 2))]
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="<end>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<end>")
-
-
-def texts() -> datasets.Dataset:
-    """Texts of two to seven words."""
-    generator = torch.Generator().manual_seed(2)
-    lengths = torch.randint(2, 8, (small.RECORDS,), generator=generator).tolist()
-    rows = [[WORDS[2 + (number + place) % 17] for place in range(length)] for number, length in enumerate(lengths)]
-    return datasets.Dataset.from_dict({"text": [" ".join(row) for row in rows]})
 
 
 def config(folder: Path, **options: Any) -> SFTConfig:
@@ -61,8 +44,8 @@ def trainer(folder: Path, **options: Any) -> PrivateSFTTrainer:
     return PrivateSFTTrainer(
         small.llama(),
         config(folder, **options),
-        train_dataset=texts(),
-        processing_class=tokenizer(),
+        train_dataset=small_texts.texts(),
+        processing_class=small_texts.tokenizer(),
         peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
         streams=Streams.seeded(7),
         **small.BUDGET,
