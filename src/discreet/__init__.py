@@ -32,6 +32,7 @@ _HOME = {
     "Refused": "discreet.core.check",
     "Reshuffled": "discreet.stages.participation",
     "RunConfig": "discreet.runs.config",
+    "Schema": "discreet.data.schema",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
     from discreet.data import features as features
+    from discreet.data.schema import Schema as Schema
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
     from discreet.runs.budget import Budget as Budget
