@@ -41,9 +41,8 @@ def _fused(device: torch.device) -> Callable[[bytes, int, Tensor, float], None] 
     _add_(bytes(range(32)), 2**32 - 100, ours, 0.7)
     triton_normals.add_(bytes(range(32)), 2**32 - 100, theirs, 0.7)
     remedy = "report it with the versions of torch and Triton; uninstall Triton to use tensor operations"
-    check.require(
-        torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12), "the same noise from both", "other noise", remedy
-    )
+    same = torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+    check.require(same, "the same noise from Triton and tensor operations", "other noise", remedy)
     return triton_normals.add_
 
 

@@ -5,7 +5,6 @@ Tested in Triton's interpreter and compiled for CUDA, but not run on a GPU.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: RET504
 
 import struct
 from typing import Final
