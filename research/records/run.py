@@ -28,7 +28,12 @@ Values = dict[str, Any]
 
 def config_of(record: Record, out: Path) -> runs.RunConfig:
     return runs.RunConfig(
-        data=record.data, preset=record.preset, epsilon=record.epsilon, delta=DELTA, out=str(out), seed=None
+        data=record.data,
+        preset=record.preset,
+        epsilon=record.epsilon,
+        delta=DELTA,
+        micro_batch=record.micro_batch,
+        out=str(out),
     )
 
 
