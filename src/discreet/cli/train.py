@@ -41,6 +41,9 @@ class TrainFlags:
         Literal["constant", "linear", "cosine"] | None, flag("How the learning rate falls to zero.", "Training")
     ] = None
     average: Annotated[float | None, flag("Decay of the average of parameters; 0: no average.", "Training")] = None
+    keep_best: Annotated[
+        bool, flag("Publish the best checkpoint by the test records, which you declare public.", "Training")
+    ] = False
     checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training")] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
     seed: Annotated[int | None, flag("Makes the run repeatable, but NOT private.", "Training")] = None

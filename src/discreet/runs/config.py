@@ -38,7 +38,8 @@ SCHEDULES: Final = ("constant", "linear", "cosine")
 
 # Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
-    {"accept_large_delta": False, **dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))}
+    {"accept_large_delta": False, "keep_best": False}
+    | dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
@@ -71,6 +72,8 @@ class RunConfig:
     schedule                   how the learning rate falls: constant, linear or cosine
     public_data                the training records are public, so their accuracy may be shown
     budget                     the budget file of the records; the run is charged to it before they are read
+    keep_best                  publish the parameters with the best accuracy on the test records, which you declare
+                               public; a choice by private records would have to be paid for (see `discreet.tune`)
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
     """
@@ -111,6 +114,7 @@ class RunConfig:
     features: tuple[str, ...] | None = None
     schedule: str | None = None
     budget: str | None = None
+    keep_best: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))

@@ -221,7 +221,7 @@ class ComparisonRunner:
             epsilon=of.epsilon,
             delta=of.delta,
             relation=str(shared.relation),
-            sampling=shared.sampling,
+            sampling=str(shared.sampling),
             seeds=of.seeds,
             repeats=len(of.keys),
             public=task.public,
