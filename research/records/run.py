@@ -53,7 +53,7 @@ def chosen(record: Record) -> Values:
 
 
 def measured(record: Record, held: Values, folder: Path, others: Iterable[Values]) -> Values:
-    """The record with one run more, and its references if those are missing; runs of other settings are dropped."""
+    """The record with one run more, or with its references after the last; runs of other settings are dropped."""
     settings = settings_of(record)
     key = digest(settings)
     if held.get("digest") != key:
@@ -61,9 +61,8 @@ def measured(record: Record, held: Values, folder: Path, others: Iterable[Values
     number = len(held["runs"]) + 1
     if number <= RUNS:
         held = {**held, "runs": [*held["runs"], _run(record, folder / record.name / f"os-{number}")]}
-    config = runs.complete(config_of(record, folder))
-    if "majority" not in held and len(held["runs"]) == RUNS:
-        held |= _references(settings, config, others)
+    elif "majority" not in held:
+        held = {**held, **_references(settings, runs.complete(config_of(record, folder)), others)}
     accuracies = [run["accuracy"] for run in held["runs"]]
     summary = {"settings": plain(settings), "accuracy": plain(Estimate.of(accuracies)), "command": record.command()}
     if record.auc:
