@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,15 @@ def settings_of(record: Record) -> Defaults:
     return usual(config_of(record, Path("unused")))
 
 
-def chosen(record: Record) -> Values:
-    """Try the grid on a split of the training records; the test records are not used."""
-    config = runs.complete(config_of(record, Path("unused")))
-    known, part = settings_of(record), split(load_task(config))
+def tried(record: Record, trials: list[Values]) -> Iterator[Values]:
+    """The trials of the grid that are missing, on a split of the training records; the test records are not used."""
+    config, known = runs.complete(config_of(record, Path("unused"))), settings_of(record)
     assert known.steps is not None
-    shared = {"steps": known.steps, "batch": known.batch, "seed": 0}
-    trials = [attempt(config, part, clip=clip, reach=reach, **shared) for clip, reach in record.grid]
-    told = "four fifths of the training records train, every fifth scores"
-    return {"split": told, "before": record.before, "trials": plain(tuple(trials))}
+    missing = [pair for pair in record.grid if pair not in [(trial["clip"], trial["reach"]) for trial in trials]]
+    part = split(load_task(config)) if missing else None
+    for clip, reach in missing:
+        assert part is not None
+        yield plain(attempt(config, part, clip=clip, reach=reach, steps=known.steps, batch=known.batch, seed=0))
 
 
 def measured(record: Record, held: Values, folder: Path, others: Iterable[Values]) -> Values:
