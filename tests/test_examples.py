@@ -82,6 +82,24 @@ def test_smollm2_e2e(tmp_path: Path) -> None:
     assert trainer.spent().certified.epsilon <= 8.0
 
 
+@pytest.mark.slow
+def test_minilm_reviews(tmp_path: Path) -> None:
+    """On a tiny encoder with made-up words: one of them means yes."""
+    pytest.importorskip("pandas", reason="needs the extra research")
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=30, num_labels=2, **sizes))
+    words = torch.randint(3, 30, (240, 8))
+    words[:, 1] = torch.where(torch.arange(240) % 2 == 0, 1, 2)
+    mask = torch.ones(8, dtype=torch.long)
+    rows = [{"input_ids": row, "attention_mask": mask, "labels": 2 - row[1]} for row in words]
+    module = example("minilm_reviews")
+    found = module.main(model, rows[:200], rows[200:], folder=str(tmp_path), epsilon=20.0, batch=64, epochs=2)
+    assert found["epsilon"] <= 20.0
+    assert 0.0 <= found["eval_accuracy"] <= 1.0
+
+
 def test_adult_sklearn() -> None:
     """Rows that are made up; the test of the real table is slow."""
     module = example("adult_sklearn")
