@@ -81,14 +81,19 @@ def main(
     return {**trainer.evaluate(), "epsilon": trainer.spent().certified.epsilon}
 
 
+def run(epsilon: float, folder: str) -> dict[str, float]:
+    """Load the encoder and the reviews, and train."""
+    texts, labels = sentences.reviews()
+    place = sentences.encoder_folder()
+    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+    encoder = AutoModelForSequenceClassification.from_pretrained(place, num_labels=2, local_files_only=True)
+    rows = encoded(tokenizer, texts[:7500], labels[:7500])
+    return main(encoder, rows[:6000], rows[6000:], folder=folder, epsilon=epsilon)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--folder", default="runs/minilm-reviews")
     given = parser.parse_args()
-    texts, labels = sentences._reviews()
-    place = sentences.published(sentences._WEIGHTS, sentences.WEIGHTS_SHA256, sentences._HOW).parent
-    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
-    encoder = AutoModelForSequenceClassification.from_pretrained(place, num_labels=2, local_files_only=True)
-    rows = encoded(tokenizer, texts[:7500], labels[:7500])
-    print(main(encoder, rows[:6000], rows[6000:], folder=given.folder, epsilon=given.epsilon))
+    print(run(given.epsilon, given.folder))

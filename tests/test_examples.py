@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import discreet
 from fixed_keys import fix_keys
+from research import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -117,6 +119,17 @@ def test_adult_sklearn() -> None:
 def test_images_lightning(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="needs the extra lightning")
     assert example("images_lightning").main(steps=60, folder=tmp_path) > 0.6  # a guess gives 0.1
+
+
+@pytest.mark.parametrize("name", notebooks.CALLS)
+def test_notebooks_are_those_of_the_examples(name: str) -> None:
+    written = (ROOT / "examples" / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert written == notebooks.made(name), "run python -m research.notebooks"
+    cells = json.loads(written)["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    for text in code:
+        compile(text, name, "exec")
+    assert "__main__" not in "".join(code)
 
 
 def python_blocks(page: str) -> list[str]:

@@ -38,7 +38,7 @@ def review_features(*, train: int = 6000, test: int = 1500, note: Callable[[str]
     file = roots(None)[0] / f"reviews-minilm-{train}-{test}.npz"
     if file.is_file():
         return file
-    texts, labels = _reviews()
+    texts, labels = reviews()
     order = sorted(range(len(texts)), key=lambda i: hashlib.sha256(f"reviews:{i}".encode()).digest())
     encoder = MiniLM.load()
     held = {}
@@ -48,7 +48,13 @@ def review_features(*, train: int = 6000, test: int = 1500, note: Callable[[str]
     return write_npz(file, held)
 
 
-def _reviews() -> tuple[list[str], list[int]]:
+def encoder_folder() -> Path:
+    """The folder of the encoder, its weights verified."""
+    return published(_WEIGHTS, WEIGHTS_SHA256, _HOW).parent
+
+
+def reviews() -> tuple[list[str], list[int]]:
+    """Every review with a text, in the order of the file, and whether the reviewer recommends."""
     import pandas  # with pyarrow; the encoder needs neither
 
     file = published(_REVIEWS, REVIEWS_SHA256, _HOW)
@@ -67,7 +73,7 @@ class MiniLM:
     @staticmethod
     def load() -> MiniLM:
         """From the package, its weights verified."""
-        folder = published(_WEIGHTS, WEIGHTS_SHA256, _HOW).parent
+        folder = encoder_folder()
         return MiniLM(
             AutoTokenizer.from_pretrained(folder, local_files_only=True),
             AutoModel.from_pretrained(folder, local_files_only=True),
