@@ -11,7 +11,7 @@ weights. Index legend: N records, Q queries, G groups of parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from discreet.engine.layout import Layout, Mask
 from discreet.engine.model_state import Snapshot
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
+from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
@@ -135,7 +136,14 @@ class Engine:
         self._before = Snapshot(self.model)
 
     def follow(
-        self, batch: Any, records: int, views: int = 1, *, private: Any = (), public: Sequence[Tensor] = ()
+        self,
+        batch: Any,
+        records: int,
+        views: int = 1,
+        *,
+        private: Any = (),
+        public: Sequence[Tensor] = (),
+        kind: BatchKind = BatchKind.FREE,
     ) -> None:
         """Watch every torch call on the tensors of `batch` from here to `check`.
 
@@ -145,7 +153,7 @@ class Engine:
         self._is_followed = True
         constants = {id(tensor) for tensor in public}
         places = places_in(batch, records * views)
-        self.watch.open([(t, PUBLIC if id(t) in constants else at) for t, at in places], records, private)
+        self.watch.open([(t, PUBLIC if id(t) in constants else at) for t, at in places], records, private, kind)
 
     def check(self, losses: Tensor) -> None:
         """Refuse losses in which a record moves another one, call by call; the watch ends where they are accepted.
@@ -159,7 +167,6 @@ class Engine:
             "call private.step once for each batch, inside `for batch in private` (keep the iterator of next(...))",
         )
         self.watch.finish(losses)
-        self.watch.close()
 
     def backward(self, losses: Tensor) -> None:
         """One backward pass from the per-sample losses, shape [records]."""
@@ -185,7 +192,8 @@ class Engine:
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
         self._watching = False
         passes, self._passes = self._passes, []
-        with _fresh_graph(), untouched(self._roots, UNSEEN):
+        followed = self.watch.backward_pass() if self._is_followed else nullcontext()
+        with followed, _fresh_graph(), untouched(self._roots, UNSEEN):
             uses = [use for one in passes for use in one.recorder.uses]
             for use in uses:
                 use.gradient = None  # a backward pass of the caller's own may have left one
@@ -330,6 +338,7 @@ class Engine:
         if self.watch.is_open:
             calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)
             watching.enter_context(self.watch.running(calls.handle))
+            recorder.repeating = self.watch.repeating
         else:
             watching.enter_context(CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN))
 

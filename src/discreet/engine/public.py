@@ -13,7 +13,7 @@ from discreet.engine.record_watch import RecordWatch
 
 
 def public(value: Any) -> Any:
-    """Declare that a number, a choice, a tensor or a module does not come from the records.
+    """Declare that a number, a choice, a tensor or a module, or a list of them, does not come from the records.
 
         loss = loss * discreet.public(temperature)
         if discreet.public(step > 100): ...
@@ -34,6 +34,8 @@ def public(value: Any) -> Any:
         return DeclaredFloat(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return DeclaredInt(value)
+    if type(value) in (tuple, list):
+        return type(value)([public(one) for one in value])
     for watch in watches:
         watch.declare(value)
     return value

@@ -68,6 +68,17 @@ CHANGED: Final = Blame(
 )
 
 
+REHEARSAL_FAILED: Final = (
+    "discreet: this batch is a rehearsal, on which the loop shows how it makes its losses. Its records are made up: "
+    'whole numbers are 1, fractions lie between 0 and 1, strings are "1". The loop must take it.'
+)
+TAMPERED: Final = (
+    "tensors that hold what they held when the losses were made, until private.step returns",
+    "memory that was written to through NumPy or another library",
+    "copy the values before you change them",
+)
+
+
 def user_line(*, but_not_torch: bool = False) -> str | None:
     """The innermost line outside torch and this library, quoted; None if torch's own code made the call itself."""
     frame = sys._getframe(1)

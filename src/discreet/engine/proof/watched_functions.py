@@ -36,7 +36,7 @@ DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
 DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
 TO_MEMORY: Final = frozenset(
     [
-        *(DATA_GET, DATA_SET, Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr),
+        *(Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr, Tensor.set_),
         *(Tensor.__dlpack__, Tensor.storage, Tensor.share_memory_),
     ]
 )
@@ -67,7 +67,7 @@ INDEXING: Final = frozenset(
     if getattr(room, name, None) is not None
 )
 """Functions that take whole numbers as places."""
-SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS
+SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS | {DATA_SET}
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 
