@@ -22,6 +22,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.engine.proof.generic_values import (
     SEED,
@@ -346,11 +347,10 @@ class _Proof:
         ]
         if not pairs:
             return [None] * len(wanted), pulls
-        grads = torch.autograd.grad(
-            [tensor for tensor, _ in pairs],
-            [roots[i] for i in wanted],
-            [pull.to(tensor.dtype) for tensor, pull in pairs],
-            allow_unused=True,
+        tensors, gradients = zip(*((tensor, pull.to(tensor.dtype)) for tensor, pull in pairs), strict=True)
+        # torch.autograd.grad, which imports sympy to compare shapes: half a second.
+        grads = _run_backward(
+            tensors, gradients, False, False, tuple(roots[i] for i in wanted), True, accumulate_grad=False
         )
         return grads, pulls
 

@@ -185,6 +185,29 @@ def _pad(call: _Bound) -> SmallCall:
     return SmallCall(done.args, done.kwargs, done.sizes)
 
 
+def _along(call: _Bound, axis: Any, size: Callable[[int], int]) -> SmallCall:
+    """Functions that divide one axis: its size becomes `size` of it, the others are made smaller."""
+    sizes = list(map(_capped, call.size(0, "input")))
+    own = call.size(0, "input")[axis]
+    _whole(own)
+    sizes[axis] = size(own)
+    call.resize(0, "input", tuple(sizes))
+    return call.done()
+
+
+def _chunk(call: _Bound) -> SmallCall:
+    """chunk(input, chunks, dim)."""
+    chunks = call.get(1, "chunks")
+    return _along(
+        call, call.get(2, "dim", 0), lambda size: size if size % chunks else chunks * min(size // chunks, _EACH)
+    )
+
+
+def _unflatten(call: _Bound) -> SmallCall:
+    """unflatten(input, dim, sizes)."""
+    return _along(call, call.get(1, "dim"), lambda size: size)
+
+
 def named(*names: str) -> frozenset[Any]:
     """Torch functions and methods by name, with their in-place and operator forms."""
     rooms, found = (torch, Tensor, F, torch.special), []
@@ -206,9 +229,11 @@ def _rules() -> Iterator[tuple[str, Callable[[_Bound], SmallCall]]]:
     yield "interpolate", _resample
     yield "group_norm", _group_norm
     yield "pad", _pad
+    yield "chunk", _chunk
+    yield "unflatten", _unflatten
 
 
-_RULES: Final = {getattr(room, name): rule for name, rule in _rules() for room in (torch, F) if hasattr(room, name)}
+_RULES: Final = {func: rule for name, rule in _rules() for func in named(name)}
 _NORMALISING: Final = named("layer_norm", "rms_norm")
 MOVES: Final = named(
     *("view", "reshape", "flatten", "unflatten", "expand", "chunk", "split", "unbind", "getitem", "transpose"),
