@@ -430,3 +430,48 @@ def test_a_value_that_is_read_for_a_log_is_accepted() -> None:
         private.step(each(outputs, y))
 
     assert train(classifier(), body, steps=2).updates == 2
+
+
+# Hooks on parameters ------------------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """The weight is used through a tensor of its own, so that its gradient goes through autograd record by record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.hooks = nn.Parameter(torch.randn(6, 3)), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * 1.0
+        if self.hooks:
+            weight.register_hook(lambda gradient: gradient * 2)
+        return x @ weight
+
+
+def test_hooks_on_weights() -> None:
+    torch.manual_seed(0)
+    assert train(Scaled(), steps=2).updates == 2
+    model = Scaled()
+    model.weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(Refused, match="a hook on weight"):
+        train(model, steps=2)
+    model = Scaled()
+    model.hooks = True
+    with pytest.raises(Refused, match="register_hook at"):
+        train(model, steps=2)
+
+
+def test_a_buffer_that_numpy_changes_for_a_moment() -> None:
+    model = classifier()
+    model.register_buffer("scale", torch.ones(3))
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        outputs, array = model(x), model.scale.numpy()
+        array *= -1
+        losses = each(outputs * model.scale, y)
+        array *= -1
+        private.step(losses)
+
+    with pytest.raises(Refused, match="no watched call made"):
+        train(model, body, steps=2)

@@ -31,7 +31,7 @@ from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.support import parameters_in, refuse_unsupported, trainable
+from discreet.engine.support import check_trained, refuse_unsupported, trainable
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.unscripted import Unscripted
@@ -92,6 +92,7 @@ class Engine:
         self.model = model
         self._roots = [Tracked(name, parameter) for name, parameter in trainable(model)]
         require(bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained")
+        self._trained = {root.name: root.tensor for root in self._roots}
         self.layout = Layout(
             tuple(root.name for root in self._roots), tuple(tuple(root.tensor.shape) for root in self._roots)
         )
@@ -124,7 +125,7 @@ class Engine:
         """
         count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
         self.discard()
-        self._trains_the_same()
+        check_trained(self.model, self._trained)
         left = [f"{root.name}.grad" for root in self._roots if root.tensor.grad is not None]
         require(
             not left,
@@ -171,7 +172,7 @@ class Engine:
     def backward(self, losses: Tensor) -> None:
         """One backward pass from the per-sample losses, shape [records]."""
         records = self._open_records()
-        self._trains_the_same()
+        check_trained(self.model, self._trained)
         if self._before is not None:
             self._before.compare(self.model)
         rows = records * self._views
@@ -278,15 +279,6 @@ class Engine:
                 part = None if active is None else active.parts[index]
                 own.copy_(flat if part is None else flat.index_select(1, part))
         return rows
-
-    def _trains_the_same(self) -> None:
-        trained = dict.fromkeys(id(p) for p in parameters_in(self.model) if p.requires_grad)  # each once
-        require(
-            list(trained) == [id(root.tensor) for root in self._roots],
-            "the same trainable parameters as at construction",
-            "others: some were frozen, unfrozen, added or replaced",
-            "build a new Private after changing what is trained",
-        )
 
     def discard(self) -> None:
         """Forget the open micro-batch."""

@@ -23,7 +23,7 @@ def public(value: Any) -> Any:
     numbers and released parameters are public; whatever was computed from a batch is not. A tensor, or a module with
     its parameters and buffers, stays public in later steps, whatever is written into it between them.
     """
-    line = user_line() or ""
+    line = user_line()
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     watches = [mode for mode in modes if isinstance(mode, RecordWatch)]
     if isinstance(value, (Tensor, nn.Module)):

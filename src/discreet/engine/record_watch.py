@@ -1,11 +1,19 @@
 """The watch over one step: every torch call between the batch that is given and the losses that come back.
 
-    watch.open(batch, records, views); augment(batch); ...the user's loop...; watch.finish(losses)
+    watch.open(batch, records); augment(batch); ...the user's loop...; watch.finish(losses)
+    with watch.backward_pass(): losses.sum().backward()
 
 Guarantee: losses that `finish` accepts have one entry per record, and no call that made them moved an entry of one
 record by another record, whatever the values of the records and of the parameters are; each call was proven by itself
-(proof/call_proof.py). Values that come from elsewhere do not reach them (proof/lineage.py), nor do values that were
-read out of the tensors (proof/program.py).
+(proof/call_proof.py). A value that reaches Python, in whatever way, changes neither the losses nor their gradients:
+
+    which calls make the losses, with which numbers, on which tensors   proof/program.py, as in the rehearsals
+    tensors from elsewhere                                              proof/lineage.py
+    code that runs in the backward pass                                 custom_backward.py, regions.py; hooks are refused
+    memory that autograd reads again                                    proof/lineage_table.py (versions, exports)
+    modes, and seeds of generators                                      surroundings.py
+    functions inside which no call is seen                              unscripted.py
+    parameters and buffers                                              model_state.py
 """
 
 from __future__ import annotations
@@ -285,7 +293,7 @@ class RecordWatch(TorchFunctionMode):
         if is_special:
             self._prepare(func, reading)
         blamed, on_records = reading.mixed_and_private()
-        if on_records and HOOKS.get(func):
+        if is_special and HOOKS.get(func) and (on_records or tensors[0].requires_grad):
             refuse(
                 f"a step whose gradients autograd computes: {HOOKS[func]}",
                 f"{name_of(func)} at {user_line()}",

@@ -45,7 +45,6 @@ class Blame:
     where: str
     why: str
     remedy: str
-    sized_by_values: bool = False
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,9 @@ class LineageTable:
             return self._after_writes(tensor, entry)
         held = self._held.get(id(tensor))
         if held is not None and held[0] is tensor:
-            return held[1]
+            exported = self._exported.get(storage_of(tensor)) if self._exported else None
+            is_as_seen = exported is None or exported.is_unchanged()
+            return held[1] if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
         return self._unseen(tensor)
 
     def _unseen(self, tensor: Tensor) -> Origin:
