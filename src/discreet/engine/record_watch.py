@@ -9,7 +9,7 @@ record by another record, whatever the values of the records and of the paramete
 
     which calls make the losses, with which numbers, on which tensors   proof/program.py, as in the rehearsals
     tensors from elsewhere                                              proof/lineage.py
-    code that runs in the backward pass                                 custom_backward.py, regions.py; hooks are refused
+    code that runs in the backward pass                                 custom_backward.py, regions.py (hooks: refused)
     memory that autograd reads again                                    proof/lineage_table.py (versions, exports)
     modes, and seeds of generators                                      surroundings.py
     functions inside which no call is seen                              unscripted.py
