@@ -62,6 +62,7 @@ from discreet.engine.proof.watched_functions import (
     FILLS,
     HOOKS,
     QUIET,
+    RECURRENT,
     SPECIAL,
     TO_MEMORY,
     is_slice,
@@ -91,6 +92,7 @@ class RecordWatch(TorchFunctionMode):
         self._regions = Regions(self.table)
         self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
+        self._is_inside = False  # inside of a function that is proven as a whole
         self._declared: list[Any] = []
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
@@ -282,6 +284,8 @@ class RecordWatch(TorchFunctionMode):
         table = self.table
         if func in QUIET:
             return func(*args, **kwargs)
+        if self._is_inside and self.forward is not None:
+            return self.forward(func, args, kwargs)
         if func == DATA_GET:
             func = Tensor.detach  # the same, but writes are counted
         self._surroundings.check()
@@ -305,11 +309,14 @@ class RecordWatch(TorchFunctionMode):
         versions = versions_of(tensors)
         started = table.clock
         try:
+            self._is_inside = func in RECURRENT
             result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
         except Exception as error:
             if self.kind is BatchKind.REHEARSAL:
                 error.add_note(REHEARSAL_FAILED)
             raise
+        finally:
+            self._is_inside = False
         if table.clock != started:
             return result  # taken apart into calls that were watched
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
