@@ -52,12 +52,12 @@ def test_the_record_axis_is_found(name: str, make: Any, expected: RecordAxis | N
 
 MIXED: list[tuple[str, Any, str]] = [
     ("a mean", lambda x: x - x.mean(0), "moves entries of the others"),
-    ("a product of all pairs", lambda x: x @ x.t(), r"shape \(2, 2\) for 2 records"),
+    ("a product of all pairs", lambda x: x @ x.t(), r"shape \(3, 3\) for 3 records"),
     ("one number for all", lambda x: x.sum(), "entries of no record's own"),
     ("reversed", lambda x: x.flip(0), "moves entries of the others"),
     ("rows in an order that nothing shows", lambda x: torch.zeros(2 * len(x), 3), "an order that nothing shows"),
-    ("a row more", lambda x: torch.cat([x, x[:1]]), "for 2 records"),
-    ("another number of axes", lambda x: x if len(x) == SMALL else x.unsqueeze(0), "for 2 records"),
+    ("a row more", lambda x: torch.cat([x, x[:1]]), "for 3 records"),
+    ("another number of axes", lambda x: x if len(x) == SMALL else x.unsqueeze(0), "for 3 records"),
     ("interleaved", lambda x: torch.cat([x[::2], x[1::2]]), "moves entries of the others"),
 ]
 

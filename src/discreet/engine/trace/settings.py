@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SMALL, LARGE = 2, 3  # records in a probe; coprime, so that no fixed size can follow both
+SMALL, LARGE = 3, 5  # records in a probe; coprime, so that no fixed size can follow both
 
 
 class Mark(enum.Enum):
