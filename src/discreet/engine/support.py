@@ -92,14 +92,15 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
 
 def check_trained(model: nn.Module, expected: dict[str, Tensor]) -> None:
     """Refuse a model that trains other parameters than `expected`, or hooks on them."""
-    trained = dict.fromkeys(id(p) for p in parameters_in(model) if p.requires_grad)  # each once
+    with torch._C.DisableTorchFunction():  # also inside the watch
+        trained = dict.fromkeys(id(p) for p in parameters_in(model) if p.requires_grad)  # each once
+        hooked = [name for name, tensor in expected.items() if tensor._backward_hooks]
     require(
         list(trained) == list(map(id, expected.values())),
         "the same trainable parameters as at construction",
         "others: some were frozen, unfrozen, added or replaced",
         "build a new Private after changing what is trained",
     )
-    hooked = [name for name, tensor in expected.items() if tensor._backward_hooks]
     require(
         not hooked,
         "gradients that autograd computes",
