@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from discreet.engine.engine import Engine
 from research.benchmarks.models import CLASSES, MODELS, Task
 from research.command import typed
+from research.vision_operators import declare_vision_operators
 
 ROUNDS, PATIENCE = 25, 6.0  # steps of each kind, and seconds for all of them
 BERT: Final = "bert-12"
@@ -33,6 +34,7 @@ class Bert(nn.Module):
     """A BERT of 12 layers and hidden size 128, with a classifier."""
 
     def __init__(self) -> None:
+        declare_vision_operators()
         from transformers import BertConfig, BertModel
 
         super().__init__()
