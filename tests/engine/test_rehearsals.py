@@ -462,6 +462,17 @@ def test_hooks_on_weights() -> None:
         train(model, steps=2)
 
 
+def test_a_hook_on_the_graph_behind_a_mean() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        losses = each(model(x), y)
+        node = losses.mean().grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        node.register_hook(lambda gradients, _: tuple(None if one is None else one * 2 for one in gradients))
+        private.step(losses)
+
+    with pytest.raises(Refused, match="grad_fn at"):
+        train(body=body, steps=2)
+
+
 def test_a_buffer_that_numpy_changes_for_a_moment() -> None:
     model = classifier()
     model.register_buffer("scale", torch.ones(3))

@@ -279,11 +279,9 @@ class RecordWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_paused or not self.is_open:
+        if self._is_paused or not self.is_open or func in QUIET:
             return func(*args, **kwargs)
         table = self.table
-        if func in QUIET:
-            return func(*args, **kwargs)
         if self._is_inside and self.forward is not None:
             return self.forward(func, args, kwargs)
         if func == DATA_GET:
@@ -297,26 +295,12 @@ class RecordWatch(TorchFunctionMode):
         if is_special:
             self._prepare(func, reading)
         blamed, on_records = reading.mixed_and_private()
-        if is_special and HOOKS.get(func) and (on_records or tensors[0].requires_grad):
-            refuse(
-                f"a step whose gradients autograd computes: {HOOKS[func]}",
-                f"{name_of(func)} at {user_line()}",
-                "remove the hook; private.step bounds every record's gradient",
-            )
         region = self._regions.calls_at(func) if on_records else None
         for generator in reading.generators:
             self._surroundings.draw(generator)
         versions = versions_of(tensors)
         started = table.clock
-        try:
-            self._is_inside = func in RECURRENT
-            result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
-        except Exception as error:
-            if self.kind is BatchKind.REHEARSAL:
-                error.add_note(REHEARSAL_FAILED)
-            raise
-        finally:
-            self._is_inside = False
+        result = self._run(func, args, kwargs)
         if table.clock != started:
             return result  # taken apart into calls that were watched
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
@@ -353,6 +337,17 @@ class RecordWatch(TorchFunctionMode):
         table.put_all(made, origins, reading, written)
         return result
 
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            self._is_inside = func in RECURRENT
+            return func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
+        except Exception as error:
+            if self.kind is BatchKind.REHEARSAL:
+                error.add_note(REHEARSAL_FAILED)
+            raise
+        finally:
+            self._is_inside = False
+
     def _write_slice(self, args: Any) -> None:
         """Note `target[index] = value` as a copy into a view: the view shows which entries were written."""
         target, index, value = args
@@ -375,7 +370,13 @@ class RecordWatch(TorchFunctionMode):
         self.table.note_write(view, origin)
 
     def _prepare(self, func: Any, reading: Reading) -> None:
-        """A tensor that is overwritten, every entry, holds nothing of before."""
+        """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
+        if HOOKS.get(func) and reading.tensors[0].requires_grad:
+            refuse(
+                f"a step whose gradients autograd computes: {HOOKS[func]}",
+                f"{name_of(func)} at {user_line()}",
+                "remove the hook; private.step bounds every record's gradient",
+            )
         if func == DATA_SET:
             refuse(
                 "tensors whose memory stays theirs until the losses are taken",
