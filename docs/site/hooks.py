@@ -25,7 +25,7 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 PAGES |= {"SECURITY.md": "security.md"}
 COPIES, PROOFS = "files", "proofs/README.md"
 _LINK = re.compile(r"(?<!`)(!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^)\s]+)\)")
-_DESCRIBE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+_DESCRIBE = re.compile(r"^::: ([\w.*]+)$", re.MULTILINE)
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -90,16 +90,18 @@ def outside_code(text: str, change: Any) -> str:
 def linked(file: File) -> set[str]:
     """The files outside `docs` that a page links to."""
     targets = (target_of(match[2], file.src_uri) for match in _LINK.finditer(file.content_string))
-    return {one for one in targets if one and one not in PAGES and (ROOT / one).is_file()}
+    outside = (one for one in targets if one and one not in PAGES and not one.startswith("docs/"))
+    return {one for one in outside if (ROOT / one).is_file()}
 
 
 def target_of(link: str, page: str) -> str | None:
-    """The path from the root of the repository that a link leads to, if it leaves `docs`."""
+    """The path from the root of the repository that a link leads to; None for a link that stays as it is."""
     if re.match(r"[a-z]+:|#|/", link):
         return None
     origin = {path: source for source, path in PAGES.items()}.get(page, f"docs/{page}")
     target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link.partition("#")[0]))
-    return None if target.startswith("docs/") and origin.startswith("docs/") else target
+    is_page = target.startswith("docs/") and origin.startswith("docs/") and not (ROOT / target).is_dir()
+    return None if is_page else target
 
 
 def _rewritten(match: re.Match[str], page: str) -> str:

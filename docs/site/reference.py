@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from discreet.cli import recipes
 from discreet.methods import METHODS, Method
 
 _ARGUMENT = re.compile(r"^([A-Za-z_]\w*(?:\([^)]*\))?(?:(?:, | or )[A-Za-z_]\w*)*)  +(\S.*)$")
@@ -31,14 +32,15 @@ def find(dotted: str) -> Any:
 
 
 def described(dotted: str) -> str:
-    """The Markdown that stands in the place of `::: dotted`."""
+    """The Markdown that stands in the place of `::: dotted`; `dotted.*` stands for the members of a class."""
+    if dotted.endswith(".*"):
+        cls = find(dotted[:-2])
+        return "\n\n".join(member.text(cls.__name__) for member in members(cls))
     found, name = find(dotted), dotted.rpartition(".")[2]
     if inspect.ismodule(found):
         return prose(inspect.getdoc(found) or "")
     lines = [_code(signature(name, found))] if callable(found) and not _is_exception(found) else []
     lines.append(prose(_own_doc(found)))
-    if inspect.isclass(found):
-        lines += [member.text(name) for member in members(found)]
     return "\n\n".join(line for line in lines if line)
 
 
@@ -167,12 +169,11 @@ def method_page(method: Method) -> str:
     """The reference page of one recipe."""
     name = method.recipe.__name__
     claim = "" if method.certified else "\n\n`discreet` never ranks it and prints its epsilon as infinite."
-    flags = ", ".join(f"`--{one.replace('_', '-')}`" for one in inspect.signature(method.recipe).parameters)
     return f"""# methods.{name}
 
 {described(f"discreet.methods.{name}")}
 
-On the command line: `--method {method.name}`, with {flags or "no parameters"}; `discreet methods` shows the defaults.
+{_flags(method)}
 
 ## Example
 
@@ -182,6 +183,19 @@ On the command line: `--method {method.name}`, with {flags or "no parameters"}; 
 
 {method.guarantee[:1].upper()}{method.guarantee[1:]}.{claim} The proofs are in [Proofs](../../proofs/README.md).
 """
+
+
+def _flags(method: Method) -> str:
+    """The arguments with their flags; arguments that text cannot say have none."""
+    flags = {parameter.name: parameter for parameter in recipes.parameters(method)}
+    rows = [
+        f"| `{name}` | `{flags[name].flag}` | {flags[name].about.replace('|', ' or ')} |"
+        if name in flags
+        else f"| `{name}` | | |"
+        for name in inspect.signature(method.recipe).parameters
+    ]
+    head = ["| argument | flag of `discreet train --method " + method.name + "` | value |", "|---|---|---|"]
+    return "\n".join([*head, *rows])
 
 
 def method_example(method: Method) -> str:
