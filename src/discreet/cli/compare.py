@@ -45,13 +45,13 @@ class CompareFlags:
 
 def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> int:
     """Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume."""
-    from discreet.report import page, terminal
+    from discreet.report import page, progress, terminal
 
     settings = _settings(task, flags)
     check_directory(settings.out)
     charged = _charges(settings.out)
     try:
-        with terminal.comparison_bar(quiet=as_json) as listener:
+        with progress.comparison_bar(quiet=as_json) as listener:
             found = comparison.compare(settings, listener)
         written = page.write(found, settings.out)
     except KeyboardInterrupt:
@@ -74,6 +74,7 @@ def _charges(out: Path) -> int:
 
 
 def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSettings:
+    shared.require_all(epsilon=flags.epsilon, delta=task.delta, out=task.out)
     epsilon, others = _budgets(flags)
     settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth"))
     data = task.data or "digits"

@@ -46,13 +46,13 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
         check_file(flags.out)
     command = command_line()
     try:
-        from discreet.report import planned, terminal
+        from discreet.report import planned, progress, terminal
         from discreet.runs.step_cost import measure
 
         trial = None
         if flags.model is not None and shape is not None:
             trial = measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)
-        with terminal.pricing_bar(quiet=as_json) as listener:
+        with progress.pricing_bar(quiet=as_json) as listener:
             found = answer(question, listener)
     except KeyboardInterrupt:
         print("Stopped. Nothing was kept: run the command again.", file=sys.stderr)

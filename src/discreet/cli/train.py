@@ -24,7 +24,7 @@ class TrainFlags:
     """What one run takes besides; a flag that is not given has the default of the data."""
 
     method: shared.MethodFlag = None
-    accept_uncertified: Annotated[bool, flag("Train with a method for which nothing is proven.")] = False
+    accept_uncertified: Annotated[bool, flag("Train with a method for which nothing is proven.", rare=True)] = False
     epsilon: shared.EpsilonFlag = None
     noise: shared.NoiseFlag = None
     calibrate_to_claim: shared.ToClaimFlag = False
@@ -33,10 +33,10 @@ class TrainFlags:
     cap: shared.CapFlag = None
     optimizer: Annotated[Literal["sgd", "adam"] | None, flag("Takes the noisy gradient.", "Training")] = None
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
-    momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training")] = None
-    weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training")] = None
+    momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training", rare=True)] = None
+    weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training", rare=True)] = None
     average: Annotated[float | None, flag("Decay of the average of parameters; 0: no average.", "Training")] = None
-    checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training")] = None
+    checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training", rare=True)] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
     seed: Annotated[int | None, flag("Makes the run repeatable, but NOT private.", "Training")] = None
     recipe_flags: recipes.Given = field(default_factory=dict)
@@ -57,7 +57,9 @@ def resume(
 
 
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
-    method = recipes.method_called(flags.method)
+    budget = flags.epsilon if flags.noise is None else flags.noise
+    shared.require_all(epsilon=budget, delta=task.delta, out=task.out)
+    method = recipes.method_called("dp-sgd" if flags.method is None else flags.method)
     accepted, got = flags.accept_uncertified, f"{method.name} ({method.guarantee})"
     remedy = "choose another, or give --accept-uncertified: the result will say that nothing is proven"
     check.require(method.certified or accepted, "a method with a certificate", got, remedy)
@@ -80,10 +82,11 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
     try:
         settings = config()
         place = Path(settings.out)
-        from discreet.report import terminal
+        from discreet.report import progress, terminal
 
-        with terminal.training_bar(quiet=as_json) as listener:
-            result = runs.train(settings, on_progress=listener, resume=resuming)
+        with progress.training_bar(quiet=as_json) as listener:
+            start = None if as_json else progress.announce
+            result = runs.train(settings, on_start=start, on_progress=listener, resume=resuming)
     except KeyboardInterrupt:
         told = "Stopped before the run began: nothing was charged."
         if place is not None and RunFolder(place).run.is_file():

@@ -13,8 +13,23 @@ CurvePoint = tuple[int, float, float]  # (step, test accuracy, certified epsilon
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class RunOutline:
+    """What a run is about to do, in public values; `begun` steps were run before."""
+
+    method: str
+    data: str
+    model: str
+    parameters: int
+    steps: int
+    begun: int
+    plan: str
+    epsilon: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """Progress after a step. Accuracies (on unprotected data) and epsilon are set at evaluations only.
+    """Progress after a step. Accuracies (on unprotected data) are set at evaluations, epsilon then and now and again.
 
     seeded  the run is not private: `epsilon` is what it would have with secret randomness
     """

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from discreet.core import check
 from discreet.core.command import command_line, package_versions
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
@@ -25,24 +27,35 @@ from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
 from discreet.runs.folder import RunFolder, read_json, resume_line
 from discreet.runs.public_records import load_public
-from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
+from discreet.runs.results import CurvePoint, RunOutline, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
 from discreet.training.private import Private
 
 Listener = Callable[[RunProgress], None]
+TELL_EVERY = 30.0
+"""Seconds after which the listener is told the epsilon so far, if no evaluation did."""
 _EVALUATED_AT_ONCE = 2048
 
 
-def train(config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
+def train(
+    config: RunConfig,
+    *,
+    on_start: Callable[[RunOutline], None] | None = None,
+    on_progress: Listener | None = None,
+    resume: bool = False,
+) -> RunResult:
     """Train with these settings into a run directory; with `resume`, continue after the last charged step.
 
     A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates. A run
-    that ends early for any other reason, after it has spent, raises `RunStopped`.
+    that ends early for any other reason, after it has spent, raises `RunStopped`; one that has spent nothing leaves no
+    directory behind.
     """
     started = time.perf_counter()
     folder = RunFolder(config.out)
+    is_new = not folder.directory.exists()
+    check_device(config.device)
     config = complete(config)
     task = load_task(config)
     config, plan = settle(config, task)
@@ -60,11 +73,15 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
         part = _TrainingPart(config, task, plan, folder, on_progress)
         try:
             part.begin(resume)
+            if on_start is not None:
+                on_start(part.outline())
             return part.complete(started)
         except Exception as error:
             spent = folder.charges()
             if spent > charged:
                 raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
+            if is_new and not spent:
+                shutil.rmtree(folder.directory)
             raise
         finally:
             part.close()
@@ -91,6 +108,7 @@ class _TrainingPart:
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
+        self._told = time.monotonic()
         self._private: Private | None = None
 
     def begin(self, resume: bool) -> None:
@@ -174,9 +192,30 @@ class _TrainingPart:
         self._seen = step
         if save or step == steps:  # before it is evaluated: after a crash no older iterate is shown beside it
             self.private.save(self._folder.checkpoint)
-        news = self._evaluate() if due else RunProgress(step=step, steps=steps)
+        news = self._evaluate() if due else self._progress(step, steps)
         if self._listener is not None:
             self._listener(news)
+
+    def _progress(self, step: int, steps: int) -> RunProgress:
+        if self._listener is None or time.monotonic() < self._told + TELL_EVERY:
+            return RunProgress(step=step, steps=steps)
+        self._told = time.monotonic()
+        spent = self.private.spent()
+        return RunProgress(step=step, steps=steps, epsilon=spent.certified.epsilon, seeded=spent.seeded)
+
+    def outline(self) -> RunOutline:
+        """What is about to be done."""
+        config, plan, begun = self._config, self._plan, self.private.progress.step
+        return RunOutline(
+            method=config.method,
+            data=config.data,
+            model=str(config.model),
+            parameters=sum(p.numel() for p in self.private.model.parameters() if p.requires_grad),
+            steps=plan.horizon.steps,
+            begun=begun,
+            plan=plan.outline,
+            epsilon=plan.certificate().epsilon,
+        )
 
     def _evaluate(self) -> RunProgress:
         private, test, device = self.private, self._task.test, self._config.device
@@ -257,6 +296,15 @@ def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
         step, averaged = values["step"], values["test_accuracy_averaged"]
         points[step] = step, values["test_accuracy"] if averaged is None else averaged, float(values["epsilon"])
     return tuple(points[step] for step in sorted(points))
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or that this machine does not have."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        check.refuse(f"a device of this machine as device={name!r}", reason, "leave the device out to use the CPU")
 
 
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:

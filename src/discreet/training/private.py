@@ -29,6 +29,7 @@ from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
+    as_dataset,
     check_arguments,
     check_optimizer,
     check_processes,
@@ -58,7 +59,7 @@ class Private:
 
     model, optimizer  as usual; the optimizer must hold exactly the trainable parameters
     plan              a plan, for example from `recipe.for_budget(...)`
-    data              a map-style dataset, whose size is private; None for `OwnLoader` plans (see `over`)
+    data              a map-style dataset or `(X, y)`, whose size is private; None for `OwnLoader` plans (see `over`)
     micro_batch       the largest number of records in memory at once; it does not change the result. None: as many as
                       fit in about the memory that plain SGD needs for a batch, but at most 512 (views included) unless
                       the records are small; 512 with a collate_fn
@@ -96,6 +97,7 @@ class Private:
         public: Dataset[Any] | None = None,
     ) -> None:
         check_arguments(plan, data, micro_batch=micro_batch, views=views)
+        data = as_dataset(data)
         check_public(plan, data, public)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
@@ -154,6 +156,13 @@ class Private:
                 self._end_empty_sample()
                 continue
             yield from self._given(micro.batch, micro.records, micro.is_last, loop)
+
+    def __len__(self) -> int:
+        """The number of steps of the plan. With micro-batches the loop body runs more often."""
+        return self.plan.horizon.steps
+
+    def __repr__(self) -> str:
+        return f"Private({self.plan.method}, {self.progress.step} of {len(self)} steps, {self.plan.outline})"
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the user's own batches, one step each, charged without amplification. Needs an `OwnLoader` plan.
