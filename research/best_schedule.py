@@ -159,7 +159,7 @@ def _try(
     steps: int | None,
     seeds: Sequence[int],
 ) -> ScheduleTrial:
-    from discreet.runs.defaults import defaults_for
+    from discreet.runs.presets import defaults_for
 
     usual = defaults_for(task.name)
     assert task.records is not None
@@ -188,7 +188,7 @@ def _accuracy(plan: Plan, task: Task, seed: int) -> float:
 
     from discreet.core.streams import Streams
     from discreet.data import build
-    from discreet.runs.defaults import defaults_for
+    from discreet.runs.presets import defaults_for
     from discreet.runs.training import measure
     from discreet.training.private import Private
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from discreet.data.features.vision_operators import declare_vision_operators
 from research.extra import LANGUAGE_MODEL, SENTENCES
-from research.vision_operators import declare_vision_operators
 
 declare_vision_operators()  # before a test imports transformers
 

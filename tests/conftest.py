@@ -10,7 +10,7 @@ import torch
 
 import floor
 import frozen
-from research.vision_operators import declare_vision_operators
+from discreet.data.features.vision_operators import declare_vision_operators
 
 LEAST_TESTS = 3800  # raise it when tests are added
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from research.vision_operators import declare_vision_operators
+from discreet.data.features.vision_operators import declare_vision_operators
 
 declare_vision_operators()  # before a family imports transformers or timm

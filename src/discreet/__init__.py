@@ -25,6 +25,8 @@ _HOME = {
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
+    "data": "discreet.data",
+    "features": "discreet.data",
     "fix": "discreet.engine.fix",
     "methods": "discreet.methods",
     "public": "discreet.engine.public",
@@ -34,11 +36,13 @@ _HOME = {
 __all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
+    from discreet import data as data
     from discreet import methods as methods
     from discreet.core.check import Refused as Refused
     from discreet.core.errors import ProcessLost as ProcessLost
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
+    from discreet.data import features as features
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
     from discreet.runs.statement import statement as statement

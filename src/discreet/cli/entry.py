@@ -65,6 +65,7 @@ _SUMMARIES = {
     "compare": "Train every certified method at equal budgets, rank them, and write one page; "
     "rerun the command to resume.",
     "audit": "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
+    "presets": "Settings that need no tuning, by dataset, and what they reached.",
     "methods": "Every method: its guarantee in words and its own parameters.",
 }
 _MODULES = {"calibrate": "account", "resume": "train"}  # others have a module of their own

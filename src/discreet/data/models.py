@@ -72,6 +72,22 @@ def _softmax(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
+@final
+class Single(nn.Module):
+    """Converts features in half precision to single precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
+def _head(shape: Shape, classes: int) -> nn.Module:
+    """A linear head that starts at zero, for features: (d + 1) classes parameters."""
+    linear = nn.Linear(math.prod(shape), classes)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(Single(), nn.Flatten(), linear)
+
+
 def _mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 128, tanh (28x28, 10 classes: 118,282 parameters; Adult: 30,594)."""
     first = nn.Linear(math.prod(shape), 128)
@@ -264,6 +280,7 @@ MODELS: Mapping[str, Callable[[Shape, int], nn.Module]] = MappingProxyType(
     {
         "logistic": _logistic,
         "softmax": _softmax,
+        "head": _head,
         "mlp": _mlp,
         "cnn-digits": _cnn_digits,
         "cnn-d2p2": _cnn_d2p2,

@@ -30,7 +30,7 @@ def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
             nonlocal accuracy
             accuracy = accuracy if news.accuracy is None else news.accuracy
             told = "" if news.epsilon is None else _news(news.epsilon, accuracy, news.seeded)
-            follow("step", news.step, news.steps, told)
+            follow(news.stage, news.step, news.steps, told)
 
         yield listen
 

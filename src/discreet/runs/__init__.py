@@ -6,18 +6,20 @@ from discreet.core.lazy import lazy
 
 if TYPE_CHECKING:
     from discreet.runs.config import OPTIMIZERS, SAMPLERS, RunConfig
-    from discreet.runs.defaults import DEFAULTS, complete, plan_of
+    from discreet.runs.defaults import complete, plan_of
     from discreet.runs.folder import RunFolder
+    from discreet.runs.presets import DEFAULTS, PRESETS
     from discreet.runs.results import RunOutline, RunProgress, RunResult
     from discreet.runs.training import load_config, load_result, train
 
-__all__ = ["DEFAULTS", "OPTIMIZERS", "SAMPLERS", "RunConfig", "RunFolder", "RunOutline"]
-__all__ += ["RunProgress", "RunResult", "complete", "load_config", "load_result", "plan_of", "train"]
+__all__ = ["DEFAULTS", "OPTIMIZERS", "PRESETS", "SAMPLERS", "RunConfig", "RunFolder", "RunOutline", "RunProgress"]
+__all__ += ["RunResult", "complete", "load_config", "load_result", "plan_of", "train"]
 
 _NAMES = {
     "config": ("OPTIMIZERS", "SAMPLERS", "RunConfig"),
-    "defaults": ("DEFAULTS", "complete", "plan_of"),
+    "defaults": ("complete", "plan_of"),
     "folder": ("RunFolder",),
+    "presets": ("DEFAULTS", "PRESETS"),
     "results": ("RunOutline", "RunProgress", "RunResult"),
     "training": ("load_config", "load_result", "train"),
 }

@@ -26,6 +26,19 @@ CAPPED: Final = "truncated-poisson"
 
 OPTIMIZERS: Final = ("sgd", "adam")
 
+SCHEDULES: Final = ("constant", "linear", "cosine")
+
+# Settings that were added later, and their values in the runs before.
+_LATER: Final = MappingProxyType(
+    {
+        "accept_large_delta": (False,),
+        "public_records": (None,),
+        "preset": (None,),
+        "features": (None, ()),
+        "schedule": (None, "constant"),
+    }
+)
+
 # Settings that may differ when a run is resumed: they do not change what is computed.
 FREE_TO_CHANGE: Final = frozenset(
     {"data_dir", "download", "micro_batch", "eval_every", "checkpoint_every", "device", "out"}
@@ -49,7 +62,11 @@ class RunConfig:
     micro_batch                the most records in memory at once; None: estimated from the memory
     seed                       None: randomness of the operating system. A seeded run is not private
     accept_large_delta         delta may be 1/records or more, which protects no single record
-    public_records             a dataset's name or an npz file: records that need no protection, for gep and b-gep
+    public_records             a dataset's name or an npz file: records that need no protection, for gep, b-gep and
+                               the statistics of public features
+    preset                     settings by name that replace the defaults of the data; `discreet presets` lists them
+    features                   public features in place of the records; () for none
+    schedule                   how the learning rate falls: constant, linear or cosine
     public_data                the training records are public, so their accuracy may be shown
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
@@ -87,6 +104,9 @@ class RunConfig:
     device: str = "cpu"
     accept_large_delta: bool = False
     public_records: str | None = None
+    preset: str | None = None
+    features: tuple[str, ...] | None = None
+    schedule: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -99,6 +119,10 @@ class RunConfig:
             check.positive("epsilon is the budget of the whole run, e.g. 3", epsilon=self.epsilon)
         is_valid, remedy = self.epsilon is not None or not self.calibrate_to_claim, "give the epsilon of the claim"
         check.require(is_valid, "epsilon with calibrate_to_claim", f"noise={self.noise!r}", remedy)
+        if self.schedule is not None:
+            _one_of("schedule", self.schedule, SCHEDULES)
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
         if self.optimizer is not None:
             _one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.relation is not None:
@@ -118,10 +142,9 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        if not self.accept_large_delta:
-            del fields["accept_large_delta"]  # so that runs keep the digests they had before it could be said
-        if self.public_records is None:
-            del fields["public_records"]  # likewise
+        for name, usual in _LATER.items():
+            if fields[name] in usual:  # so that runs keep the digests they had before it could be said
+                del fields[name]
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
     @classmethod

@@ -1,21 +1,22 @@
-"""Default hyper-parameters for each dataset, chosen on public benchmarks, so they cost no privacy."""
+"""Fill in the settings of a run that the user left out, and derive its plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.data import Task, load
+from discreet.data.features import extract, needs_public
+from discreet.data.features.store import Progress
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig
-from discreet.runs.public_records import check_public_records
+from discreet.runs.presets import Defaults, usual
+from discreet.runs.public_records import check_public_records, load_named
 from discreet.stages.clipping import Bounder
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -24,43 +25,10 @@ if TYPE_CHECKING:
     from discreet.runs.comparison.compare import CompareSettings
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Defaults:
-    """Settings that are used where the user gives none.
-
-    reach  learning rate times the bound on a record's gradient. SGD's learning rate is reach / bound, so that
-           methods with different bounds take steps of the same size
-    """
-
-    model: str
-    batch: int
-    epochs: int | None = None
-    steps: int | None = None
-    clip: float = 1.0
-    reach: float = 1.0
-    momentum: float = 0.0
-    adam_rate: float = 0.002
-    average: float = 0.9
-
-
-_ANY: Final = Defaults(model="mlp", batch=256, epochs=20)
-_GREY: Final = Defaults(model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98)
-
-DEFAULTS: Final = MappingProxyType(
-    {
-        "digits": Defaults(model="cnn-digits", batch=256, steps=300, clip=0.2, reach=0.8, adam_rate=0.01, average=0.97),
-        "mnist": _GREY,
-        "fashion-mnist": _GREY,
-        "cifar10": Defaults(model="cnn-550k", batch=1024, epochs=30, clip=0.1, reach=0.2, momentum=0.9, average=0.98),
-        "adult": Defaults(model="logistic", batch=1024, epochs=10, clip=1.0, reach=1.0, average=0.95),
-    }
-)
-
-
-def load_task(settings: RunConfig | CompareSettings) -> Task:
+def load_task(settings: RunConfig | CompareSettings, progress: Progress | None = None) -> Task:
+    """The data of a run, with public features in place of records where the settings name any."""
     own = settings.data.endswith(".npz")  # a published dataset's size and content are known
-    return load(
+    task = load(
         settings.data,
         data_dir=settings.data_dir,
         download=settings.download,
@@ -68,25 +36,32 @@ def load_task(settings: RunConfig | CompareSettings) -> Task:
         records=settings.records if own else None,
         public=settings.public_data and own,
     )
+    names, public = features_of(settings), None
+    if not names:
+        return task
+    if needs_public(names):
+        public = load_named(settings.public_records or usual(settings).public_records, settings, task)
+    return extract(task, names, public=public, data_dir=settings.data_dir, progress=progress)
 
 
-def defaults_for(data: str) -> Defaults:
-    return DEFAULTS.get(data, _ANY)
+def features_of(settings: RunConfig | CompareSettings) -> tuple[str, ...]:
+    """The public features of a run: those that the user names, or the usual ones."""
+    return usual(settings).features if settings.features is None else settings.features
 
 
 def complete(config: RunConfig) -> RunConfig:
     """The run with every default filled in except the learning rate, which needs the plan."""
-    usual = defaults_for(config.data)
+    known = usual(config)
     epochs, steps = config.epochs, config.steps
     if epochs is None and steps is None:
-        epochs, steps = usual.epochs, usual.steps
+        epochs, steps = known.epochs, known.steps
     taken = inspect.signature(METHODS[config.method].recipe).parameters
     parameters = dict(config.parameters)
     unknown = sorted(set(parameters) - set(taken))
     expected = f"parameters of {config.method} ({', '.join(taken) or 'none'})"
     check.require(not unknown, expected, ", ".join(unknown), "see `discreet methods` for what each method takes")
     if "clip" in taken and "clip" not in parameters:
-        parameters["clip"] = usual.clip
+        parameters["clip"] = known.clip
     # A certificate that depends on the optimizer's settings must use those of the run.
     stated = {"learning_rate": config.learning_rate, "weight_decay": config.weight_decay or None}
     for name, value in stated.items():
@@ -95,16 +70,19 @@ def complete(config: RunConfig) -> RunConfig:
     seen = METHODS[config.method].recipe(**parameters).analysis.visible
     return dataclasses.replace(
         config,
-        model=usual.model if config.model is None else config.model,
+        features=features_of(config),
+        public_records=config.public_records or (known.public_records if needs_public(features_of(config)) else None),
+        schedule=config.schedule or (known.schedule if seen else "constant"),
+        model=known.model if config.model is None else config.model,
         parameters=tuple(sorted(parameters.items())),
-        batch=usual.batch if config.batch is None and config.sampling != "full-batch" else config.batch,
+        batch=known.batch if config.batch is None and config.sampling != "full-batch" else config.batch,
         epochs=epochs,
         steps=steps,
         relation=config.relation or str(config.sampler().relations[0]),
         optimizer=config.optimizer or ("adam" if METHODS[config.method].adam else "sgd"),
-        momentum=(usual.momentum if seen else 0.0) if config.momentum is None else config.momentum,
+        momentum=(known.momentum if seen else 0.0) if config.momentum is None else config.momentum,
         weight_decay=config.weight_decay or (0.0 if seen else parameters.get("weight_decay", 0.0)),
-        average=(usual.average if seen else 0.0) if config.average is None else config.average,
+        average=(known.average if seen else 0.0) if config.average is None else config.average,
     )
 
 
@@ -147,19 +125,18 @@ def learning_rate_of(config: RunConfig, plan: Plan) -> float:
         return config.learning_rate
     if isinstance(plan.analysis, LastIterate):
         return plan.analysis.learning_rate
-    return usual_learning_rate(config.data, plan.bounder, adam=config.optimizer == "adam")
+    return usual_learning_rate(usual(config), plan.bounder, adam=config.optimizer == "adam")
 
 
-def usual_learning_rate(data: str, bounder: Bounder, *, adam: bool) -> float:
-    """The default for a dataset; with SGD it falls as the bound on a record grows, so that all methods move alike."""
-    usual = defaults_for(data)
+def usual_learning_rate(known: Defaults, bounder: Bounder, *, adam: bool) -> float:
+    """The default of a run; with SGD it falls as the bound on a record grows, so that all methods move alike."""
     if adam:
-        return usual.adam_rate
+        return known.adam_rate
     queries = bounder.vectors(1.0)
     if len(queries) == 1:
-        return usual.reach / queries[0].sensitivity
+        return known.reach / queries[0].sensitivity
     # Sums that are added up: what counts is the noise that reaches the model in the long run.
-    return usual.reach / math.hypot(*(query.share * query.sensitivity for query in queries))
+    return known.reach / math.hypot(*(query.share * query.sensitivity for query in queries))
 
 
 def every_of(config: RunConfig, plan: Plan) -> tuple[int, int]:

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 
 from discreet.core import check
 from discreet.data import Task, load
+from discreet.data.features import needs_public
 
 if TYPE_CHECKING:
     from torch.utils.data import TensorDataset
 
+    from discreet.runs.comparison.compare import CompareSettings
     from discreet.runs.config import RunConfig
     from discreet.stages.plan import Plan
 
 
 def check_public_records(config: RunConfig, plan: Plan) -> None:
     """Refuse a run without the public records that its method needs, or with others that it does not use."""
-    needed, named = plan.bounder.public_records > 0, config.public_records
+    needed = plan.bounder.public_records > 0 or needs_public(config.features or ())
+    named = config.public_records
     check.require(
         needed == (named is not None),
-        f"public records for {config.method}" if needed else f"no public records: {config.method} does not use any",
+        f"public records for {_user(config)}" if needed else f"no public records: {_user(config)} does not use any",
         "none" if named is None else named,
         "name a dataset that needs no protection: public_records=, --public-records" if needed else "leave them out",
     )
@@ -37,16 +40,9 @@ def check_public_records(config: RunConfig, plan: Plan) -> None:
 def load_public(config: RunConfig, plan: Plan, task: Task) -> TensorDataset | None:
     """The training records of the dataset that `public_records` names; None if the method needs none."""
     check_public_records(config, plan)
-    if config.public_records is None:
+    if plan.bounder.public_records == 0:
         return None
-    is_file = config.public_records.endswith(".npz")
-    public = load(
-        config.public_records,
-        data_dir=config.data_dir,
-        download=config.download,
-        classes=task.classes if is_file else None,
-        public=is_file,
-    )
+    public = load_named(config.public_records, config, task)
     check.require(
         public.shape == task.shape and public.classes <= task.classes,
         f"public records of shape {task.shape}, with labels 0 to {task.classes - 1}",
@@ -54,3 +50,22 @@ def load_public(config: RunConfig, plan: Plan, task: Task) -> TensorDataset | No
         "store them like the protected records, for example with numpy.savez",
     )
     return public.train
+
+
+def load_named(name: str | None, settings: RunConfig | CompareSettings, task: Task) -> Task:
+    """A dataset that needs no protection, by its name or its npz file."""
+    if name is None:
+        check.refuse("public records", "none", "name a dataset that needs no protection: public_records=")
+    is_file = name.endswith(".npz")
+    return load(
+        name,
+        data_dir=settings.data_dir,
+        download=settings.download,
+        classes=task.classes if is_file else None,
+        public=is_file,
+    )
+
+
+def _user(config: RunConfig) -> str:
+    """What would use public records."""
+    return " and ".join([config.method, *(config.features or ())])

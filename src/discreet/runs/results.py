@@ -32,6 +32,7 @@ class RunProgress:
     """Progress after a step. Accuracies (on unprotected data) are set at evaluations, epsilon then and now and again.
 
     seeded  the run is not private: `epsilon` is what it would have with secret randomness
+    stage   what is counted: steps of training, or records whose features are computed
     """
 
     step: int
@@ -40,6 +41,7 @@ class RunProgress:
     averaged_accuracy: float | None = None
     epsilon: float | None = None
     seeded: bool = False
+    stage: str = "step"
 
 
 @final

@@ -22,6 +22,7 @@ from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.data import Task, build
+from discreet.data.features.store import Progress
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import complete, every_of, load_task, settle
@@ -57,7 +58,7 @@ def train(
     is_new = not folder.directory.exists()
     check_device(config.device)
     config = complete(config)
-    task = load_task(config)
+    task = load_task(config, features_progress(on_progress))
     config, plan = settle(config, task)
     if resume:
         folder.check_begun()
@@ -85,6 +86,13 @@ def train(
             raise
         finally:
             part.close()
+
+
+def features_progress(listener: Listener | None) -> Progress | None:
+    """Tells the listener of a run how far its public features are."""
+    if listener is None:
+        return None
+    return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -314,14 +322,29 @@ def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> n
 
 
 def scale_learning_rate(private: Private, config: RunConfig) -> None:
-    """Divide SGD's learning rate by the scale of an adaptive clipping norm, which is public.
+    """Set the learning rate of the next step by its schedule; with SGD, divide by the scale of an adaptive clip.
 
-    A clipped record then moves the model as far as at the start. Without this, larger gradients raise the clipping
-    norm, the clipping norm raises the noise, and the noise makes the gradients larger still.
+    The scale is public. A clipped record then moves the model as far as at the start. Without this, larger gradients
+    raise the clipping norm, the clipping norm raises the noise, and the noise makes the gradients larger still.
     """
-    if config.optimizer == "sgd" and config.learning_rate is not None:
-        for group in private.optimizer.param_groups:
-            group["lr"] = config.learning_rate / private.progress.scale
+    if config.learning_rate is None:
+        return
+    factor = learning_rate_factor(str(config.schedule), private.progress.step / private.plan.horizon.steps)
+    for group in private.optimizer.param_groups:
+        group["lr"] = config.learning_rate * factor / (private.progress.scale if config.optimizer == "sgd" else 1.0)
+
+
+def learning_rate_factor(schedule: str, done: float) -> float:
+    """The factor on the learning rate when this part of the run is done.
+
+    >>> [learning_rate_factor(name, 0.25) for name in ("constant", "linear")]
+    [1.0, 0.75]
+    >>> [round(learning_rate_factor("cosine", done), 3) for done in (0.0, 0.5, 0.75)]
+    [1.0, 0.5, 0.146]
+    """
+    if schedule == "linear":
+        return 1 - done
+    return (1 + math.cos(math.pi * done)) / 2 if schedule == "cosine" else 1.0
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

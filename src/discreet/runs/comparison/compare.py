@@ -107,7 +107,8 @@ class CompareSettings:
     others               further budgets for the frontier; every row is calibrated and trained again for each
     other_repeats        runs of each row at those budgets; None: as many as at `epsilon`
     data, data_dir, download, classes, records, public_data   as in a run
-    public_records       as in a run, for the methods that need them; without it they are not compared
+    public_records       as in a run, for the methods and features that need them; without it such methods are left out
+    preset, features     as in a run
     rows                 methods with their settings; None: every certified method
     seeds                repeatable experiments, marked "seeded: not private";
                          None: `repeats` runs of each row with randomness of the operating system
@@ -131,6 +132,8 @@ class CompareSettings:
     records: int | None = None
     public_data: bool = False
     public_records: str | None = None
+    preset: str | None = None
+    features: tuple[str, ...] | None = None
     model: str | None = None
     batch: int | None = None
     epochs: int | None = None

@@ -18,7 +18,8 @@ from discreet.methods import METHODS
 from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
 from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSummary, settings_in_words
-from discreet.runs.defaults import defaults_for, load_task, usual_learning_rate
+from discreet.runs.defaults import load_task, usual_learning_rate
+from discreet.runs.presets import defaults_for, usual
 
 FOLDER = "tuning"
 LONGEST = 300  # the most steps of a trial
@@ -113,12 +114,12 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
 
 def _trials(row: Candidate, settings: CompareSettings) -> tuple[Candidate, ...]:
     """The grid around a row, with the momentum and the average that the row will run with."""
-    usual = defaults_for(settings.data)
+    known = usual(settings)
     config = runs.RunConfig(out="unused", data=settings.data, epsilon=settings.epsilon, delta=settings.delta)
     config = runs.complete(dataclasses.replace(config, method=row.method, parameters=row.parameters))
     parameters, method = dict(config.parameters), METHODS[row.method]
     bounder = method.recipe(**parameters).bounder
-    start = row.learning_rate or usual_learning_rate(settings.data, bounder, adam=method.adam)
+    start = row.learning_rate or usual_learning_rate(known, bounder, adam=method.adam)
     clip = parameters.get("clip")
     factors = itertools.product(CLIPS if clip is not None else (1.0,), RATES)
     return tuple(
@@ -128,8 +129,8 @@ def _trials(row: Candidate, settings: CompareSettings) -> tuple[Candidate, ...]:
             parameters=tuple(sorted((parameters if clip is None else {**parameters, "clip": clip * wider}).items())),
             # SGD's rate falls as the clip grows: a clipped record moves the model as far. Adam's stays.
             learning_rate=start * faster / (1.0 if method.adam or clip is None else wider),
-            momentum=usual.momentum if row.momentum is None else row.momentum,
-            average=usual.average if row.average is None else row.average,
+            momentum=known.momentum if row.momentum is None else row.momentum,
+            average=known.average if row.average is None else row.average,
         )
         for number, (wider, faster) in enumerate(factors, start=1)
     )

@@ -1,0 +1,79 @@
+"""Records: `python -m research.records choose|run|page [NAME ...]`.
+
+choose  try a small grid around each preset on a split of the training records
+run     measure each record: five runs, a row without privacy, the majority class; rerun to resume
+page    write docs/records.md and results/records.svg from results/records.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from discreet.core import check
+from discreet.core.command import package_versions
+from discreet.core.files import write_json, write_text
+from research.records.page import figure, page
+from research.records.records import RECORDS, RUNS, Record
+
+FILE: Final = Path("results/records.json")
+RUN_FOLDER: Final = Path("runs/records")
+
+
+def main() -> None:
+    actions = {"choose": _choose, "run": _measure}
+    action, *names = sys.argv[1:] or ["none"]
+    known = {record.name: record for record in RECORDS}
+    check.require(action in (*actions, "page"), f"one of {', '.join((*actions, 'page'))}", action, "see the docstring")
+    unknown = [name for name in names if name not in known]
+    check.require(not unknown, f"records of {', '.join(known)}", ", ".join(unknown), "choose some of these")
+    for record in (known[name] for name in names or known):
+        if action != "page":
+            actions[action](record)
+    write_text(Path("docs/records.md"), page(_read()))
+    write_text(FILE.with_suffix(".svg"), figure(_read()))
+
+
+def _choose(record: Record) -> None:
+    from research.records.run import chosen
+
+    choice = chosen(record)
+    for trial in choice["trials"]:
+        print(record.name, trial, flush=True)
+    _write(record, {**_read()["records"].get(record.name, {}), "choice": choice})
+
+
+def _measure(record: Record) -> None:
+    from research.records.run import measured
+
+    while True:
+        before = _read()["records"].get(record.name, {})
+        held = measured(record, before, RUN_FOLDER)
+        if held == before:
+            return
+        _write(record, held)
+        print(record.name, held["runs"][-1], flush=True)
+
+
+def _read() -> dict[str, Any]:
+    held: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    return {"format": "discreet.records/1", "runs": RUNS, **held, "records": held.get("records", {})}
+
+
+def _write(record: Record, values: dict[str, Any]) -> None:
+    """Other processes may have written other records meanwhile."""
+    held = _read()
+    held |= {
+        "command": "python -m research.records run",
+        "versions": package_versions("discreet", "torch", "numpy", "scipy"),
+        "records": {**held["records"], record.name: values},
+    }
+    order = [known.name for known in RECORDS]
+    held["records"] = {name: held["records"][name] for name in sorted(held["records"], key=order.index)}
+    write_json(FILE, held)
+
+
+if __name__ == "__main__":
+    main()

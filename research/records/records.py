@@ -1,0 +1,106 @@
+"""The tasks of the records: data, preset and budget, beside what was published for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+DELTA: Final = 1e-5
+RUNS: Final = 5
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A result of a paper. accounting: how its epsilon was found. extra: public data or weights beside the records."""
+
+    source: str
+    epsilon: float
+    accuracy: float
+    accounting: str
+    extra: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A task with the command that repeats it.
+
+    target  the accuracy to reach
+    grid    factors on the preset's clip and on its learning rate times clip that were tried on a split of the training
+            records; the preset is (1, 1)
+    auc     whether the area under the ROC curve is measured, too
+    """
+
+    data: str
+    preset: str
+    epsilon: float
+    target: float
+    grid: tuple[tuple[float, float], ...] = ((1.0, 1.0), (1.0, 0.4), (1.0, 2.5), (3.0, 1.0))
+    auc: bool = False
+    published: tuple[Published, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}-{self.epsilon:g}"
+
+    def command(self, out: str = "runs/record") -> str:
+        return (
+            f"discreet train --data {self.data} --preset {self.preset} --epsilon {self.epsilon:g} --delta {DELTA:g} "
+            f"--out {out}"
+        )
+
+
+_SCATTERNET: Final = "ScatterNet (Tramer and Boneh 2021), linear model or CNN on scattering coefficients"
+_RDP: Final = "RDP, Poisson sampling assumed"
+
+RECORDS: Final = (
+    Record(data="fashion-mnist", preset="best", epsilon=1.0, target=88.6),
+    Record(
+        data="fashion-mnist",
+        preset="best",
+        epsilon=3.0,
+        target=89.9,
+        published=(Published(source=_SCATTERNET, epsilon=3.0, accuracy=89.7, accounting=_RDP, extra="none"),),
+    ),
+    Record(
+        data="mnist",
+        preset="best",
+        epsilon=3.0,
+        target=98.3,
+        published=(Published(source=_SCATTERNET, epsilon=3.0, accuracy=98.7, accounting=_RDP, extra="none"),),
+    ),
+    Record(
+        data="cifar10",
+        preset="best",
+        epsilon=2.0,
+        target=86.2,
+        published=(
+            Published(
+                source="SimCLR v2 features (Tramer and Boneh 2021)",
+                epsilon=2.0,
+                accuracy=92.4,
+                accounting=_RDP,
+                extra="ImageNet without labels",
+            ),
+            Published(
+                source="ResNeXt-29 features (Tramer and Boneh 2021)",
+                epsilon=2.0,
+                accuracy=79.6,
+                accounting=_RDP,
+                extra="CIFAR-100",
+            ),
+            Published(source=_SCATTERNET, epsilon=3.0, accuracy=69.3, accounting=_RDP, extra="none"),
+            Published(
+                source="Wide ResNet from scratch (De et al. 2022)",
+                epsilon=8.0,
+                accuracy=81.4,
+                accounting=_RDP,
+                extra="none",
+            ),
+        ),
+    ),
+    Record(data="adult", preset="best", epsilon=1.0, target=85.0, auc=True),
+    Record(data="reviews", preset="best", epsilon=3.0, target=85.4),
+    Record(data="digits", preset="best", epsilon=3.0, target=94.5),
+)

@@ -1,0 +1,109 @@
+"""Measure a record: five runs with the operating system's randomness, each with its cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discreet import runs
+from discreet.auditing.trainings import log_probabilities
+from discreet.core.peak_memory import peak_bytes, restart_peak
+from discreet.core.plain import digest, plain
+from discreet.data import Task, build
+from discreet.runs.comparison.values import Estimate
+from discreet.runs.defaults import load_task
+from discreet.runs.presets import Defaults, usual
+from discreet.runs.reference import majority, without_privacy
+from research.records.choose import attempt, split
+from research.records.records import DELTA, RUNS, Record
+
+Values = dict[str, Any]
+
+
+def config_of(record: Record, out: Path) -> runs.RunConfig:
+    return runs.RunConfig(
+        data=record.data, preset=record.preset, epsilon=record.epsilon, delta=DELTA, out=str(out), seed=None
+    )
+
+
+def settings_of(record: Record) -> Defaults:
+    return usual(config_of(record, Path("unused")))
+
+
+def chosen(record: Record) -> Values:
+    """Try the grid around the preset on a split of the training records; the test records are not used."""
+    config = runs.complete(config_of(record, Path("unused")))
+    known, part = settings_of(record), split(load_task(config))
+    assert known.steps is not None
+    trials = [
+        attempt(
+            config,
+            part,
+            clip=known.clip * wider,
+            reach=known.reach * faster,
+            steps=known.steps,
+            batch=known.batch,
+            seed=0,
+        )
+        for wider, faster in record.grid
+    ]
+    return {"split": "four fifths of the training records train, every fifth scores", "trials": plain(tuple(trials))}
+
+
+def measured(record: Record, held: Values, folder: Path) -> Values:
+    """The record with one run more, and its references if those are missing; runs of other settings are dropped."""
+    settings = settings_of(record)
+    key = digest(settings)
+    if held.get("digest") != key:
+        held = {**{name: held[name] for name in ("choice",) if name in held}, "digest": key, "runs": []}
+    number = len(held["runs"]) + 1
+    if number <= RUNS:
+        held = {**held, "runs": [*held["runs"], _run(record, folder / record.name / f"os-{number}")]}
+    config = runs.complete(config_of(record, folder))
+    if "majority" not in held:
+        task = load_task(config)
+        passes = (settings.steps or 1) * settings.batch / (task.records or len(task.train))
+        held |= {"majority": majority(task), "without_privacy": without_privacy(config, task, passes=passes)}
+    accuracies = [run["accuracy"] for run in held["runs"]]
+    summary = {"settings": plain(settings), "accuracy": plain(Estimate.of(accuracies)), "command": record.command()}
+    if record.auc:
+        summary["auc"] = plain(Estimate.of([run["auc"] for run in held["runs"]]))
+    facts = {"data": record.data, "preset": record.preset, "epsilon": record.epsilon, "delta": DELTA}
+    facts |= {"target": record.target, "published": plain(record.published)}
+    return {**held, **facts, **summary}
+
+
+def _run(record: Record, out: Path) -> Values:
+    if out.exists():  # an unfinished run, or one of another day
+        shutil.rmtree(out)
+    config = config_of(record, out)
+    config = dataclasses.replace(config, eval_every=settings_of(record).steps)  # the test records are read once
+    restart_peak()
+    before = time.process_time()
+    result = runs.train(config)
+    seconds = time.process_time() - before
+    values: Values = {
+        "accuracy": result.test_accuracy,
+        "epsilon": result.spent.certified.epsilon,
+        "accountant": result.spent.certified.accountant,
+        "randomness": result.spent.statement,
+        "cpu_seconds": round(seconds, 1),
+        "peak_megabytes": round((peak_bytes() or 0) / 2**20),
+    }
+    if record.auc:
+        values["auc"] = _auc(config, load_task(runs.complete(config)), out)
+    return values
+
+
+def _auc(config: runs.RunConfig, task: Task, out: Path) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    model = build(str(runs.complete(config).model), shape=task.shape, classes=task.classes)
+    model.load_state_dict(torch.load(runs.RunFolder(out).model, weights_only=True))
+    x, y = task.test.tensors
+    return float(roc_auc_score(y.numpy(), log_probabilities(model, x)[:, 1].numpy()))

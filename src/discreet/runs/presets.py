@@ -1,0 +1,192 @@
+"""Settings that work without tuning: the usual ones of each dataset, and presets by name and budget.
+
+All were chosen on public benchmarks, so they cost no privacy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, final
+
+from discreet.core import check
+
+if TYPE_CHECKING:
+    from discreet.runs.comparison.compare import CompareSettings
+    from discreet.runs.config import RunConfig
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """Settings that are used where the user gives none.
+
+    features        public features in place of the records, by name
+    public_records  the dataset that their statistics come from
+    reach           learning rate times the bound on a record's gradient. SGD's learning rate is reach / bound, so that
+                    methods with different bounds take steps of the same size
+    schedule        how the learning rate falls: constant, linear or cosine
+    average         decay of the average of the parameters; 0: no average
+    """
+
+    model: str
+    batch: int
+    features: tuple[str, ...] = ()
+    public_records: str | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    clip: float = 1.0
+    reach: float = 1.0
+    momentum: float = 0.0
+    adam_rate: float = 0.002
+    schedule: str = "constant"
+    average: float = 0.9
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings for one dataset, or for one kind of records, at every budget.
+
+    name     what `--preset` takes
+    data     the dataset; empty: any records of this kind
+    budgets  (epsilon, settings), in rising order
+    share    for any records: the batch as a part of the records
+    """
+
+    name: str
+    data: str
+    about: str
+    budgets: tuple[tuple[float, Defaults], ...]
+    share: float | None = None
+
+    def at(self, epsilon: float) -> Defaults:
+        """The settings of the largest budget that is not above `epsilon`, otherwise those of the smallest."""
+        fitting = [settings for budget, settings in self.budgets if budget <= epsilon]
+        return fitting[-1] if fitting else self.budgets[0][1]
+
+
+_ANY: Final = Defaults(model="mlp", batch=256, epochs=20)
+_GREY: Final = Defaults(model="cnn-small", batch=2048, epochs=30, clip=0.1, reach=0.4, momentum=0.9, average=0.98)
+
+DEFAULTS: Final = MappingProxyType(
+    {
+        "digits": Defaults(model="cnn-digits", batch=256, steps=300, clip=0.2, reach=0.8, adam_rate=0.01, average=0.97),
+        "mnist": _GREY,
+        "fashion-mnist": _GREY,
+        "cifar10": Defaults(model="cnn-550k", batch=1024, epochs=30, clip=0.1, reach=0.2, momentum=0.9, average=0.98),
+        "adult": Defaults(model="logistic", batch=1024, epochs=10, clip=1.0, reach=1.0, average=0.95),
+        "reviews": Defaults(
+            model="head", features=("minilm",), batch=2048, steps=100, clip=0.3, reach=6.0, momentum=0.9, average=0.0
+        ),
+    }
+)
+
+
+def _head(
+    *features: str,
+    clip: float,
+    reach: float,
+    batch: int = 8192,
+    steps: int = 240,
+    public: str | None = None,
+    average: float = 0.0,
+) -> Defaults:
+    """A linear head on public features, with momentum and a learning rate that falls to zero."""
+    return Defaults(
+        model="head",
+        features=features,
+        public_records=public,
+        batch=batch,
+        steps=steps,
+        clip=clip,
+        reach=reach,
+        momentum=0.9,
+        adam_rate=0.002,
+        schedule="linear",
+        average=average,
+    )
+
+
+_BOTH: Final = ("scattering", "patches")
+
+PRESETS: Final = (
+    Preset(
+        name="best",
+        data="fashion-mnist",
+        about="linear head on scattering coefficients and patches",
+        budgets=(
+            (1.0, _head(*_BOTH, clip=0.05, reach=25.0, public="cifar10")),
+            (3.0, _head(*_BOTH, clip=0.1, reach=70.0, public="cifar10")),
+        ),
+    ),
+    Preset(
+        name="fast",
+        data="fashion-mnist",
+        about="linear head on scattering coefficients",
+        budgets=(
+            (1.0, _head("scattering", clip=0.05, reach=25.0, public="cifar10")),
+            (3.0, _head("scattering", clip=0.1, reach=70.0, public="cifar10")),
+        ),
+    ),
+    Preset(
+        name="best",
+        data="mnist",
+        about="linear head on scattering coefficients",
+        budgets=((1.0, _head("scattering", clip=0.05, reach=25.0, public="cifar10")),),
+    ),
+    Preset(
+        name="best",
+        data="cifar10",
+        about="linear head on a network trained on ImageNet",
+        budgets=((2.0, _head("efficientnet-lite2", clip=0.1, reach=40.0, steps=160)),),
+    ),
+    Preset(
+        name="best",
+        data="adult",
+        about="linear head on categories and public bins",
+        budgets=((1.0, _head("bins", clip=0.3, reach=12.0, batch=4096, steps=100)),),
+    ),
+    Preset(
+        name="best",
+        data="reviews",
+        about="linear head on a sentence encoder",
+        budgets=((3.0, _head("minilm", clip=0.3, reach=12.0, batch=4096, steps=100)),),
+    ),
+    Preset(
+        name="best",
+        data="digits",
+        about="linear head on scattering coefficients",
+        budgets=((3.0, _head("scattering", clip=0.1, reach=2.5, batch=512, steps=100, public="mnist")),),
+    ),
+)
+
+
+def presets_of(data: str) -> Iterator[Preset]:
+    """The presets for this dataset, then those for any records."""
+    yield from (preset for preset in PRESETS if preset.data == data)
+    yield from (preset for preset in PRESETS if not preset.data)
+
+
+def defaults_for(data: str) -> Defaults:
+    return DEFAULTS.get(data, _ANY)
+
+
+def usual(settings: RunConfig | CompareSettings) -> Defaults:
+    """The settings that a run uses where the user gives none: those of its preset, or of its dataset."""
+    if settings.preset is None:
+        return defaults_for(settings.data)
+    known = {preset.name: preset for preset in presets_of(settings.data)}
+    expected = f"a preset for {settings.data} ({', '.join(known) or 'there is none'})"
+    check.require(settings.preset in known, expected, repr(settings.preset), "see `discreet presets`")
+    preset = known[settings.preset]
+    if settings.epsilon is None:
+        check.refuse("epsilon with a preset", "noise", "give the budget: a preset has settings for it")
+    chosen = preset.at(settings.epsilon)
+    if preset.share is None:
+        return chosen
+    if settings.records is None:
+        check.refuse("the public number of records with this preset", "none", "give records=, --records")
+    return dataclasses.replace(chosen, batch=max(1, round(preset.share * settings.records)))
