@@ -234,6 +234,16 @@ class TuningSummary:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """An accuracy to read the others against; `about` says what it is, `accuracy` None why there is none."""
+
+    name: str
+    about: str
+    accuracy: float | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Provenance:
     command: str
     created: str
@@ -250,6 +260,7 @@ class Comparison:
     others    the same rows at further budgets
     truth     the rows of an audit that the page shows, with the name of its file
     tuned     the search that chose the settings, if there was one
+    references  accuracies to read the others against: without privacy, and of the most frequent class
     together  the epsilon of publishing all runs of the page, by composition; None if unknown
     public    whether the training records are public, so that repeating and tuning cost nothing
     """
@@ -276,6 +287,7 @@ class Comparison:
     truth: tuple[AuditRow, ...] = ()
     truth_source: str = ""
     tuned: TuningSummary | None = None
+    references: tuple[Reference, ...] = ()
 
     @staticmethod
     def ranked(entries: Iterable[MethodResult]) -> tuple[MethodResult, ...]:
