@@ -97,7 +97,9 @@ def _trials(held: Values) -> str:
         for name, one in held["records"].items()
         for t in one.get("choice", {}).get("trials", ())
     ]
-    return f"{len(rows)} settings were tried:\n\n{markdown(heads, rows)}"
+    before = sum(one.get("choice", {}).get("before", 0) for one in held["records"].values())
+    told = f"{len(rows)} settings were tried, and {before} for digits before (other learning rates and statistics):"
+    return f"{told}\n\n{markdown(heads, rows)}"
 
 
 def figure(held: Values) -> str:

@@ -17,7 +17,7 @@ import synthetic
 from discreet import Refused
 from discreet.report import wording
 from discreet.report.page import render, write
-from discreet.runs.comparison.values import Failure, MethodResult
+from discreet.runs.comparison.values import Failure, MethodResult, Reference
 from research.readme import read_comparison
 
 
@@ -133,8 +133,11 @@ def test_one_run_each_says_that_differences_may_be_chance() -> None:
 
 
 def test_the_headline_says_what_it_is_worth() -> None:
-    assert "overlaps all others" in wording.significance(synthetic.comparison())
-    assert "overlaps those of psac and dp-sgd" in wording.significance(synthetic.failing())
+    alike = tuple(synthetic.entry("dp-sgd", name=name) for name in ("a", "b", "c", "d"))
+    assert "paired t test over the seeds it cannot be told apart from any other" in wording.significance(
+        synthetic.comparison(alike)
+    )
+    assert "cannot be told apart from psac and dp-sgd" in wording.significance(synthetic.failing())
 
     def steady(name: str, accuracy: float) -> MethodResult:
         values = (accuracy - 0.001, accuracy, accuracy + 0.001)
@@ -142,7 +145,17 @@ def test_the_headline_says_what_it_is_worth() -> None:
         return synthetic.entry(name, runs=made)
 
     clear = synthetic.comparison((steady("dp-sgd", 0.9), steady("psac", 0.8)))
-    assert wording.significance(clear) == "Its interval lies above all others."
+    assert wording.significance(clear) == "By a paired t test over the seeds it is better than all others."
+
+
+def test_rows_that_no_method_made_close_the_table() -> None:
+    rows = (
+        Reference(name="without privacy", about="protects nobody", accuracy=0.9712),
+        Reference(name="majority class", about="the most frequent label", accuracy=None),
+    )
+    page = Parsed(render(synthetic.comparison(references=rows))).text
+    assert re.search(r"without privacy\s*97.1%\s*protects nobody", page)
+    assert re.search(r"majority class\s*–\s*the most frequent label", page)
 
 
 def test_epsilon_is_never_rounded_down() -> None:

@@ -12,7 +12,8 @@ import synthetic
 from scipy import stats
 
 from discreet import Refused
-from discreet.runs.comparison.values import Comparison, Estimate, Point
+from discreet.runs.comparison.separation import p_value, told_apart
+from discreet.runs.comparison.values import Comparison, Estimate, MethodResult, Point, TrainedRun
 from research.readme import comparison_from_json
 
 
@@ -37,12 +38,11 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     assert 1900 - naive > slack
 
 
-def test_one_run_has_no_interval_and_is_told_apart_from_nothing() -> None:
-    one, many = Estimate.of([0.5]), Estimate.of([0.9, 0.91, 0.9])
+def test_one_run_has_no_interval() -> None:
+    one = Estimate.of([0.5])
     assert one.half is None
     assert one.error is None
     assert (one.low, one.high) == (0.5, 0.5)
-    assert one.overlaps(many)
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [0.5, math.inf]])
@@ -73,6 +73,41 @@ def test_only_clearly_worse_rows_are_told_apart_from_the_best() -> None:
     rows = (row("dp-sgd", 0.9, 0.91, 0.92), row("psac", 0.9, 0.9, 0.91), row("auto-s", 0.5, 0.51, 0.5))
     found = synthetic.comparison(rows)  # type: ignore[arg-type]
     assert [entry.name for entry in found.close_to_best] == ["psac"]
+
+
+def rows_of(*accuracies: tuple[float, ...], seeded: bool = True) -> list[MethodResult]:
+    def run(name: str, seed: int, value: float) -> TrainedRun:
+        return dataclasses.replace(synthetic.run("dp-sgd", seed, accuracy=value), seed=seed if seeded else None)
+
+    names = "abcdefgh"[: len(accuracies)]
+    return [
+        synthetic.entry("dp-sgd", name=name, runs=tuple(run(name, i, value) for i, value in enumerate(values)))
+        for name, values in zip(names, accuracies, strict=True)
+    ]
+
+
+def test_shared_seeds_tell_small_constant_differences_apart() -> None:
+    common = (0.80, 0.86, 0.90, 0.83, 0.88)
+    lower = tuple(value - 0.01 + 0.001 * (-1) ** i for i, value in enumerate(common))
+    assert p_value(*rows_of(common, lower)) < 1e-3
+    assert p_value(*rows_of(common, lower, seeded=False)) > 0.5  # control: without pairs the seeds' spread hides it
+
+
+def test_a_single_run_is_told_apart_from_nothing() -> None:
+    assert p_value(*rows_of((0.9,), (0.1,))) == 1.0
+    assert p_value(*rows_of((0.9,), (0.1, 0.2), seeded=False)) == 1.0
+
+
+def test_equal_methods_are_rarely_told_apart_however_many_there_are() -> None:
+    """At most 5 % of comparisons reject anything; the bound below fails by chance with probability under 1e-4."""
+    chance = random.Random(3)
+    wrong = single = 0
+    for _ in range(400):
+        rows = rows_of(*(tuple(chance.gauss(0.9, 0.01) for _ in range(5)) for _ in range(7)))
+        wrong += any(told_apart(rows[0], rows[1:]).values())
+        single += any(p_value(rows[0], row) <= 0.05 for row in rows[1:])
+    assert wrong <= 20 + 4 * math.sqrt(400 * 0.05 * 0.95)
+    assert single > 40  # control: without the correction
 
 
 def test_a_curve_holds_the_steps_that_every_run_has_and_the_largest_epsilon() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from discreet.accounting.accountants import Certificate
     from discreet.runs import RunResult
     from discreet.runs.audit_rows import AuditRow
-    from discreet.runs.comparison.values import Comparison, Estimate
+    from discreet.runs.comparison.values import Comparison, Estimate, Reference
     from discreet.training.model_check import ModelCheck
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -116,16 +116,21 @@ def comparison_table(found: Comparison) -> RenderableType:
         seconds = "-" if entry.seconds is None else f"{entry.seconds:.1f}"
         numbers = (_accuracy(entry.accuracy), _epsilon(entry.epsilon), _epsilon(entry.claimed), seconds)
         rows.append((str(rank), _bold(entry.name), *numbers))
+    rows += [("", Text(one.name), _reference(one), "-", "-", "-") for one in found.references]
     notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
     notes += [f"not comparable: {o.method} ({o.reason or o.guarantee})" for o in found.excluded]
     if found.close_to_best:
         names = ", ".join(entry.name for entry in found.close_to_best)
-        notes.append(f"not separated from the best by {wording.counted(found.repeats, 'run')}: {names}")
+        notes.append(f"not told apart from the best by {wording.counted(found.repeats, 'run')}: {names}")
     if found.seeded:
         notes.append("seeded, so that it can be repeated: these models are not private")
     notes += [line for line in (wording.together(found), wording.tuning(found), wording.warning(found)) if line]
     further = [_frontier_table(found)] if found.others else []
     return Group(_table(title, columns, rows), *further, *(Text(note) for note in notes))
+
+
+def _reference(one: Reference) -> str:
+    return "-" if one.accuracy is None else f"{wording.points(one.accuracy)} %"
 
 
 def _frontier_table(found: Comparison) -> RenderableType:

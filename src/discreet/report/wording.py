@@ -142,11 +142,12 @@ def significance(of: Comparison) -> str:
     near = [entry.name for entry in of.close_to_best]
     if of.repeats == 1:
         return "One run each: differences may be due to chance. Use more seeds to get intervals."
+    test = "a t test of the runs" if of.seeds is None else "a paired t test over the seeds"
     if not near:
-        return "Its interval lies above all others."
+        return f"By {test} it is better than all others."
     if len(near) == len(of.finished) - 1 > 2:
-        return "Its interval overlaps all others: these runs do not separate the methods."
-    return f"Its interval overlaps those of {listed(near)}: these runs do not separate them."
+        return f"By {test} it cannot be told apart from any other."
+    return f"By {test} it cannot be told apart from {listed(near)}."
 
 
 def interval(of: Comparison) -> str:

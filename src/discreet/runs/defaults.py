@@ -40,13 +40,19 @@ def load_task(settings: RunConfig | CompareSettings, progress: Progress | None =
     if not names:
         return task
     if needs_public(names):
-        public = load_named(settings.public_records or usual(settings).public_records, settings, task)
+        public = load_named(public_of(settings), settings, task)
     return extract(task, names, public=public, data_dir=settings.data_dir, progress=progress)
 
 
 def features_of(settings: RunConfig | CompareSettings) -> tuple[str, ...]:
     """The public features of a run: those that the user names, or the usual ones."""
     return usual(settings).features if settings.features is None else settings.features
+
+
+def public_of(settings: RunConfig | CompareSettings) -> str | None:
+    """The public records that the user names, or those that the usual features take statistics from."""
+    named = settings.public_records
+    return named or (usual(settings).public_records if needs_public(features_of(settings)) else None)
 
 
 def complete(config: RunConfig) -> RunConfig:
@@ -71,7 +77,7 @@ def complete(config: RunConfig) -> RunConfig:
     return dataclasses.replace(
         config,
         features=features_of(config),
-        public_records=config.public_records or (known.public_records if needs_public(features_of(config)) else None),
+        public_records=public_of(config),
         schedule=config.schedule or (known.schedule if seen else "constant"),
         model=known.model if config.model is None else config.model,
         parameters=tuple(sorted(parameters.items())),

@@ -147,7 +147,7 @@ PRESETS: Final = (
         name="best",
         data="adult",
         about="linear head on categories and public bins",
-        budgets=((1.0, _head("bins", clip=0.3, reach=12.0, batch=4096, steps=100)),),
+        budgets=((1.0, _head("bins", clip=0.3, reach=30.0, batch=4096, steps=100)),),
     ),
     Preset(
         name="best",
@@ -159,7 +159,7 @@ PRESETS: Final = (
         name="best",
         data="digits",
         about="linear head on scattering coefficients",
-        budgets=((3.0, _head("scattering", clip=0.1, reach=2.5, batch=512, steps=100, public="mnist")),),
+        budgets=((3.0, _head("scattering", clip=0.3, reach=2.5, batch=512, steps=100, public="mnist")),),
     ),
 )
 

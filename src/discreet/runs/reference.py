@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from discreet.core import check
 from discreet.data import Task, build
+from discreet.runs.comparison.values import Reference
 
 if TYPE_CHECKING:
     from discreet.runs.config import RunConfig
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
 RATES: Final = (0.001, 0.003, 0.01)  # of Adam; the best on a fifth of the training records is taken
 BATCH: Final = 256
 MOST_EPOCHS: Final = 20
+
+
+def reference_rows(config: RunConfig, task: Task, *, passes: float) -> tuple[Reference, ...]:
+    """The rows of a comparison that no method made; private records are not trained on without noise."""
+    about = "the same model and data, Adam, no clipping, no noise: protects nobody"
+    accuracy = None
+    if task.public:
+        accuracy = without_privacy(config, task, passes=passes)
+    else:
+        about = "not trained: its accuracy would reveal private records (declare them public if they are)"
+    return (
+        Reference(name="without privacy", about=about, accuracy=accuracy),
+        Reference(name="majority class", about="always answers the most frequent test label", accuracy=majority(task)),
+    )
 
 
 def majority(task: Task) -> float:
@@ -58,7 +73,7 @@ def _trained(config: RunConfig, task: Task, data: TensorDataset, rate: float, ep
         for some in torch.randperm(len(y), generator=order).split(BATCH):
             optimizer.zero_grad()
             loss: Tensor = F.cross_entropy(model(x[some]), y[some])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             falling.step()
     return model

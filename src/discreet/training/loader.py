@@ -92,7 +92,7 @@ class Loader:
         if self._is_plain:
             assert isinstance(self._dataset, TensorDataset)
             rows = torch.from_numpy(indices)
-            return tuple(tensor[rows] for tensor in self._dataset.tensors)
+            return tuple(tensor.index_select(0, rows) for tensor in self._dataset.tensors)  # faster than tensor[rows]
         return self._collate_fn([self._dataset[int(index)] for index in indices])
 
     def _micro(self, batch: Any, records: int, is_last: bool) -> MicroBatch:

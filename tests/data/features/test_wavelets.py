@@ -10,7 +10,18 @@ from torch import Tensor
 from discreet.core.check import Refused
 from discreet.data.features.wavelets import Wavelets
 
-KYMATIO = {(0, 0, 0): 0.995681, (0, 3, 3): 0.444457, (1, 2, 1): 0.04484, (5, 2, 1): 0.04055, (9, 1, 1): 0.096617, (13, 1, 0): 0.018653, (17, 2, 1): 0.011854, (40, 1, 1): 0.00392, (57, 2, 0): 0.002998, (80, 1, 1): 0.046536}
+KYMATIO = {
+    (0, 0, 0): 0.995681,
+    (0, 3, 3): 0.444457,
+    (1, 2, 1): 0.04484,
+    (5, 2, 1): 0.04055,
+    (9, 1, 1): 0.096617,
+    (13, 1, 0): 0.018653,
+    (17, 2, 1): 0.011854,
+    (40, 1, 1): 0.00392,
+    (57, 2, 0): 0.002998,
+    (80, 1, 1): 0.046536,
+}
 """By channel, row and column."""
 TOTAL = 40.3882
 IMAGES = torch.rand(2, 16, 16, generator=torch.Generator().manual_seed(0))

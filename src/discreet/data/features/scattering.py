@@ -71,4 +71,5 @@ class Scattering:
 
 
 def _axes(square: Tensor) -> Tensor:
-    return torch.linalg.eigh(square.double())[1].float()
+    axes: Tensor = torch.linalg.eigh(square.double())[1]
+    return axes.float()

@@ -79,7 +79,8 @@ def _morlet(shape: tuple[int, ...], deviation: float, turn: float, frequency: fl
     envelope = envelope * slant / (2 * math.pi * deviation**2)
     wave = torch.polar(envelope, frequency * along).sum((0, 1))
     flat = envelope.sum((0, 1))
-    return torch.fft.fft2(wave - wave.sum() / flat.sum() * flat).real.float()
+    spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / flat.sum() * flat)
+    return spectrum.real.float()
 
 
 def _average(size: int, scales: int, j: int) -> Tensor:
@@ -87,7 +88,7 @@ def _average(size: int, scales: int, j: int) -> Tensor:
     deviation = 0.8 * 2 ** (scales - 1)
     gaussian = torch.exp(-(_periodic(size) ** 2) / (2 * deviation**2)).sum(0) / (math.sqrt(2 * math.pi) * deviation)
     spectrum = _lowest(torch.fft.fft(gaussian).real, j, 0)
-    filter_ = torch.fft.ifft(spectrum).real
+    filter_: Tensor = torch.fft.ifft(spectrum).real
     places = torch.arange(len(filter_))
     circulant = filter_[(places[:, None] - places) % len(filter_)]
     return circulant[:: 2 ** (scales - j)][1:-1].float()

@@ -17,7 +17,7 @@ from typing import Self, final
 from discreet.core import check
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow, read_audit
-from discreet.runs.comparison.values import BudgetResult, Comparison, Setting
+from discreet.runs.comparison.values import BudgetResult, Comparison, Reference, Setting
 
 SHIPPED = "truth-table.json"  # the audit's table, where it lies in the report's directory itself
 _LISTED = "`discreet methods` describes them"
@@ -108,7 +108,7 @@ class CompareSettings:
     other_repeats        runs of each row at those budgets; None: as many as at `epsilon`
     data, data_dir, download, classes, records, public_data   as in a run
     public_records       as in a run, for the methods and features that need them; without it such methods are left out
-    preset, features     as in a run
+    preset, features, schedule   as in a run
     rows                 methods with their settings; None: every certified method
     seeds                repeatable experiments, marked "seeded: not private";
                          None: `repeats` runs of each row with randomness of the operating system
@@ -134,6 +134,7 @@ class CompareSettings:
     public_records: str | None = None
     preset: str | None = None
     features: tuple[str, ...] | None = None
+    schedule: str | None = None
     model: str | None = None
     batch: int | None = None
     epochs: int | None = None
@@ -259,16 +260,20 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
         settings, tuned = search(settings, _staged(listener, f"tuning on {settings.tune_on}"))
     ledgers: list[Path] = []
     found: list[Comparison] = []
+    references: tuple[Reference, ...] = ()
     for epsilon in (settings.epsilon, *settings.others):
         told = _staged(listener, f"epsilon {epsilon:g}") if settings.others else listener
         rounds = ComparisonRunner(settings.at(epsilon), told, root=settings.out)
         found.append(rounds.comparison())
         ledgers += rounds.ledgers
+        references = references or rounds.references()
     main, *others = found
     if others:
         main = dataclasses.replace(main, together=together(ledgers, main.delta, main.relation))
     stages = tuple(BudgetResult(epsilon=at.epsilon, repeats=at.repeats, entries=at.entries) for at in others)
-    return dataclasses.replace(main, others=stages, truth=truth, truth_source=source, tuned=tuned)
+    return dataclasses.replace(
+        main, others=stages, truth=truth, truth_source=source, tuned=tuned, references=references
+    )
 
 
 def _truth(settings: CompareSettings) -> tuple[tuple[AuditRow, ...], str]:

@@ -15,17 +15,20 @@ from discreet.accounting.accountants import certify
 from discreet.accounting.ledger import merge, read
 from discreet.core import check
 from discreet.core.command import package_versions
-from discreet.core.plain import digest
+from discreet.core.files import write_json
+from discreet.core.plain import digest, from_plain, plain
 from discreet.core.relation import Neighbouring
 from discreet.core.workers import failure_of, run_jobs
 from discreet.data import DATASETS, build, parameters
+from discreet.data.features import needs_public
 from discreet.methods import METHODS
 from discreet.runs.comparison import values
 from discreet.runs.comparison.compare import SET_ASIDE, Candidate, CompareSettings, ComparisonProgress, Listener, Phase
-from discreet.runs.comparison.values import Comparison, Excluded, Failure, MethodResult, TrainedRun
+from discreet.runs.comparison.values import Comparison, Excluded, Failure, MethodResult, Reference, TrainedRun
 from discreet.runs.config import FREE_TO_CHANGE
-from discreet.runs.defaults import load_task, records_of, settle
+from discreet.runs.defaults import features_of, load_task, records_of, settle
 from discreet.runs.folder import read_json
+from discreet.runs.reference import reference_rows
 from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -33,9 +36,11 @@ from discreet.stages.sampling import Horizon
 _SHARED = (
     *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta", "preset", "features"),
+    "schedule",
 )
 """Settings of a comparison that each of its runs has."""
 _OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row
+REFERENCES = "references.json"
 MOST = 400  # the most changes that are kept of a schedule
 
 
@@ -124,6 +129,7 @@ class ComparisonRunner:
         shared = {name: getattr(self._settings, name) for name in _SHARED}
         own = {name: getattr(candidate, name) for name in _OWN}
         learns = METHODS[candidate.method].recipe().bounder.public_records > 0
+        learns = learns or needs_public(features_of(self._settings))
         public = self._settings.public_records if learns else None
         return runs.RunConfig(out=str(self._settings.out / candidate.name), public_records=public, **own, **shared)
 
@@ -248,6 +254,20 @@ class ComparisonRunner:
             runs=tuple(self._finished[index] for index in places if index in self._finished),
             failures=tuple(self._failed[index] for index in places if index in self._failed),
         )
+
+    def references(self) -> tuple[Reference, ...]:
+        """The rows of no method, kept in a file, so that resuming does not train again."""
+        horizon, file = self.horizon, self._settings.out / REFERENCES
+        passes = horizon.steps * horizon.size.batch / horizon.size.records
+        key = digest([_compared(self.shared)["model"], self.task.checksum, self.task.constants, passes])
+        held = read_json(file) if file.is_file() else {}
+        if held.get("digest") != key:
+            found = reference_rows(self.shared, self.task, passes=passes)
+            self._settings.out.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"digest": key, "references": plain(found)})
+            return found
+        rows: tuple[Reference, ...] = from_plain(tuple[Reference, ...], held["references"])
+        return rows
 
     @property
     def ledgers(self) -> list[Path]:

@@ -18,13 +18,14 @@ from discreet.methods import METHODS
 from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
 from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSummary, settings_in_words
-from discreet.runs.defaults import load_task, usual_learning_rate
+from discreet.runs.defaults import features_of, load_task, public_of, usual_learning_rate
 from discreet.runs.presets import defaults_for, usual
 
 FOLDER = "tuning"
 LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
 RATES, CLIPS = (0.5, 1.0, 2.0), (1.0, 4.0)  # factors on the learning rate and the clipping norm
+MORE_RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # of methods without a clipping norm: as many trials
 
 
 def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettings, TuningSummary]:
@@ -36,7 +37,16 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
     target = ComparisonRunner(settings.at(settings.epsilon), listener, root=settings.out)
     data, place = str(settings.tune_on), settings.out / FOLDER
     classes, file = settings.classes if data.endswith(".npz") else None, place / "stand-in.npz"
-    public = dataclasses.replace(settings, data=data, classes=classes, records=None, public_data=True)
+    public = dataclasses.replace(
+        settings,
+        data=data,
+        classes=classes,
+        records=None,
+        public_data=True,
+        preset=None,
+        features=features_of(settings),
+        public_records=public_of(settings),
+    )
     stand_in = load_task(public)
     records, held_out = _split(stand_in, file)
     fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
@@ -48,6 +58,9 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
         tune_on=None,
         truth=None,
         data=str(file),
+        preset=None,
+        features=(),
+        schedule=settings.schedule or usual(settings).schedule,
         data_dir=None,
         download=False,
         classes=stand_in.classes,
@@ -121,7 +134,7 @@ def _trials(row: Candidate, settings: CompareSettings) -> tuple[Candidate, ...]:
     bounder = method.recipe(**parameters).bounder
     start = row.learning_rate or usual_learning_rate(known, bounder, adam=method.adam)
     clip = parameters.get("clip")
-    factors = itertools.product(CLIPS if clip is not None else (1.0,), RATES)
+    factors = itertools.product((1.0,), MORE_RATES) if clip is None else itertools.product(CLIPS, RATES)
     return tuple(
         Candidate(
             method=row.method,

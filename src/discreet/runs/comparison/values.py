@@ -9,6 +9,7 @@ from typing import Any, Self, final
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.runs.audit_rows import AuditRow
+from discreet.runs.comparison.separation import told_apart
 
 FORMAT = "discreet.comparison/2"
 CONFIDENCE = 0.95
@@ -54,12 +55,6 @@ class Estimate:
     @property
     def high(self) -> float:
         return self.mean + (self.half or 0.0)
-
-    def overlaps(self, other: Self) -> bool:
-        """Whether the two intervals share a point. The interval of a single run overlaps all others."""
-        if self.half is None or other.half is None:
-            return True
-        return self.low <= other.high and other.low <= self.high
 
 
 @final
@@ -319,10 +314,11 @@ class Comparison:
 
     @property
     def close_to_best(self) -> tuple[MethodResult, ...]:
-        """The entries whose intervals overlap that of the best."""
-        if self.best is None or (best := self.best.accuracy) is None:
+        """The entries that the runs cannot tell apart from the best (see `separation`)."""
+        if self.best is None:
             return ()
-        return tuple(e for e in self.finished[1:] if e.accuracy is not None and e.accuracy.overlaps(best))
+        apart = told_apart(self.best, self.finished[1:])
+        return tuple(entry for entry in self.finished[1:] if not apart[entry.name])
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values, with the mean accuracies beside the runs for readers of the file."""
