@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -78,23 +80,20 @@ def frontier(comparison: Comparison) -> Chart | None:
         for entry in budget.entries:
             if (a := entry.accuracy) is not None and entry.name in points:
                 points[entry.name].append((budget.epsilon, a.mean, a.low, a.high))
-    series = tuple(
-        Series(name, numbers[name], tuple(held), name in shining) for name, held in points.items() if held
-    )
+    series = tuple(Series(name, numbers[name], tuple(held), name in shining) for name, held in points.items() if held)
     title, label = "Accuracy at each budget", "certified epsilon of the whole run"
-    values = _in_the_race(charts.means(series))
+    values = without_low_outliers(charts.means(series))
     ends = _in_steps(min(values) - 0.02, max(values) + 0.01) if values else (0.0, 1.0)
     return Chart("frontier", title, label, "budget ε", series, ends, percent=True)
 
 
 def courses(comparison: Comparison) -> tuple[Chart, ...]:
     """Noise, mask density and domain over the run, for the rows that have them."""
-    numbers, end, shining = styles(comparison.entries), comparison.steps, standing.bright(comparison)
+    numbers, end = styles(comparison.entries), comparison.steps
 
     def lines(values: Callable[[MethodResult], Changes]) -> tuple[Series, ...]:
         held = ((entry, _stairs(values(entry), end)) for entry in standing.learners(comparison))
-        exact = (Series.exact(entry.name, numbers[entry.name], corners) for entry, corners in held if corners)
-        return tuple(dataclasses.replace(line, bright=line.name in shining) for line in exact)
+        return _unusual([Series.exact(entry.name, numbers[entry.name], corners) for entry, corners in held if corners])
 
     masked = any(value < 1 for entry in comparison.entries for _, value in entry.course.density)
     noise = lines(lambda entry: entry.course.noise)
@@ -106,6 +105,15 @@ def courses(comparison: Comparison) -> tuple[Chart, ...]:
         _course("domain", "Diameter of the domain", "diameter of the domain", False, domain, end),
     )
     return tuple(chart for chart in made if chart.series)
+
+
+def _unusual(series: list[Series]) -> tuple[Series, ...]:
+    """The lines, of which the baseline and those that differ from the most common one are bright."""
+    common = collections.Counter(line.points for line in series).most_common(1)
+    same = common[0][0] if common and common[0][1] > 1 else None
+    return tuple(
+        dataclasses.replace(line, bright=line.points != same or line.name == standing.BASELINE) for line in series
+    )
 
 
 def _course(key: str, title: str, label: str, percent: bool, series: tuple[Series, ...], end: int) -> Chart:
@@ -147,14 +155,21 @@ def _in_steps(low: float, high: float) -> Interval:
     return max(first, 0.0), min(1.0, max(last, first + 0.05))
 
 
-def _in_the_race(values: list[float]) -> list[float]:
-    """Without values below half of the best: a run that failed to learn would compress all others."""
-    return [value for value in values if value >= max(values) / 2]
+def without_low_outliers(values: Sequence[float]) -> list[float]:
+    """Without values far below the others, which would compress the scale: Tukey's fence below the lower quartile.
+
+    >>> without_low_outliers([0.62, 0.74, 0.79, 0.80, 0.80, 0.81])
+    [0.74, 0.79, 0.8, 0.8, 0.81]
+    """
+    if len(values) < 4:
+        return [value for value in values if value >= max(values) / 2]
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return [value for value in values if value >= lower - 1.5 * (upper - lower)]
 
 
 def _where_lines_end(series: Sequence[Series]) -> Interval:
     """The part of [0, 1] where lines end and differ, at least half of each; what starts below is cut off."""
-    last = _in_the_race([line.points[-1][1] for line in series if line.points])
+    last = without_low_outliers([line.points[-1][1] for line in series if line.points])
     if not last:
         return 0.0, 1.0
     halfway = [line.points[len(line.points) // 2][1] for line in series if line.points and line.points[-1][1] in last]

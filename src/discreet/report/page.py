@@ -115,6 +115,7 @@ def _strips(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     found = [(entry, entry.accuracy) for entry in shown if entry.accuracy is not None]
     ends = [end for _, accuracy in found for end in (max(accuracy.low, 0.0), min(accuracy.high, 1.0))]
     ends += [run.accuracy for entry, _ in found for run in entry.runs]
+    ends = figures.without_low_outliers(ends) if ends else ends
     return {
         e.name: Markup(svg.strip(a, [run.accuracy for run in e.runs], numbers[e.name], min(ends), max(ends)))
         for e, a in found
