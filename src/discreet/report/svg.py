@@ -105,7 +105,8 @@ def _short(value: float) -> str:
 
 def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
     rest = "" if line.bright else " rest"
-    group = _add(parent, "g", class_=f"line {style_class(line.style)}{rest}", data_name=line.name)
+    point = " point" if len(line.points) == 1 else ""
+    group = _add(parent, "g", class_=f"line {style_class(line.style)}{rest}{point}", data_name=line.name)
     if not line.points:
         return
     middle, lower, upper = (
