@@ -55,6 +55,7 @@ class ListedCommand(NamedTuple):
 
 
 _SUMMARIES = {
+    "advise": "What to do with a budget: batch, steps, clip, learning rate, the reason for each, and the command.",
     "account": "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
     "calibrate": "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
     "check": "Whether a model can be trained privately, what is refused and where, and what a private step costs.",
