@@ -1,11 +1,11 @@
-"""Parameters and buffers at one moment, to see whether anything has changed since.
+"""Parameters, buffers and gradients at one moment, to see whether anything has changed since.
 
 Torch counts the writes to a tensor, but not those through NumPy, through `.data` or through a new tensor in its place.
 So contents are compared as well: all of the buffers up to 4 MB, and the ends of everything else.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final, final
@@ -79,6 +79,27 @@ class Snapshot:
         named = (*model.named_parameters(), *model.named_buffers())
         names = [name for name, tensor in named if id(tensor) not in held or not same(held[id(tensor)], tensor)]
         return ", ".join(names[:_SHOWN]) or "which tensors the model holds"
+
+
+@final
+class Gradients:
+    """What `.grad` of some parameters holds at one moment."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._seen: list[tuple[Tensor, _Seen]] = []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            gradient = parameter.grad
+            self._seen.append((parameter, _Seen(gradient, version_of(gradient), _content(gradient, False), False)))
+
+    def are_untouched(self) -> bool:
+        """Whether no gradient was written to, replaced or removed since."""
+        return all(parameter.grad is not None and _is_untouched(seen, parameter.grad) for parameter, seen in self._seen)
+
+    def clear(self) -> None:
+        """Remove them from the parameters."""
+        for parameter, _ in self._seen:
+            parameter.grad = None
 
 
 def _is_untouched(seen: _Seen, now: Tensor) -> bool:

@@ -34,13 +34,13 @@ def update(optimizer: Optimizer, parameters: Sequence[Tensor], released: Release
     try:
         if released.mask is None or frozen is Frozen.COASTING:
             unpack(optimizer)
-            _give(parameters, released)
+            give(parameters, released)
             optimizer.step()
         elif type(optimizer) in COORDINATE_WISE and all(p.is_contiguous() for p in parameters):
             with _narrowed(optimizer, parameters, released):
                 optimizer.step()
         else:
-            _give(parameters, released)
+            give(parameters, released)
             before = [parameter.detach().clone() for parameter in parameters]
             optimizer.step()
             for index, (parameter, old) in enumerate(zip(parameters, before, strict=True)):
@@ -52,7 +52,8 @@ def update(optimizer: Optimizer, parameters: Sequence[Tensor], released: Release
             parameter.grad = None
 
 
-def _give(parameters: Sequence[Tensor], released: Released) -> None:
+def give(parameters: Sequence[Tensor], released: Released) -> None:
+    """Write the release to `.grad`, with zeros on frozen coordinates."""
     for parameter, gradient in zip(parameters, released.views(), strict=True):
         parameter.grad = gradient.to(parameter.dtype)
 

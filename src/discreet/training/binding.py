@@ -170,11 +170,19 @@ def share_public_streams(streams: Streams, world: World) -> None:
         streams.share(of_the_first)
 
 
+def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer inside one that Accelerate has prepared, whose `step` calls it; any other optimizer as it is."""
+    if type(optimizer).__module__ != "accelerate.optimizer":
+        return optimizer
+    inside: torch.optim.Optimizer = optimizer.optimizer  # type: ignore[attr-defined]
+    return inside
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Refuse an optimizer that does not hold exactly the trainable parameters of the model, or only wraps another."""
     # A wrapper may derive from Optimizer, but its parameter groups are those of the optimizer inside.
     bare = isinstance(optimizer, torch.optim.Optimizer) and "param_groups" in vars(optimizer)
-    remedy = "pass the optimizer itself; for one that Accelerate has prepared, pass optimizer.optimizer"
+    remedy = "pass the optimizer itself"
     check.require(bare, "a torch.optim.Optimizer", f"{type(optimizer).__name__}, which wraps one or is none", remedy)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     left_out = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]

@@ -13,7 +13,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, final
 
@@ -29,7 +29,8 @@ from discreet.core.files import replace_file
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.stages.plan import Plan
-from discreet.training.step import Parameters
+from discreet.stages.values import PUBLIC
+from discreet.training.step import Parameters, RunState
 
 FORMAT: Final = "discreet checkpoint 3"
 WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # written by an older version; changed bytes are not detected
@@ -50,6 +51,7 @@ class Checkpoint:
 
     Guarantee: post-processing of releases and public settings. It contains no record, random state or exact sum.
 
+    model, optimizer, schedulers  None if a trainer saves and restores them itself
     hidden  true if the certificate covers the final parameters only and these are earlier ones; the file must then stay
             private
     """
@@ -61,12 +63,38 @@ class Checkpoint:
     updates: int
     scale: float
     memory: Mapping[str, Tensor]
-    model: Mapping[str, Tensor]
+    model: Mapping[str, Tensor] | None
     optimizer_kind: str
-    optimizer: Mapping[str, Any]
+    optimizer: Mapping[str, Any] | None
     average: Mapping[str, Any] | None
-    schedulers: Sequence[Mapping[str, Any]]
+    schedulers: Sequence[Mapping[str, Any]] | None
     hidden: bool
+
+    @classmethod
+    def of(
+        cls, plan: Plan, ledger: Ledger, run: RunState, parameters: Parameters, schedulers: Sequence[LRScheduler]
+    ) -> Self:
+        """The checkpoint of a run between two steps."""
+        average = parameters.average
+        return cls(
+            plan=plan.digest,
+            relation=str(plan.relation),
+            charges=ledger.length,
+            digest=ledger.digest,
+            updates=parameters.updates,
+            scale=run.scale,
+            memory={name: value for name, value in run.memory.items() if not name.startswith(PUBLIC)},
+            model=parameters.model.state_dict(),
+            optimizer_kind=type(parameters.optimizer).__qualname__,
+            optimizer=parameters.optimizer.state_dict(),
+            average=None if average is None else average.state_dict(),
+            schedulers=[scheduler.state_dict() for scheduler in schedulers],
+            hidden=not plan.analysis.visible and run.step < plan.horizon.steps,
+        )
+
+    def without_model(self) -> Self:
+        """The same for a trainer that saves and restores model, optimizer and schedulers itself."""
+        return replace(self, model=None, optimizer=None, schedulers=None)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically: after a crash it is the old checkpoint or the new one, never a part."""
@@ -100,16 +128,18 @@ class Checkpoint:
         _same("relation", self.relation, str(plan.relation), "resume with the relation of the run")
         _same("plan", self.plan, plan.digest, "resume with the settings of the run, or begin a new run")
         absent, optimizer, average = "no such tensor", parameters.optimizer, parameters.average
+        decay = None if self.average is None else self.average["decay"]
+        _same("average", decay, None if average is None else average.decay, "resume with the average of the run")
+        _same("optimizer", self.optimizer_kind, type(optimizer).__qualname__, "build the optimizer of the run")
+        if self.model is None or self.optimizer is None or self.schedulers is None:
+            return
         mine = {name: list(value.shape) for name, value in parameters.model.state_dict().items()}
         held = {name: list(value.shape) for name, value in self.model.items()}
         for name in sorted(mine.keys() | held.keys()):
             _same(f"the model's {name}", held.get(name, absent), mine.get(name, absent), "build the model of the run")
-        _same("optimizer", self.optimizer_kind, type(optimizer).__qualname__, "build the optimizer of the run")
         sizes = [len(group["params"]) for group in self.optimizer["param_groups"]]
         now = [len(group["params"]) for group in optimizer.state_dict()["param_groups"]]
         _same("the sizes of the optimizer's groups", sizes, now, "build the optimizer of the run")
-        decay = None if self.average is None else self.average["decay"]
-        _same("average", decay, None if average is None else average.decay, "resume with the average of the run")
         remedy = "resume with the schedulers of the run"
         _same("number of schedulers", len(self.schedulers), len(schedulers), remedy)
 
@@ -127,9 +157,10 @@ class Checkpoint:
 
         Returns a function that undoes it.
         """
-        parts: list[tuple[Any, Any]] = [(parameters.model, self.model), (parameters.optimizer, self.optimizer)]
+        own: list[tuple[Any, Any]] = [(parameters.model, self.model), (parameters.optimizer, self.optimizer)]
+        own += zip(schedulers, self.schedulers or [None] * len(schedulers), strict=True)
+        parts = [(part, state) for part, state in own if state is not None]
         parts += [] if parameters.average is None else [(parameters.average, self.average)]
-        parts += zip(schedulers, self.schedulers, strict=True)
         before = [(part, copy.deepcopy(part.state_dict())) for part, _ in parts]
 
         def undo() -> None:

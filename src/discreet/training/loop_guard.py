@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 from discreet.core import check
 
@@ -11,13 +11,13 @@ from discreet.core import check
 class LoopGuard:
     """Enforces the order of calls: the loop yields a batch, the user calls `step`, the optimizer steps, and so on.
 
-    Guarantee: `step` is called exactly once for every batch, and one loop is active at a time. The optimizer steps
-    inside `step` only. No call follows an incomplete step, unless the losses were refused before anything was added.
+    Guarantee: `step` is called exactly once for every batch, and one loop is active at a time. No call
+    follows an incomplete step, unless the losses were refused before anything was added.
     """
 
     def __init__(self) -> None:
         self._loop: object = None
-        self._batch_pending = self._release_pending = self._updating = self._broken = False
+        self._batch_pending = self._release_pending = self._broken = False
         self.is_closed = False
         self.sample_ended = False  # whether the last yielded micro-batch completes its logical batch
 
@@ -63,6 +63,11 @@ class LoopGuard:
             yield
         self._release_pending = False
 
+    def check_ended(self, is_complete: bool) -> None:
+        """Refuse to call a run complete whose loop was ended by an error."""
+        expected, got = "a run whose last step completed", "a loop that an error has ended"
+        check.require(is_complete, expected, got, "build a new Private, or resume from a checkpoint")
+
     @contextlib.contextmanager
     def _all_or_nothing(self, *, repeatable: bool = False) -> Iterator[None]:
         """Refuse all further calls if the block raises, because an incomplete step must not be continued or repeated.
@@ -78,18 +83,3 @@ class LoopGuard:
         except check.Refused:
             self._broken = not repeatable
             raise
-
-    @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        """The optimizer may step."""
-        self._updating = True
-        try:
-            yield
-        finally:
-            self._updating = False
-
-    def check_updating(self, *_: Any) -> None:
-        """A hook that refuses steps of the optimizer outside `private.step`."""
-        expected = "the optimizer to step through private.step"
-        remedy = "remove the call: private.step already updates the parameters and clears the gradients"
-        check.require(self._updating, expected, "optimizer.step() called directly", remedy)

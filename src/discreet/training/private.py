@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,12 @@ from discreet.engine.trace.capture import replace
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
-from discreet.stages.values import PUBLIC
 from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
     as_dataset,
+    bare_optimizer,
     check_arguments,
     check_optimizer,
     check_processes,
@@ -40,6 +40,7 @@ from discreet.training.binding import (
     records_in,
     sampling_streams,
 )
+from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, is_cuttable, pieces_of, to_device
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.spending import Spent
@@ -99,12 +100,12 @@ class Private:
         check_arguments(plan, data, micro_batch=micro_batch, views=views)
         data = as_dataset(data)
         check_public(plan, data, public)
-        self.model, self.optimizer, self.plan = model, optimizer, plan
+        self.model, self.optimizer, self.plan = model, (optimizer := bare_optimizer(optimizer)), plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
         self._device = device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
-        self._step: PrivateStep | None = None
+        self._step, self._releasing = cast(PrivateStep | None, None), cast(Iterator[Any] | None, None)
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
         self._can_repeat = self._is_repeated = False
         self._declared_noted: set[str] = set()
@@ -118,7 +119,7 @@ class Private:
             self._engine = opened.enter_context(closing(Engine(model)))
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
-            self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._loop.updating)
+            self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
             example = dry_run(self._engine, data, collate_fn, inputs, self._device)
             share = plan.horizon.size.batch / self.world.size
             alike = example if collate_fn is None else None
@@ -127,7 +128,7 @@ class Private:
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
-            opened.callback(optimizer.register_step_pre_hook(self._loop.check_updating).remove)
+            self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
             self._opened = opened.pop_all()  # `close` undoes them
@@ -140,6 +141,10 @@ class Private:
         The first batch is cut into micro-batches of two sizes, so that losses that depend on the number of records are
         refused before anything is released.
         """
+        yield from (batch for batch in self._batches() if batch is not None)
+
+    def _batches(self) -> Iterator[Any]:
+        """The micro-batches of all remaining steps; None after an empty batch, which is complete."""
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader, size = self._sampled()
         loop = self._loop.new_loop(between_steps=self._step is None)
@@ -154,6 +159,7 @@ class Private:
                 yield from self._public_batches(loop)
             if micro.records == 0:
                 self._end_empty_sample()
+                yield None
                 continue
             yield from self._given(micro.batch, micro.records, micro.is_last, loop)
 
@@ -233,7 +239,27 @@ class Private:
         self._between.remember()
         return moved
 
+    def release(self, losses_of: Callable[[Any], Tensor]) -> bool:
+        """Draw a batch and write its released gradient to `.grad`. The caller then calls `optimizer.step()`, once.
+
+        For trainers that step the optimizer themselves. Returns False, and draws nothing, after the plan's last step.
+
+        losses_of  function from a micro-batch to its per-record losses; called for each micro-batch, if there is any
+        """
+        check_handover(self.plan)
+        self._handover.check_done()
+        self._releasing, step = self._releasing or self._batches(), self.progress.step
+        with self._handover.turned_on():
+            for batch in self._releasing:
+                if batch is not None:
+                    self.step(losses_of(batch))
+                if self.progress.step > step:
+                    return True
+        self._loop.check_ended(self.progress.step == self.plan.horizon.steps)
+        return False
+
     def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
+        self._handover.check_done()
         self._between.check()
         can_cut = is_cuttable(batch, records)
         if self._views > 1:
@@ -275,8 +301,8 @@ class Private:
 
     @property
     def settled(self) -> bool:
-        """Whether no update is being tested, so that every update is either kept or rejected."""
-        return self._step is None or not self._step.is_testing
+        """Whether every update is either kept or rejected: none is being tested, and none waits for the optimizer."""
+        return not self._handover.is_due and (self._step is None or not self._step.is_testing)
 
     def _charge(self, event: Event, step: int) -> None:
         if isinstance(event, Free) and not self.plan.pays_at_once:
@@ -314,31 +340,19 @@ class Private:
         """The moving average of the parameters, if requested."""
         return self._parameters.average
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, with_model: bool = True) -> None:
         """Write a checkpoint with the parameters and public state.
 
         If the certificate covers the final parameters only, a checkpoint before the end must stay private.
+
+        with_model  False leaves out model, optimizer and schedulers, for a trainer that saves and restores them itself
         """
-        got, remedy = "a checkpoint while an update is being tested", "save when `private.settled` is true"
+        got, remedy = "one while an update is being tested or waits", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
         if not self.world.is_first:
             return
-        state = checkpoint.Checkpoint(
-            plan=self.plan.digest,
-            relation=str(self.plan.relation),
-            charges=self._ledger.length,
-            digest=self._ledger.digest,
-            updates=self.updates,
-            scale=self.progress.scale,
-            memory={name: value for name, value in self.progress.memory.items() if not name.startswith(PUBLIC)},
-            model=self.model.state_dict(),
-            optimizer_kind=type(self.optimizer).__qualname__,
-            optimizer=self.optimizer.state_dict(),
-            average=None if self._parameters.average is None else self._parameters.average.state_dict(),
-            schedulers=[scheduler.state_dict() for scheduler in self._schedulers],
-            hidden=not self.plan.analysis.visible and self.progress.step < self.plan.horizon.steps,
-        )
-        state.write(path)
+        state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
+        (state if with_model else state.without_model()).write(path)
 
     def close(self) -> None:
         """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""

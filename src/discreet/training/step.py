@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import final
 
@@ -31,6 +30,7 @@ from discreet.accounting.events import Event
 from discreet.core.streams import Indices, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
+from discreet.engine.model_state import ModelBetweenBatches
 from discreet.stages.aggregation import Aggregation, sum_of_numbers
 from discreet.stages.clipping import Query
 from discreet.stages.noise import GaussianNoise, Mechanism
@@ -39,6 +39,7 @@ from discreet.stages.update import update
 from discreet.stages.values import BoundedSum, PrivateState, Released, StepContext
 from discreet.training.averaging import Average
 from discreet.training.candidate import CandidateUpdate
+from discreet.training.handover import Handover
 
 INITIAL = "domain.initial"  # key of the initial parameters in the run's memory
 
@@ -147,8 +148,7 @@ class PrivateStep:
             if self._plan.has_tests:
                 self._candidate = CandidateUpdate(parameters, released)
                 return None
-            parameters.update(released)
-            parameters.keep()
+            parameters.take(released)
             return True
         if self._candidate.needs_another_pass():
             return None
@@ -213,10 +213,11 @@ class Parameters:
         plan: Plan,
         engine: Engine,
         average: Average | None,
-        stepping: Callable[[], AbstractContextManager[None]],
+        between: ModelBetweenBatches,
     ) -> None:
         self.model, self.optimizer, self.average, self.updates = model, optimizer, average, 0
-        self._plan, self._engine, self._stepping = plan, engine, stepping
+        self._plan, self._engine = plan, engine
+        self.handover = Handover(between, self.keep)
         self._initial: list[Tensor] = []
 
     @property
@@ -231,10 +232,18 @@ class Parameters:
                 memory[INITIAL] = torch.cat([parameter.detach().flatten() for parameter in self.trained])
             self._initial = self._engine.layout.views(memory[INITIAL])
 
+    def take(self, released: Released) -> None:
+        """Update the parameters with the release, or leave it on `.grad` for the caller's optimizer."""
+        if self.handover.is_on:
+            self.handover.give(self.trained, released)
+            return
+        self.update(released)
+        self.keep()
+
     def update(self, released: Released) -> None:
         """Run the optimizer on the release, then project the parameters to the domain."""
         parameters = self.trained
-        with self._stepping():
+        with self.handover.own_step():
             update(self.optimizer, parameters, released, self._plan.selection.frozen)
         with torch.no_grad():
             self._plan.domain.project_(parameters, self._initial)

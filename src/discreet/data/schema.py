@@ -1,0 +1,162 @@
+"""A public description of the columns of a table, and the features that follow from it.
+
+    {"age": {"bounds": [17, 90]}, "city": {"categories": ["Delft", "Leiden"]}, "*": {"bounds": [0, 1]}}
+
+Nothing is fitted to the records: bounds, categories and bins come from the description. A column that is named `*`
+describes every column that has no description of its own.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.core.check import refuse, require
+
+BINS: Final = 16  # of a column of numbers, unless its description says more
+OTHERS: Final = "*"
+_WIDE: Final = 1000.0  # bounds from 0 to more than this get bins by order of magnitude, such as amounts of money
+_FORM: Final = 'describe it as {"bounds": [18, 90]} or {"categories": ["a", "b"]}, from public knowledge'
+
+Features = npt.NDArray[np.float32]
+
+
+@final
+@dataclass(frozen=True)
+class Numbers:
+    """A column of numbers. Values outside the bounds are clamped to them.
+
+    The features are the value on [0, 1] and the bin that it falls into, one-hot. One number then moves a linear model in
+    steps, and a bin without records costs nothing.
+    """
+
+    low: float
+    high: float
+    edges: tuple[float, ...]
+
+    @classmethod
+    def of(cls, low: float, high: float, bins: int | Sequence[float] = BINS) -> Self:
+        """Bins of equal width, or by order of magnitude if the bounds are far apart; or with the given edges."""
+        if not isinstance(bins, int):
+            return cls(low, high, tuple(map(float, bins)))
+        inner = np.linspace(0, 1, bins + 1)[1:-1]
+        if low >= 0 and high - low > _WIDE:
+            inner = (np.power(high - low + 1, inner) - 1) / (high - low)
+        return cls(low, high, tuple((low + (high - low) * inner).tolist()))
+
+    @property
+    def width(self) -> int:
+        return 2 + len(self.edges)
+
+    def scaled(self, values: Any) -> npt.NDArray[np.float64]:
+        """The values on [0, 1]."""
+        numbers = np.clip(np.asarray(values, np.float64), self.low, self.high)
+        return (numbers - self.low) / (self.high - self.low)
+
+    def encode(self, values: Any) -> Features:
+        clamped = np.clip(np.asarray(values, np.float64), self.low, self.high)
+        encoded = np.zeros((len(clamped), self.width), np.float32)
+        encoded[:, 0] = self.scaled(clamped)
+        encoded[np.arange(len(clamped)), 1 + np.searchsorted(self.edges, clamped, side="right")] = 1.0
+        return encoded
+
+
+@final
+@dataclass(frozen=True)
+class Categories:
+    """A column with a public list of values. A value that is not listed has no feature."""
+
+    known: tuple[Any, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.known)
+
+    def places(self, values: Any) -> npt.NDArray[np.int64]:
+        """The place of each value in the list; -1 for a value that is not listed."""
+        place = {value: number for number, value in enumerate(self.known)}
+        return np.array([place.get(value, -1) for value in np.asarray(values, object).tolist()], np.int64)
+
+    def encode(self, values: Any) -> Features:
+        places = self.places(values)
+        encoded = np.zeros((len(places), self.width), np.float32)
+        listed = places >= 0
+        encoded[np.flatnonzero(listed), places[listed]] = 1.0
+        return encoded
+
+
+Column = Numbers | Categories
+
+
+def column(name: str, description: Any) -> Column:
+    """One column from its description.
+
+    >>> column("age", {"bounds": [0, 100], "bins": 4}).edges
+    (25.0, 50.0, 75.0)
+    """
+    expected = f"a description of column {name!r}"
+    require(isinstance(description, Mapping), expected, f"{description!r}", _FORM)
+    keys = set(description)
+    if keys == {"categories"}:
+        known = tuple(description["categories"])
+        remedy = "list every value once"
+        require(bool(known) and len(set(known)) == len(known), f"{expected} with distinct categories", known, remedy)
+        return Categories(known)
+    if keys in ({"bounds"}, {"bounds", "bins"}):
+        low, high = _pair(expected, description["bounds"])
+        bins = description.get("bins", BINS)
+        sizes = isinstance(bins, int) and not isinstance(bins, bool) and bins >= 1
+        edges = isinstance(bins, (list, tuple)) and all(low < edge < high for edge in bins) and list(bins) == sorted(bins)
+        require(sizes or edges, f"{expected} with bins", bins, "give a number of bins, or their inner edges in order")
+        return Numbers.of(low, high, bins)
+    return refuse(expected, f"{description!r}", _FORM)
+
+
+def _pair(expected: str, bounds: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(bound) for bound in bounds)
+    except (TypeError, ValueError):
+        refuse(f"{expected} with two bounds", f"{bounds!r}", _FORM)
+    require(-math.inf < low < high < math.inf, f"{expected} with bounds low < high", f"{bounds!r}", _FORM)
+    return low, high
+
+
+@final
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table, in order.
+
+    >>> schema = Schema.of({"age": {"bounds": [0, 100], "bins": 2}, "sex": {"categories": ["f", "m"]}})
+    >>> schema.encode({"age": [25.0], "sex": ["m"]}).tolist()
+    [[0.25, 1.0, 0.0, 0.0, 1.0]]
+    """
+
+    columns: Mapping[str, Column]
+
+    @staticmethod
+    def of(description: Any, names: Sequence[str] | None = None) -> "Schema":
+        """From a description; `names` are the columns of the table, by default those that are described."""
+        remedy = 'pass schema={"age": {"bounds": [18, 90]}, "city": {"categories": ["a", "b"]}}: it must be public'
+        is_given = isinstance(description, Mapping) and bool(description)
+        require(is_given, "a public description of the columns", f"{description!r}", remedy)
+        described = [name for name in description if name != OTHERS]
+        names = described if names is None else names
+        missing = [name for name in names if name not in description and OTHERS not in description]
+        remedy = f"{_FORM}; scales and categories are never learned from the records"
+        require(not missing, "a description of every column", f"none of {', '.join(map(str, missing[:3]))}", remedy)
+        absent = [name for name in described if name not in names]
+        got, remedy = f"no {', '.join(map(str, absent[:3]))}", "pass the table with these columns, or describe it anew"
+        require(not absent, f"the columns {', '.join(map(str, described))}", got, remedy)
+        return Schema({name: column(name, description.get(name, description.get(OTHERS))) for name in names})
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return sum(one.width for one in self.columns.values())
+
+    def encode(self, table: Mapping[str, Any]) -> Features:
+        """The features of each row, [rows, width]."""
+        return np.concatenate([one.encode(table[name]) for name, one in self.columns.items()], axis=1)

@@ -1,0 +1,93 @@
+"""Which of Hugging Face's training arguments a private run takes over, and which it refuses by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from transformers import Trainer, TrainingArguments, default_data_collator
+
+import discreet
+from discreet.integrations.refusal import refuse, require
+
+DEFAULT_CLIP: Final = float(TrainingArguments.max_grad_norm)  # cannot be told from a value that was not given
+_PAD: Final = 'pad every record to one public length: padding="max_length", max_length=128'
+_UNSUITED: Final = (
+    # attribute, the values that are fine, what to do
+    ("train_sampling_strategy", ("random",), "leave it out: the plan draws the batches"),
+    ("group_by_length", (False,), "leave it out: the plan draws the batches"),
+    ("auto_find_batch_size", (False,), "set per_device_train_batch_size: a step must not be run again"),
+    ("fp16", (False,), "use bf16=True: loss scaling would change released gradients"),
+    ("torch_compile", (False,), "leave it out: compiled models hide their calls"),
+    ("use_liger_kernel", (False,), "leave it out: fused losses are means over the batch"),
+    ("include_num_input_tokens_seen", ("no", False), "leave it out: the number of tokens is private"),
+    ("deepspeed", (None, ""), "train in one process, or call discreet.Private under torchrun"),
+    ("fsdp", (None, "", [], False), "train in one process, or call discreet.Private under torchrun"),
+    ("packing", (False,), f"leave it out: packing puts several records into one row. {_PAD}"),
+    ("padding_free", (False,), f"leave it out: it joins the records of a batch. {_PAD}"),
+)
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """Refuse arguments that would leak, or that contradict the certificate."""
+    given = vars(args)
+    for name, fine, remedy in _UNSUITED:
+        value = given.get(name, fine[0])
+        require(value in fine, f"{name}={fine[0]!r}", f"{name}={value!r}", remedy)
+    remedy = "train in one process, or call discreet.Private under torchrun"
+    require(args.world_size == 1 and args.n_gpu <= 1, "one process and at most one GPU", "several", remedy)
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse a trainer without records, with its own loss of a batch, or that evaluates on the records."""
+    remedy = "pass train_dataset=, with __len__ and __getitem__"
+    require(trainer.train_dataset is not None, "the records to train on", "none", remedy)
+    expected, remedy = "no compute_loss_func", "override compute_loss_per_record(model, inputs)"
+    require(trainer.compute_loss_func is None, expected, "one, which sees a whole batch", remedy)
+    held = trainer.eval_dataset
+    evaluated = list(held.values()) if isinstance(held, dict) else [held]
+    remedy = "evaluate on public records: metrics of the training records are not paid for"
+    is_apart = all(one is not trainer.train_dataset for one in evaluated)
+    require(is_apart, "an eval_dataset without protected records", "train_dataset itself", remedy)
+
+
+def plan_of(
+    args: TrainingArguments, recipe: discreet.Recipe | None, plan: discreet.Plan | None, budget: Mapping[str, Any]
+) -> discreet.Plan:
+    """The plan for these arguments: made for the budget, or the given one if its batch and steps are the same."""
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    if plan is not None:
+        given = [name for name, value in {**budget, "recipe": recipe}.items() if value is not None]
+        require(not given, "either a plan or a budget", f"plan and {', '.join(given)}", "leave one of them out")
+        size, steps = plan.horizon.size, _steps(args, plan.horizon.steps_per_epoch)
+        expected = f"arguments for the plan's batch {size.batch:g} and {plan.horizon.steps} steps"
+        remedy = "choose per_device_train_batch_size, gradient_accumulation_steps and num_train_epochs accordingly"
+        require((size.batch, plan.horizon.steps) == (batch, steps), expected, f"{batch} and {steps}", remedy)
+        return plan
+    missing = [name for name, value in budget.items() if value is None]
+    remedy = "pass epsilon=, delta= and records=, a public number close to the size of the data; or plan="
+    require(not missing, "a privacy budget", f"no {', '.join(missing)}", remedy)
+    if recipe is None:
+        require(args.max_grad_norm > 0, "max_grad_norm > 0", args.max_grad_norm, "it bounds each record's gradient")
+        recipe = discreet.methods.dp_sgd(clip=args.max_grad_norm)
+    else:
+        expected = "the clip of the recipe alone"
+        got, remedy = f"a recipe and max_grad_norm={args.max_grad_norm}", "leave max_grad_norm out"
+        require(args.max_grad_norm in (DEFAULT_CLIP, 0, None), expected, got, remedy)
+    per_epoch = math.ceil(budget["records"] / batch)
+    return recipe.for_budget(**budget, batch=batch, steps=_steps(args, per_epoch))
+
+
+def _steps(args: TrainingArguments, per_epoch: int) -> int:
+    return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+
+
+def training_collator(collator: Any, *, is_own: bool) -> Callable[[list[Any]], Any]:
+    """The collator of training records. Padding to the longest record of a batch is refused by name."""
+    if getattr(collator, "padding", None) not in (True, "longest"):
+        return collator
+    if not is_own:  # what Trainer takes if it is given a tokenizer; records of one length need no padding
+        return default_data_collator
+    expected = "records of one public length"
+    return refuse(expected, f"{type(collator).__name__}, which pads to the longest record of a batch", _PAD)
