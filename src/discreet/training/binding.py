@@ -25,8 +25,8 @@ COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
 TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 
 
-def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> None:
-    """Refuse arguments of `Private` that no run can use."""
+def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> Any:
+    """Refuse arguments of `Private` that no run can use; returns the dataset behind `data`."""
     remedy = "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)"
     check.require(isinstance(plan, Plan), "a Plan", f"a {type(plan).__name__}", remedy)
     plan.certificate()  # refuses a plan that cannot be certified
@@ -40,6 +40,7 @@ def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: in
     if micro_batch is not None:
         check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
     check.count("give the number of augmented copies of each record", views=views)
+    return as_dataset(data)
 
 
 def as_dataset(data: Any) -> Any:

@@ -28,7 +28,6 @@ from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
-    as_dataset,
     bare_optimizer,
     check_arguments,
     check_optimizer,
@@ -54,26 +53,22 @@ class Private:
         for x, y in private:
             private.step(F.cross_entropy(model(x), y, reduction="none"))
 
-    The iterator draws the plan's batches and yields them as micro-batches. It handles an empty batch itself, as a step
-    with noise only. `step` returns True if the parameters changed, which happens on the last micro-batch of a logical
-    batch.
+    The iterator draws the plan's batches and yields them as micro-batches; an empty batch is a step with noise only.
+    `step` returns True if the parameters changed, which happens on the last micro-batch of a logical batch.
 
     model, optimizer  as usual; the optimizer must hold exactly the trainable parameters
     plan              a plan, for example from `recipe.for_budget(...)`
     data              a map-style dataset or `(X, y)`, whose size is private; None for `OwnLoader` plans (see `over`)
-    micro_batch       the largest number of records in memory at once; it does not change the result. None: as many as
-                      fit in about the memory that plain SGD needs for a batch, but at most 512 (views included) unless
-                      the records are small; 512 with a collate_fn
-    inputs            function from a batch to the arguments of the model, for the check at construction; default: the
-                      batch, or its first element
+    micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
+                      the memory of plain SGD, but at most 512 unless they are small; 512 with a collate_fn
+    inputs            function from a batch to the arguments of the model; default: the batch, or its first element
     views, augment    `augment` is applied to `views` copies of each record; their losses are averaged
     average           decay of an exponential moving average of the parameters; None: no average
     ledger            file to which charges are written before each release; None keeps them in memory only
     streams           the random streams; default: a cryptographic generator seeded by the operating system
     schedulers        learning-rate schedulers to include in checkpoints; the training loop steps them
     resume            a checkpoint of `save`: continue after the last step in `ledger`, with new keys
-    public            public records for methods that learn from them (gep), like those of `data`. Before some steps the
-                      loop yields batches of them too; they cost no privacy. That none is protected is your word
+    public            public records for methods that learn from them (gep); the loop yields batches of them, too
     """
 
     def __init__(
@@ -97,8 +92,7 @@ class Private:
         resume: str | Path | None = None,
         public: Dataset[Any] | None = None,
     ) -> None:
-        check_arguments(plan, data, micro_batch=micro_batch, views=views)
-        data = as_dataset(data)
+        data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
         check_public(plan, data, public)
         self.model, self.optimizer, self.plan = model, (optimizer := bare_optimizer(optimizer)), plan
         self.streams = Streams.from_os() if streams is None else streams
@@ -136,11 +130,7 @@ class Private:
     # -- the loop --------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the micro-batches of all remaining steps, on the device.
-
-        The first batch is cut into micro-batches of two sizes, so that losses that depend on the number of records are
-        refused before anything is released.
-        """
+        """Yield the micro-batches of all remaining steps, on the device; the first batch in pieces of two sizes."""
         yield from (batch for batch in self._batches() if batch is not None)
 
     def _batches(self) -> Iterator[Any]:
@@ -164,8 +154,7 @@ class Private:
             yield from self._given(micro.batch, micro.records, micro.is_last, loop)
 
     def __len__(self) -> int:
-        """The number of steps of the plan. With micro-batches the loop body runs more often."""
-        return self.plan.horizon.steps
+        return self.plan.horizon.steps  # with micro-batches the loop body runs more often
 
     def __repr__(self) -> str:
         return f"Private({self.plan.method}, {self.progress.step} of {len(self)} steps, {self.plan.outline})"
