@@ -17,6 +17,7 @@ from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
 from discreet.core.plain import plain
+from discreet.data.own_files import is_own
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind
 from discreet.runs.config import RunConfig
 
@@ -95,7 +96,7 @@ def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out
     from discreet.auditing.planted import CANARIES, audit_training
     from discreet.report import progress
 
-    is_public, got = config.public_data or not config.data.endswith(".npz"), f"{config.data}, not declared public"
+    is_public, got = config.public_data or not is_own(config.data), f"{config.data}, not declared public"
     remedy = "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark"
     check.require(is_public, "a run on public records", got, remedy)
     label = f"{config.method}, canaries"

@@ -70,7 +70,7 @@ MicroBatchFlag = Annotated[
 class TaskFlags:
     """What a run and a comparison share; a flag that is not given has the default of the data."""
 
-    data: Annotated[str | None, flag("A dataset's name, or your own .npz file (default: digits).")] = None
+    data: Annotated[str | None, flag("A dataset's name, or your own .csv, .parquet or .npz (default: digits).")] = None
     out: Annotated[Path | None, flag("The directory to write. Required.")] = None
     model: Annotated[str | None, flag("A model's name (default: the usual one for the data).")] = None
     delta: DeltaFlag = None
@@ -80,8 +80,12 @@ class TaskFlags:
     steps: StepsFlag = None
     data_dir: DataDirFlag = None
     download: Annotated[bool, flag("Fetch the dataset if it is not on this machine.", "Data", rare=True)] = False
+    label: Annotated[str | None, flag("The column of a table to predict.", "Data")] = None
+    schema: Annotated[Path | None, flag("A table's public schema (JSON): bounds and categories.", "Data")] = None
+    test: Annotated[Path | None, flag("A table of test records; no epsilon protects them.", "Data")] = None
+    hold_out: Annotated[float | None, flag("Share of rows to test on, which are not protected.", "Data")] = None
     classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
-    records: Annotated[int | None, flag("Public number of records of an .npz file.", "Data")] = None
+    records: Annotated[int | None, flag("Public number of records of your own file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data", rare=True)] = False
     public_records: Annotated[
         str | None,
@@ -98,11 +102,21 @@ class TaskFlags:
         """The given flags as settings of a run or a comparison, without `out`."""
         features = {} if self.features is None else {"features": features_called(self.features)}
         return {
-            **given(self, leave_out=("out", "accept_delta", "features")),
+            **given(self, leave_out=("out", "accept_delta", "features", "schema")),
             **features,
+            **({} if self.schema is None else {"schema": schema_text(self.schema)}),
             "delta": required_delta(self.delta),
             "accept_large_delta": self.accept_delta,
         }
+
+
+def schema_text(path: Path) -> str:
+    """The schema of a file, in one form, so that a run can be resumed wherever the file is."""
+    check.require(path.is_file(), "a schema file", f"no file {path}", "write one: `discreet schema` drafts it")
+    try:
+        return json.dumps(json.loads(path.read_text(encoding="utf-8")), sort_keys=False)
+    except ValueError as error:
+        check.refuse(f"{path} to be JSON", error, 'write {"age": {"bounds": [18, 90]}, ...}')
 
 
 def features_called(text: str) -> tuple[str, ...]:

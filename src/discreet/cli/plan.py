@@ -11,7 +11,7 @@ from discreet.cli.flags import INTERRUPTED, JsonFlag, emit, flag, required_delta
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file
-from discreet.runs.advisor import RULES, Wanted, usual_delta, usual_size
+from discreet.runs.advisor import RULES, Wanted, size_of, usual_delta
 from discreet.runs.planner import Question, answer
 from discreet.stages.delta import delta_warning
 
@@ -76,7 +76,7 @@ def _question(flags: QuestionFlags) -> Question:
     shared.require_all(records=flags.records, epsilon=flags.epsilon)
     assert flags.records is not None
     usual = Wanted(records=flags.records, epsilon=required_epsilon(flags.epsilon))
-    batch, steps = usual_size(usual.records, RULES[usual.kind])
+    batch, steps = size_of(usual.records, RULES[usual.kind])
     batch = batch if flags.batch is None else flags.batch
     names = recipes.METHODS if flags.methods is None else recipes.methods_called(flags.methods)
     return Question(

@@ -11,12 +11,9 @@ from typing import Any, Final, final
 from discreet import methods
 from discreet.core import check
 from discreet.core.plain import plain
-from discreet.runs.presets import presets_of
+from discreet.runs.presets import TABLE_CLIP, TABLE_REACH, presets_of, usual_size
 from discreet.runs.step_cost import StepCost
 from discreet.stages.delta import check_delta
-
-SMALL: Final = 5000  # records below which a batch is a third of them instead of an eighth
-LONG: Final = 40_000  # records from which a head is trained for more steps
 
 
 @final
@@ -46,9 +43,9 @@ RULES: Final = MappingProxyType(
         "table": Rule(
             about="a linear model on one-hot categories and public bins",
             first="write a public schema: bounds and categories, never learned from the records",
-            clip=0.3,
-            reach=30.0,
-            flags="--data YOUR.csv --label COLUMN --schema schema.json",
+            clip=TABLE_CLIP,
+            reach=TABLE_REACH,
+            flags="--data YOUR.csv --label COLUMN --schema schema.json --hold-out 0.2",
         ),
         "text": Rule(
             about="a linear head on a public sentence encoder",
@@ -177,14 +174,9 @@ def usual_delta(records: int) -> float:
     return float(f"1e-{math.ceil(math.log10(10 * records) - 1e-9)}")
 
 
-def usual_size(records: int, rule: Rule) -> tuple[int, int]:
-    """Batch and steps for this many records.
-
-    >>> usual_size(50_000, RULES["table"]), usual_size(1500, RULES["table"])
-    ((6250, 240), (500, 100))
-    """
-    share = 1 / 3 if records < SMALL else rule.share
-    return max(1, min(records, round(share * records))), rule.more_steps if records >= LONG else rule.steps
+def size_of(records: int, rule: Rule) -> tuple[int, int]:
+    """Batch and steps of a rule for this many records."""
+    return usual_size(records, share=rule.share, steps=rule.steps, more_steps=rule.more_steps)
 
 
 def advise(of: Wanted) -> Advice:
@@ -194,7 +186,7 @@ def advise(of: Wanted) -> Advice:
     """
     rule, preset = RULES[of.kind], next(iter(presets_of(of.data)), None) if of.kind != "network" else None
     delta = usual_delta(of.records) if of.delta is None else of.delta
-    batch, steps = usual_size(of.records, rule)
+    batch, steps = size_of(of.records, rule)
     clip, reach = rule.clip, rule.reach
     if preset is not None:
         known = preset.at(of.epsilon)

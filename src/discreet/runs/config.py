@@ -8,6 +8,7 @@ from typing import Any, Final, Self, final
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
+from discreet.data.own_files import is_table
 from discreet.methods import METHODS
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, Sampling, TruncatedPoisson
 
@@ -36,6 +37,7 @@ _LATER: Final = MappingProxyType(
         "preset": (None,),
         "features": (None, ()),
         "schedule": (None, "constant"),
+        **dict.fromkeys(("label", "schema", "test", "hold_out"), (None,)),
     }
 )
 
@@ -67,6 +69,9 @@ class RunConfig:
     preset                     settings by name that replace the defaults of the data; `discreet presets` lists them
     features                   public features in place of the records; () for none
     schedule                   how the learning rate falls: constant, linear or cosine
+    label, schema              of a table (.csv, .parquet): the column to predict, and the public schema as JSON text
+    test, hold_out             of a table: a file with test records, or the share of rows that is held out for tests.
+                               No epsilon protects these records
     public_data                the training records are public, so their accuracy may be shown
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
@@ -107,6 +112,10 @@ class RunConfig:
     preset: str | None = None
     features: tuple[str, ...] | None = None
     schedule: str | None = None
+    label: str | None = None
+    schema: str | None = None
+    test: str | None = None
+    hold_out: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -133,8 +142,20 @@ class RunConfig:
         given, is_valid = f"cap={self.cap!r} with {self.sampling}", (self.sampling == CAPPED) == (self.cap is not None)
         remedy = "cap is the largest number of records in a batch"
         check.require(is_valid, f"cap with {CAPPED}, and only there", given, remedy)
+        self._check_table()
         every = {"eval_every": self.eval_every, "checkpoint_every": self.checkpoint_every}
         check.count("count steps", **{name: value for name, value in every.items() if value is not None})
+
+    def _check_table(self) -> None:
+        """What describes a table comes with a table, and only there."""
+        given = [name for name in ("label", "schema", "test", "hold_out") if getattr(self, name) is not None]
+        if not is_table(self.data):
+            remedy = "leave them out, or pass a table"
+            check.require(not given, f"no {', '.join(given)} with {self.data}", "them", remedy)
+            return
+        missing = [name for name in ("label", "schema") if name not in given]
+        remedy = "name the column to predict (--label) and a public schema (--schema schema.json)"
+        check.require(not missing, f"{' and '.join(missing)} for the table {self.data}", "none", remedy)
 
     def _check_either(self, one: str, other: str, is_valid: bool) -> None:
         got = f"{one}={getattr(self, one)!r} and {other}={getattr(self, other)!r}"
