@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,22 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     folders = {"reference/": _names("reference"), "proofs/": [PROOFS, *_names("proofs")]}
     folders["reference/methods/"] = list(reference.method_pages())
     config.nav = _replaced(config.nav, {mark: [_entry(page) for page in pages] for mark, pages in folders.items()})
+    rest = sorted(_every_page() - set(_listed(config.nav)))
+    config.nav += [{"More": rest}] if rest else []
     return config
+
+
+def _every_page() -> set[str]:
+    return {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
+
+def _listed(nav: Any) -> Iterator[str]:
+    """Every page of the navigation."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for item in nav.values() if isinstance(nav, dict) else nav:
+            yield from _listed(item)
 
 
 def _names(folder: str) -> list[str]:
