@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+COMPILED := $(wildcard src/discreet/core/generators/*.[ch])
 # Stealing work leaves the tests of a file, and what they share, with one worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
@@ -42,27 +43,27 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m research.benchmarks $(if $(MODELS),--models $(MODELS)) \
 		$(if $(filter-out 0,$(MEMORY)),--memory) $(if $(OUT),--out $(OUT))
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt
+$(VENV)/.installed-test: pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
 	touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-research: pyproject.toml constraints.txt
+$(VENV)/.installed-research: pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[research]"
 	touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-docs: pyproject.toml constraints.txt
+$(VENV)/.installed-docs: pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-bench: pyproject.toml constraints.txt
+$(VENV)/.installed-bench: pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@ $(VENV)/.installed

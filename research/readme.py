@@ -1,7 +1,9 @@
-"""Fill the README's measured parts from result files: `python -m research.readme README.md RESULTS`.
+"""Fill the measured parts of a page from result files: `python -m research.readme PAGE RESULTS`.
 
-Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is missing stays unchanged.
+PAGE is README.md or docs/comparison.md. Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is
+missing stays unchanged.
 
+records     RESULTS/records.json: the figure and a row for each record
 comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
 truth       RESULTS/truth-table.json: the claims that an attack refutes
 speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
@@ -14,7 +16,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +26,44 @@ from discreet.core.plain import from_plain
 from discreet.report import page, wording
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
 from discreet.runs.comparison.values import FORMAT, Comparison, MethodResult
+from research.records.page import table as record_table
 
 COMPARISON = "fashion-mnist"
 TRUTH = "truth-table.json"
+RECORDS = "records.json"
 _NOT_PRIVATE = ("plain", "floor")
 SPEED = ("speed.json", "step-time.json")
 
 
 def main() -> None:
-    """Rewrite the README in place."""
-    check.require(len(sys.argv) == 3, "README.md and the folder of results", sys.argv[1:], "name both")
-    readme, results = Path(sys.argv[1]), Path(sys.argv[2])
-    text = readme.read_text(encoding="utf-8")
+    """Rewrite the page in place."""
+    check.require(len(sys.argv) == 3, "a page and the folder of results", sys.argv[1:], "name both")
+    written, results = Path(sys.argv[1]), Path(sys.argv[2])
+    text = written.read_text(encoding="utf-8")
+    place = f"../{results.name}" if written.parent.name == "docs" else results.name
+    for name, part in parts(results, place):
+        if f"<!-- {name} -->" in text:
+            text = put(text, name, part)
+    write_text(written, text)
+
+
+def parts(results: Path, place: str) -> Iterator[tuple[str, str]]:
+    """The parts whose files are there; `place` is the folder of results as the page's links name it."""
+    if (results / RECORDS).is_file():
+        yield "records", records(json.loads((results / RECORDS).read_text(encoding="utf-8")), place)
     file = results / COMPARISON / page.DATA
     if file.is_file():
-        text = put(text, "comparison", comparison(read_comparison(file), f"{results.name}/{COMPARISON}"))
+        yield "comparison", comparison(read_comparison(file), f"{place}/{COMPARISON}")
     if (results / TRUTH).is_file():
-        text = put(text, "truth", truth(read_audit(results / TRUTH)))
+        yield "truth", truth(read_audit(results / TRUTH))
     timed = next((results / name for name in SPEED if (results / name).is_file()), None)
     if timed is not None:
-        text = put(text, "speed", speed(json.loads(timed.read_text(encoding="utf-8"))))
-    write_text(readme, text)
+        yield "speed", speed(json.loads(timed.read_text(encoding="utf-8")))
+
+
+def records(held: dict[str, Any], place: str) -> str:
+    """The figure and a row for each record, between the majority class and training without privacy."""
+    return f"{record_table(held)}\n\n![Test accuracy of each record]({place}/records.svg)"
 
 
 def read_comparison(path: Path) -> Comparison:

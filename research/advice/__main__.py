@@ -18,8 +18,8 @@ import torch
 from discreet import runs
 from discreet.core.command import command_line, package_versions
 from discreet.core.files import write_json
-from discreet.runs.advisor import KINDS
 from discreet.runs.defaults import load_task, settle
+from discreet.runs.planning.advisor import KINDS
 from discreet.runs.reference import majority, without_privacy
 
 BUDGETS: Final = (1.0, 3.0, 8.0)

@@ -1,8 +1,9 @@
-"""Records: `python -m research.records choose|run|page [NAME ...]`.
+"""Records: `python -m research.records choose|run|sweep|page [NAME ...]`.
 
 choose  try a small grid around each preset on a split of the training records
 run     measure each record: five runs, a row without privacy, the majority class; rerun to resume
-page    write docs/records.md and results/records.svg from results/records.json
+sweep   one run of each preset at epsilon 1, 2, 3 and 8, for `discreet presets`
+page    write docs/records.md, results/records.svg and what `discreet presets` shows from results/records.json
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any, Final
 from discreet.core import check
 from discreet.core.command import package_versions
 from discreet.core.files import write_json, write_text
-from research.records.page import figure, page
-from research.records.records import RECORDS, RUNS, Record
+from research.records.page import figure, measured_presets, page
+from research.records.records import RECORDS, RUNS, Record, sweep_of
 
 FILE: Final = Path("results/records.json")
 RUN_FOLDER: Final = Path("runs/records")
+MEASURED: Final = Path("src/discreet/runs/measured.json")
 
 
 def main() -> None:
-    actions = {"choose": _choose, "run": _measure}
+    actions = {"choose": _choose, "run": _measure, "sweep": _sweep}
     action, *names = sys.argv[1:] or ["none"]
     known = {record.name: record for record in RECORDS}
     check.require(action in (*actions, "page"), f"one of {', '.join((*actions, 'page'))}", action, "see the docstring")
@@ -34,6 +36,7 @@ def main() -> None:
             actions[action](record)
     write_text(Path("docs/records.md"), page(_read()))
     write_text(FILE.with_suffix(".svg"), figure(_read()))
+    write_json(MEASURED, measured_presets(_read()))
 
 
 def _choose(record: Record) -> None:
@@ -49,12 +52,23 @@ def _measure(record: Record) -> None:
     from research.records.run import measured
 
     while True:
-        before = _read()["records"].get(record.name, {})
-        held = measured(record, before, RUN_FOLDER)
+        known = _read()["records"]
+        before = known.get(record.name, {})
+        held = measured(record, before, RUN_FOLDER, known.values())
         if held == before:
             return
         _write(record, held)
         print(record.name, held["runs"][-1], flush=True)
+
+
+def _sweep(record: Record) -> None:
+    from research.records.run import one_run
+
+    for one in sweep_of(record):
+        held = _read()
+        values = one_run(one, RUN_FOLDER, held.get("sweep", {}).get(one.name, {}))
+        write_json(FILE, {**held, "sweep": {**held.get("sweep", {}), one.name: values}})
+        print(one.name, values["run"], flush=True)
 
 
 def _read() -> dict[str, Any]:

@@ -25,7 +25,7 @@ For your own data, use a preset as it is.
 
 
 def finished(held: Values) -> dict[str, Values]:
-    return {name: one for name, one in held["records"].items() if one.get("runs")}
+    return {name: one for name, one in held["records"].items() if "majority" in one}
 
 
 def percent(value: float) -> str:
@@ -88,6 +88,25 @@ def _section(name: str, one: Values) -> str:
         ]
         lines.append(markdown(heads, cells))
     return "\n\n".join(lines)
+
+
+def measured_presets(held: Values) -> list[Values]:
+    """What `discreet presets` shows: accuracy, time and memory by budget."""
+    found = [(one, one["runs"]) for one in finished(held).values()]
+    found += [(one, [one["run"]]) for one in held.get("sweep", {}).values()]
+    rows = [
+        {
+            "data": one["data"],
+            "preset": one["preset"],
+            "epsilon": one["epsilon"],
+            "runs": len(runs),
+            "accuracy": round(sum(run["accuracy"] for run in runs) / len(runs), 4),
+            "cpu_seconds": round(sum(run["cpu_seconds"] for run in runs) / len(runs), 1),
+            "peak_megabytes": max(run["peak_megabytes"] for run in runs),
+        }
+        for one, runs in found
+    ]
+    return sorted(rows, key=lambda row: (row["data"], row["preset"], row["epsilon"]))
 
 
 def _trials(held: Values) -> str:

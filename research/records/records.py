@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final, final
 
 DELTA: Final = 1e-5
 RUNS: Final = 5
+BUDGETS: Final = (1.0, 2.0, 3.0, 8.0)
 
 
 @final
@@ -50,6 +52,13 @@ class Record:
             f"discreet train --data {self.data} --preset {self.preset} --epsilon {self.epsilon:g} --delta {DELTA:g} "
             f"--out {out}"
         )
+
+
+def sweep_of(record: Record) -> tuple[Record, ...]:
+    """The same preset at the other budgets, for `discreet presets`."""
+    known = {one.name for one in RECORDS}
+    every = (dataclasses.replace(record, epsilon=epsilon, published=()) for epsilon in BUDGETS)
+    return tuple(one for one in every if one.name not in known)
 
 
 _SCATTERNET: Final = "ScatterNet (Tramer and Boneh 2021), linear model or CNN on scattering coefficients"

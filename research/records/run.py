@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def chosen(record: Record) -> Values:
     return {"split": told, "before": record.before, "trials": plain(tuple(trials))}
 
 
-def measured(record: Record, held: Values, folder: Path) -> Values:
+def measured(record: Record, held: Values, folder: Path, others: Iterable[Values]) -> Values:
     """The record with one run more, and its references if those are missing; runs of other settings are dropped."""
     settings = settings_of(record)
     key = digest(settings)
@@ -56,10 +57,8 @@ def measured(record: Record, held: Values, folder: Path) -> Values:
     if number <= RUNS:
         held = {**held, "runs": [*held["runs"], _run(record, folder / record.name / f"os-{number}")]}
     config = runs.complete(config_of(record, folder))
-    if "majority" not in held:
-        task = load_task(config)
-        passes = (settings.steps or 1) * settings.batch / (task.records or len(task.train))
-        held |= {"majority": majority(task), "without_privacy": without_privacy(config, task, passes=passes)}
+    if "majority" not in held and len(held["runs"]) == RUNS:
+        held |= _references(settings, config, others)
     accuracies = [run["accuracy"] for run in held["runs"]]
     summary = {"settings": plain(settings), "accuracy": plain(Estimate.of(accuracies)), "command": record.command()}
     if record.auc:
@@ -67,6 +66,27 @@ def measured(record: Record, held: Values, folder: Path) -> Values:
     facts = {"data": record.data, "preset": record.preset, "epsilon": record.epsilon, "delta": DELTA}
     facts |= {"target": record.target, "published": plain(record.published)}
     return {**held, **facts, **summary}
+
+
+def _references(settings: Defaults, config: runs.RunConfig, others: Iterable[Values]) -> Values:
+    """The rows that do not depend on the budget; another record on the same features has the same ones."""
+    names = ("majority", "without_privacy")
+    for other in others:
+        same = other.get("data") == config.data and other["settings"]["features"] == list(settings.features)
+        if same and all(name in other for name in names):
+            return {name: other[name] for name in names}
+    task = load_task(config)
+    passes = (settings.steps or 1) * settings.batch / (task.records or len(task.train))
+    return {"majority": majority(task), "without_privacy": without_privacy(config, task, passes=passes)}
+
+
+def one_run(record: Record, folder: Path, held: Values) -> Values:
+    """One run of a preset at another budget; a run of the same settings is kept."""
+    key = digest(settings_of(record))
+    if held.get("digest") == key:
+        return held
+    facts = {"data": record.data, "preset": record.preset, "epsilon": record.epsilon, "digest": key}
+    return {**facts, "run": _run(record, folder / record.name / "os-1")}
 
 
 def _run(record: Record, out: Path) -> Values:

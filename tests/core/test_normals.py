@@ -18,11 +18,14 @@ from discreet.core.streams import Streams
 ALPHA = 1e-6  # the draws are seeded; a fresh seed would fail a sound stream with this chance
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(params=["compiled-1", "compiled-2", "pure-1", "pure-2"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    kind, _, count = request.param.partition("-")
+    if kind == "pure":
+        monkeypatch.setattr(normals, "compiled", None)
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(int(count))
+    yield int(count)
     torch.set_num_threads(before)
 
 

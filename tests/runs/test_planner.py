@@ -10,8 +10,8 @@ import pytest
 
 from discreet.core.check import Refused
 from discreet.methods import METHODS
-from discreet.runs.planner import Answer, Price, Question, answer
-from discreet.runs.step_cost import measure
+from discreet.runs.planning.planner import Answer, Price, Question, answer
+from discreet.runs.planning.step_cost import measure
 
 ASKED = Question(
     records=1000,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from discreet.training.loader import Loader, MicroBatch, to_device
 
@@ -51,6 +51,15 @@ def loaded(which: Loader, draws: Any = DRAWS) -> list[MicroBatch]:
 
 def shape_of(micros: list[MicroBatch]) -> list[tuple[int, bool]]:
     return [(micro.records, micro.is_last) for micro in micros]
+
+
+def test_a_subset_of_tensors_gives_the_rows_that_it_names() -> None:
+    x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
+    part = Subset(TensorDataset(x, y), [7, 0, -1, 7])
+    taken = loaded(loader(part, micro_batch=4), [[3, 1, 2]])[0].batch
+    expected = default_collate([part[3], part[1], part[2]])
+    assert all(torch.equal(one, other) for one, other in zip(taken, expected, strict=True))
+    assert taken[1].tolist() == [7, 0, 9]
 
 
 def test_draws_are_cut_and_empty_ones_are_kept() -> None:

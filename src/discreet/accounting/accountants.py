@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from discreet.accounting import gdp, rdp
-from discreet.accounting.charges import Charge
+from discreet.accounting.charges import Charge, Counted, canonical
 from discreet.accounting.events import LastIterateRun
 from discreet.accounting.normal import NormalForm, bucketed, normal
 from discreet.accounting.pld import Floats, Parts, Resolution, gaussian
@@ -137,6 +137,12 @@ def rdp_epsilon(charge: Charge, *, delta: float, relation: Neighbouring) -> floa
     if run.lost:
         return math.inf
     return rdp.epsilon(_rdp(run), delta) if run.count else 0.0
+
+
+def renyi_divergences(certified: Counted, relation: Neighbouring) -> Floats:
+    """The Rényi divergence of a composition at every order of `rdp.ORDERS`; infinite where nothing is proven."""
+    run = normal(canonical(certified), relation)
+    return np.full(len(rdp.ORDERS), math.inf) if run.lost else _rdp(run)
 
 
 def _unsampled_mu(run: NormalForm) -> float:

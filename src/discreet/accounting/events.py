@@ -10,6 +10,7 @@ True
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -298,6 +299,98 @@ class LastIterateRun(Event, kind="last-iterate-run"):
         check.not_negative("a Lipschitz constant of the update", expansion=self.expansion)
 
 
+def _check_correlated(noise: float, coefficients: tuple[float, ...], **counts: int) -> None:
+    check.not_negative(_ABOUT_NOISE, noise=noise)
+    remedy = "give the first column of a Toeplitz matrix, beginning with its diagonal, as a tuple of numbers"
+    given = isinstance(coefficients, tuple) and all(map(math.isfinite, coefficients)) and coefficients[:1] > (0,)
+    check.require(given, "finite coefficients, the first of them positive", coefficients, remedy)
+    check.count("count the steps of the run, and how a record comes back", **counts)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedRun(Event, kind="correlated-run"):
+    """A whole run of releases x_t + clip * noise * (C^-1 z)_t, z standard normal, C lower-triangular Toeplitz.
+
+    coefficients  the first column of C or, if `inverse`, of C^-1, as far as it is not 0
+    most, apart   neighbours differ in at most `most` steps, which are at least `apart` steps apart
+    """
+
+    noise: float
+    coefficients: tuple[float, ...]
+    inverse: bool
+    steps: int
+    most: int
+    apart: int
+
+    def __post_init__(self) -> None:
+        _check_correlated(self.noise, self.coefficients, steps=self.steps, most=self.most, apart=self.apart)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ReshuffledRun(Event, kind="reshuffled-run"):
+    """The same releases; neighbours differ in at most one step of every epoch of `steps_per_epoch` steps."""
+
+    noise: float
+    coefficients: tuple[float, ...]
+    inverse: bool
+    steps: int
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        _check_correlated(self.noise, self.coefficients, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoissonRun(Event, kind="cyclic-poisson-run"):
+    """The same releases, at most `parts` bands; step t samples part t mod `parts` of the records at `rate`."""
+
+    rate: float
+    noise: float
+    coefficients: tuple[float, ...]
+    parts: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        check.fraction(_ABOUT_RATE, rate=self.rate)
+        _check_correlated(self.noise, self.coefficients, steps=self.steps, parts=self.parts)
+        bands = len(self.coefficients)
+        check.require(bands <= self.parts, f"at most {self.parts} bands, one a part", bands, "use fewer bands")
+
+
+@final
+@dataclass(frozen=True)
+class BestOfRuns(Event, kind="best-of-runs"):
+    """The best of K runs by a score that is part of each run's output; K and the other runs stay hidden.
+
+    candidates  what one run may cost: events with counts, one entry for each setting or part of the data
+    mean        E[K], the expected number of runs
+    shape       K is truncated negative binomial with this shape eta > -1 (K >= 1); None: K is Poisson, and K = 0
+                gives a public default
+    """
+
+    candidates: tuple[tuple[tuple[Event, int], ...], ...]
+    mean: float
+    shape: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        remedy = "give each candidate as a tuple of (event, count)"
+        is_tuple = isinstance(self.candidates, tuple) and len(self.candidates) > 0
+        check.require(is_tuple, "candidates to be a tuple of at least one cost", f"{self.candidates!r}", remedy)
+        for event, count in itertools.chain.from_iterable(self.candidates):
+            valid = isinstance(event, Event) and not isinstance(event, BestOfRuns)
+            check.require(valid, "events that are no selections", f"{event!r}", remedy)
+            check.count(remedy, count=count)
+        check.positive("the expected number of runs", mean=self.mean)
+        check.require(self.mean > 1, "mean > 1", f"mean={self.mean!r}", "one run needs no selection")
+        if self.shape is not None:
+            got, remedy = f"shape={self.shape!r}", "0 is the logarithmic law, 1 the geometric one"
+            valid = type(self.shape) in (int, float) and -1 < self.shape < math.inf
+            check.require(valid, "a finite shape > -1", got, remedy)
+
+
 @final
 @dataclass(frozen=True)
 class Free(Event, kind="free"):
@@ -311,7 +404,8 @@ class NonPrivate(Event, kind="non-private"):
 
 
 _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement, BallsInBinsEpoch, Unamplified)
-_KINDS: tuple[type[Event], ...] = (*get_args(Release), *_SAMPLED, ClippedFeedback, LastIterateRun, Free, NonPrivate)
+_RUNS = (ClippedFeedback, LastIterateRun, CorrelatedRun, ReshuffledRun, CyclicPoissonRun, BestOfRuns)
+_KINDS: tuple[type[Event], ...] = (*get_args(Release), *_SAMPLED, *_RUNS, Free, NonPrivate)
 EVENTS: Mapping[str, type[Event]] = {event.kind: event for event in _KINDS}
 
 

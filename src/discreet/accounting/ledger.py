@@ -68,7 +68,7 @@ class Ledger:
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
         self._said = {text for entry in record.entries for text in chain.said_by(entry.note)}
-        self.digest = record.digest
+        self.identity, self.digest = record.identity, record.digest
         self._process = os.getpid()
         self._file = path.absolute()  # the program may change its directory
         self._size = 0 if descriptor is None else os.fstat(descriptor).st_size

@@ -9,7 +9,14 @@ import numpy as np
 
 from discreet.accounting import gdp, sampled
 from discreet.accounting.charges import Counted, canonical
-from discreet.accounting.events import Event, LastIterateRun, NonPrivate, PoissonSampled, TruncatedPoissonSampled
+from discreet.accounting.events import (
+    BestOfRuns,
+    Event,
+    LastIterateRun,
+    NonPrivate,
+    PoissonSampled,
+    TruncatedPoissonSampled,
+)
 from discreet.accounting.rules import rule_for
 from discreet.core.relation import Neighbouring
 
@@ -52,8 +59,14 @@ def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
             continue
         rule = rule_for(event, relation)
         assumptions.update(rule.assumes)
+        if rule.blocks is not None:
+            event, blocks = rule.blocks(event)
+            rule, count = rule_for(event, relation), count * blocks
         if isinstance(event, PoissonSampled):
             assumptions.update(rule_for(event.event, relation).assumes)
+        if isinstance(event, BestOfRuns):
+            within = [normal(canonical(candidate), relation) for candidate in event.candidates]
+            assumptions.update(text for run in within for text in run.assumptions)
         mu = rule.mu(event, relation) if rule.mu is not None else None
         noise = sampled.multiplier_of(event.step if isinstance(event, LastIterateRun) else event)
         if noise is not None and noise < _LEAST_NOISE:

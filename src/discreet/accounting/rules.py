@@ -4,11 +4,12 @@ A rule bounds ONE occurrence; `accountants` composes. A new event needs its clas
 docs/proofs, and one row here.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting import events, feedback, last_iterate, sampled
+from discreet.accounting import best_of_runs, correlated, events, feedback, last_iterate, sampled
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
 from discreet.core import check
@@ -26,6 +27,7 @@ class Rule:
     assumes    what must hold outside of the mathematics, in words
     whole      (epsilon, name of the bound) at a delta for a run that consists of this event only
     composed   whether `whole` includes composition of its steps, which is then not computed again
+    blocks     simpler events that dominate it, with their number; they are accounted for in its place
     """
 
     relations: frozenset[Neighbouring]
@@ -35,6 +37,7 @@ class Rule:
     assumes: tuple[str, ...] = ()
     whole: Callable[[Any, Neighbouring, float], tuple[float, str]] | None = None
     composed: bool = False
+    blocks: Callable[[Any], tuple[events.Event, int]] | None = None
 
 
 _ADD_REMOVE = frozenset({Neighbouring.ADD_REMOVE})
@@ -51,6 +54,13 @@ _LOADER = (
     "no batch holds a record twice",
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
 )
+
+_HISTORY = ("the noise of earlier steps, and the keys that it is drawn from, are never published",)
+_PATTERN = (
+    "neighbours differ in the contributions of one record only, in as many steps and as far apart as the plan says",
+)
+_EACH_EPOCH = ("neighbours differ in one record, which joins at most one step of every epoch",)
+_PARTS = ("each record belongs to one part for the whole run, by a draw that is independent of the other records",)
 
 _GAUSSIAN = Rule(_BOTH, sampled.whitened_mu)
 
@@ -92,6 +102,20 @@ RULES: dict[type[events.Event], Rule] = {
             "every update is Lipschitz with the stated constant, for every batch of either neighbour",
         ),
     ),
+    events.CorrelatedRun: Rule(_BOTH, correlated.separated_mu, assumes=(*_HISTORY, *_PATTERN)),
+    events.ReshuffledRun: Rule(_REPLACE_ONE, correlated.reshuffled_mu, assumes=(*_HISTORY, *_EACH_EPOCH)),
+    events.CyclicPoissonRun: Rule(
+        _ADD_REMOVE, assumes=(*_HISTORY, *_POISSON, *_PARTS), blocks=correlated.cyclic_blocks
+    ),
+    events.BestOfRuns: Rule(
+        _BOTH,
+        rdp=best_of_runs.event_rdp,
+        whole=best_of_runs.event_epsilon,
+        assumes=(
+            "K, the runs that were not chosen, their scores and their running times stay hidden",
+            "every run draws its settings and its randomness independently of the other runs",
+        ),
+    ),
 }
 
 
@@ -99,6 +123,10 @@ def rule_for(event: events.Event, relation: Neighbouring) -> Rule:
     """The rule of this event. Refuses events and relations without a proof."""
     if isinstance(event, events.LastIterateRun):
         rule_for(event.step, relation)
+    if isinstance(event, events.BestOfRuns):
+        for inner, _ in itertools.chain.from_iterable(event.candidates):
+            if not isinstance(inner, events.NonPrivate):
+                rule_for(inner, relation)
     rule = RULES.get(type(event))
     if rule is None:
         remedy = "add its rule and its proof, or charge NonPrivate()"

@@ -117,12 +117,18 @@ def attacks_on(method: Method, effort: Effort) -> Iterator[Attack]:
 
 def _one_step(method: Method, effort: Effort) -> PreparedGame:
     """What the method really releases at a sampling rate of 1, where sampling hides nothing."""
-    from discreet.auditing.releases import Canaries, game_for
+    from discreet.auditing.correlated import CorrelatedCanaries
+    from discreet.auditing.releases import Canaries, ReleaseGame, game_for
 
-    game = game_for(method.recipe(), noise=NOISE, delta=COARSE_DELTA)
-    many = isinstance(game, Canaries)
+    recipe = method.recipe()
+    game: Canaries | ReleaseGame | CorrelatedCanaries
+    if recipe.mechanism.remembers:  # a step has no price of its own: a short run is attacked
+        game = CorrelatedCanaries(recipe, delta=COARSE_DELTA)
+    else:
+        game = game_for(recipe, noise=NOISE, delta=COARSE_DELTA)
+    many = isinstance(game, Canaries | CorrelatedCanaries)
     if not many and method.certified:
-        game = game_for(method.recipe(), noise=LITTLE_NOISE, delta=COARSE_DELTA)
+        game = game_for(recipe, noise=LITTLE_NOISE, delta=COARSE_DELTA)
     steps = "one step" if game.attacked.steps == 1 else f"{game.attacked.steps} steps"
     trials = effort.canaries if many else effort.runs
     return _against(game.attacked.plan, game, f"{steps}, crafted gradient", trials)

@@ -20,7 +20,8 @@ from discreet.core import check
 from discreet.methods import Method
 from discreet.report import charts
 from discreet.runs.config import sampler_of
-from discreet.runs.planner import epsilon_curve
+from discreet.runs.folder_bill import folder_bill
+from discreet.runs.planning.planner import epsilon_curve
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table
@@ -69,10 +70,16 @@ def account(
         list[Path] | None,
         typer.Option(help="A run's ledger, instead of a method; several on the same data compose.", show_default=False),
     ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="A folder of runs: one bill for showing all, the best, or one fixed in advance.")
+    ] = None,
     curve: Annotated[Path | None, typer.Option(help="Draw epsilon against steps here (.svg, .png).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims."""
+    if folder is not None:
+        _account_folder(flags, folder, [*(["--ledger"] if ledger else []), *(["--curve"] if curve else [])], as_json)
+        return
     if ledger:
         _account_ledgers(flags, ledger, curve, as_json)
         return
@@ -239,6 +246,19 @@ def _account_ledgers(flags: PlanFlags, paths: list[Path], curve: Path | None, as
         check.require(record.relation is relation, f"relation {relation} in {path}", f"{record.relation}", remedy)
     charge, delta = merge(paths), required_delta(flags.delta)
     _show("ledger", charge, certify(charge, delta=delta, relation=relation), {}, as_json)
+
+
+def _account_folder(flags: PlanFlags, folder: Path, others: list[str], as_json: bool) -> None:
+    given = [name for name in flags.given() if name != "--delta"] + others
+    remedy = "the ledgers determine the cost: drop the other flags"
+    check.require(not given, "--folder with --delta alone", " and ".join(given), remedy)
+    bill = folder_bill(folder, delta=required_delta(flags.delta))
+    if as_json:
+        emit(bill.to_json())
+        return
+    from discreet.report import terminal
+
+    terminal.show(terminal.bill_table(str(folder), bill))
 
 
 def _show_plan(name: str, plan: Plan, solved: Mapping[str, Any], as_json: bool) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated, final
 from discreet.cli import flags as shared
 from discreet.cli.flags import JsonFlag, emit, flag
 from discreet.core import check
-from discreet.runs import advisor
-from discreet.runs.advisor import KINDS, RULES, Wanted
-from discreet.runs.step_cost import StepCost, measure
+from discreet.runs.planning import advisor
+from discreet.runs.planning.advisor import KINDS, RULES, Wanted
+from discreet.runs.planning.step_cost import StepCost, measure
 
 _KINDS = f"{', '.join(RULES)}, or a dataset: {', '.join(KINDS)}"
 

@@ -3,11 +3,12 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated, Literal, final
 
 from discreet.cli import flags as shared
 from discreet.cli import recipes
-from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, TaskFlags, emit, flag
+from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required
+from discreet.cli.tune import TuneFlags, tune
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
@@ -33,6 +34,10 @@ class CompareFlags:
     tune_on: Annotated[
         str | None, flag("First search learning rate and clip on this data, which you declare public: digits, own.npz.")
     ] = None
+    release: Annotated[
+        Literal["all", "best"] | None,
+        flag("best: show only the best of --methods, within one --epsilon for the whole search (see tune)."),
+    ] = None
     truth: Annotated[Path | None, flag("A table of `discreet audit --out FILE`, to show on the page.")] = None
     seeds: Annotated[
         str | None,
@@ -47,6 +52,8 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
     """Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume."""
     from discreet.report import page, progress, terminal
 
+    if flags.release == "best":
+        return _release_best(task, flags, as_json)
     settings = _settings(task, flags)
     check_directory(settings.out)
     charged = _charges(settings.out)
@@ -69,6 +76,17 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
     return 0 if found.finished else FAILED
 
 
+def _release_best(task: TaskFlags, flags: CompareFlags, as_json: bool) -> int:
+    """A search over methods: the number of runs is secret, and the choice is paid for."""
+    others = [f"--{name.replace('_', '-')}" for name in given(flags, leave_out=("epsilon", "methods", "release"))]
+    remedy = "drop it: with --release best one run is shown, and nothing about the others"
+    check.require(not others, "--epsilon and --methods with --release best", " and ".join(others), remedy)
+    epsilon, _ = _budgets(flags)
+    names = recipes.methods_called(required("methods", flags.methods, "name the methods to choose from"))
+    tuned = TuneFlags(epsilon=epsilon, runs=float(max(2, len(names))))
+    return tune(task, tuned, [f"method={','.join(names)}"], as_json)
+
+
 def _charges(out: Path) -> int:
     return sum(RunFolder(ledger.parent).charges() for ledger in out.rglob("ledger.jsonl"))
 
@@ -76,7 +94,7 @@ def _charges(out: Path) -> int:
 def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSettings:
     shared.require_all(epsilon=flags.epsilon, delta=task.delta, out=task.out)
     epsilon, others = _budgets(flags)
-    settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth"))
+    settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth", "release"))
     data = task.data or "digits"
     if flags.methods is not None:
         settings["rows"] = comparison.candidates(data, recipes.methods_called(flags.methods))

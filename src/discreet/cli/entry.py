@@ -64,15 +64,17 @@ _SUMMARIES = {
     "train": "Train privately and leave a run directory: model, ledger, metrics and a privacy statement.",
     "resume": "Resume a run after a crash or Ctrl-C; steps that were charged are not run again.",
     "predict": "The label and the probability of each class for every record of a file; costs no privacy.",
-    "evaluate": "Accuracy, AUC, F1 and calibration on records with known labels, which no epsilon protects.",
+    "evaluate": "Measure a run: on records that need no protection, or on private ones by a charged noisy count.",
     "schema": "Draft a schema from public data: bounds and categories. Edit it before use.",
+    "tune": "Search settings at random within one budget that also pays for the choice; rerun the command to resume.",
+    "budget": "Make the budget file of a dataset, or show what is left of it.",
     "compare": "Train every certified method at equal budgets, rank them, and write one page; "
     "rerun the command to resume.",
     "audit": "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
     "presets": "Settings that need no tuning, by dataset, and what they reached.",
     "methods": "Every method: its guarantee in words and its own parameters.",
 }
-_MODULES = {"calibrate": "account", "resume": "train", "evaluate": "predict"}  # others have a module of their own
+_MODULES = {"calibrate": "account", "resume": "train"}  # others have a module of their own
 COMMANDS = tuple(ListedCommand(name, _MODULES.get(name, name), text) for name, text in _SUMMARIES.items())
 
 

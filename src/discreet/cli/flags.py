@@ -54,10 +54,16 @@ StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
 EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
 
 RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee", rare=True)]
-SamplingName = Literal["poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"]
+SamplingName = Literal[
+    *("poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"),
+    *("fixed-bins", "cyclic-poisson", "fixed-order", "reshuffled", "one-pass"),
+]
 SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee", rare=True)]
 CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee", rare=True)]
 
+BudgetFlag = Annotated[
+    Path | None, flag("The budget file of the records, which is charged before they are read.", "Budget", rare=True)
+]
 DataDirFlag = Annotated[Path | None, flag("Where the dataset's files are.", "Data", rare=True)]
 MicroBatchFlag = Annotated[
     int | None,
@@ -95,6 +101,7 @@ class TaskFlags:
         str | None, flag("Public features in place of the records, as a list a,b; none: the records.", "Data")
     ] = None
     preset: Annotated[str | None, flag("Settings that `discreet presets` lists, e.g. best.")] = None
+    budget: BudgetFlag = None
     micro_batch: MicroBatchFlag = None
     eval_every: Annotated[int | None, flag("Steps between evaluations.", "Training", rare=True)] = None
 

@@ -11,8 +11,8 @@ from discreet.cli.flags import INTERRUPTED, JsonFlag, emit, flag, required_delta
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file
-from discreet.runs.advisor import RULES, Wanted, size_of, usual_delta
-from discreet.runs.planner import Question, answer
+from discreet.runs.planning.advisor import RULES, Wanted, size_of, usual_delta
+from discreet.runs.planning.planner import Question, answer
 from discreet.stages.delta import delta_warning
 
 
@@ -48,7 +48,7 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
     command = command_line()
     try:
         from discreet.report import planned, progress, terminal
-        from discreet.runs.step_cost import measure
+        from discreet.runs.planning.step_cost import measure
 
         trial = None
         if flags.model is not None and shape is not None:

@@ -1,4 +1,4 @@
-"""`discreet predict` and `discreet evaluate`: use the model of a finished run."""
+"""`discreet predict`: use the model of a finished run."""
 
 import csv
 import io
@@ -42,28 +42,4 @@ def predict(
         print(lines.getvalue(), end="")
     else:
         write_text(out, lines.getvalue())
-    return 0
-
-
-def evaluate(data: DataArgument, run: RunFlag = None, as_json: JsonFlag = False) -> int:
-    """Accuracy, AUC, F1 and calibration on records with known labels, which no epsilon protects."""
-    shared.require_all(run=run)
-    from discreet.runs import predicting
-
-    found = predicting.evaluate(Path(str(run)), data)
-    if as_json:
-        emit(found.to_json())
-        return 0
-    from discreet.report import terminal
-
-    auc = "not defined: a class is missing" if found.auc is None else f"{found.auc:.3f}"
-    rows = [
-        ("accuracy", f"{found.accuracy:.2%}", f"the most frequent class: {found.majority:.2%}"),
-        ("AUC", auc, "area under the ROC curve"),
-        ("F1", f"{found.f1:.3f}", "mean over the classes"),
-        ("log loss", f"{found.log_loss:.3f}", "smaller is better"),
-        ("calibration error", f"{found.calibration:.3f}", "confidence against accuracy, ten bins"),
-    ]
-    title = f"{run} on {data}: {found.records:,} records, which no epsilon protects"
-    terminal.show(terminal.plain_table(title, ("measure", "value", ""), rows))
     return 0

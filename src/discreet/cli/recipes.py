@@ -23,7 +23,8 @@ Given = Mapping[str, str | bool | None]  # the generated flags of one command, b
 
 RESERVED = frozenset(
     {
-        *("accept_delta", "accept_uncertified", "as_json", "average", "batch", "calibrate_to_claim"),
+        *("accept_delta", "accept_uncertified", "as_json", "average", "batch", "budget", "calibrate_to_claim"),
+        *("folder", "held_out", "not_before", "part", "release", "runs", "score_on_test", "shape", "space"),
         *("canaries", "canary", "cap", "checkpoint_every", "classes", "curve", "data", "data_dir", "delta"),
         *("device", "directory", "download", "epochs", "epsilon", "eval_every", "everything", "help", "json"),
         *("learning_rate", "ledger", "main", "method", "methods", "micro_batch", "model", "momentum", "noise"),

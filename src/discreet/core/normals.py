@@ -1,15 +1,17 @@
-"""Standard normals from a counter-based cipher.
+"""Standard normals from a counter-based cipher, added to arrays.
 
 Pair j of a key is the Box-Muller pair of cipher block j. So the values depend only on the key and the position, not on
 the number of threads or on how a draw is split. Every value takes the same work: a method with rejection (ziggurat,
 polar) would be faster and reveal the noise through its timing.
 
-One thread does all the work. Python threads spent as long waiting for the interpreter lock as working; torch's threads
-synchronise after every call, which took fifty times as long on busy cores and deadlocks after a fork.
+The work is done by a compiled twin of this module (generators/_normals.c) on as many threads as torch uses, where it
+could be built and the processor has the instructions. Elsewhere NumPy and torch do it here, on one thread: Python
+threads spent as long waiting for the interpreter lock as working; torch's threads synchronise after every call, which
+took fifty times as long on busy cores and deadlocks after a fork.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, Self, final
@@ -21,6 +23,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 from discreet.core import check
 
+try:
+    from discreet.core.generators import _normals as compiled
+except ImportError:  # no compiler at installation, or another processor
+    compiled = None  # type: ignore[assignment]
+
 BLOCK_BYTES: Final = 16
 WORD_BYTES: Final = 8
 BLOCK: Final = 1 << 16  # normals made at a time: as many as torch still computes on one thread
@@ -28,7 +35,7 @@ WORDS, NORMALS = 0, 1  # the lanes of a key: disjoint ranges of 2^64 blocks each
 
 _ZEROS: Final = memoryview(bytes(WORD_BYTES * BLOCK))
 Floats = npt.NDArray[np.float64]
-Put = Callable[[slice, Floats], object]  # takes the normals of a stretch; it may overwrite them
+Values = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 def cipher(key: bytes, lane: int, block: int = 0) -> CipherContext:
@@ -132,35 +139,23 @@ def _buffers() -> Iterator[Buffers]:
         _FREE.append(block)
 
 
-def draw(key: bytes, first: int, count: int, put: Put) -> None:
-    """`put(stretch, normals)` for the stretches of 0 .. count-1, starting at cipher block `first`; count is even."""
+def add(key: bytes, first: int, values: Values, std: float) -> None:
+    """values += std * the normals from pair `first` on, in float64 and rounded once; an even number, contiguous."""
+    if compiled is None:
+        _add(key, first, values, std)
+    else:
+        compiled.add(key, NORMALS, first, values, std, torch.get_num_threads())
+
+
+def _add(key: bytes, first: int, values: Values, std: float) -> None:
     source = cipher(key, NORMALS, first)
     with _buffers() as block:
-        for start in range(0, count, BLOCK):
-            stop = min(start + BLOCK, count)
-            put(slice(start, stop), block.first(stop - start).draw(source))
+        for start in range(0, len(values), BLOCK):
+            part = values[start : start + BLOCK]
+            add_scaled(part, block.first(len(part)).draw(source), std)
 
 
-def copying_to(target: npt.NDArray[np.floating]) -> Put:
-    """Round the normals once, to the type of the target."""
-    return lambda where, noise: np.copyto(target[where], noise, casting="same_kind")
-
-
-def adding_to(flat: torch.Tensor, std: float) -> Put:
-    """flat += std * noise in float64, rounded once."""
-    if flat.device.type != "cpu":
-        return lambda where, noise: flat[where].add_(torch.from_numpy(noise).to(flat.device), alpha=std)
-    values = flat.numpy()
-
-    def put(where: slice, noise: Floats) -> None:
-        # numpy casts piece by piece, where torch makes float64 copies of both sides.
-        noise *= std
-        part = values[where]
-        np.add(part, noise, out=part, casting="same_kind")
-
-    return put
-
-
-def behind(start: int, put: Put) -> Put:
-    """The same for a target that begins at `start`."""
-    return lambda where, noise: put(slice(start + where.start, start + where.stop), noise)
+def add_scaled(values: Values, noise: Floats, std: float) -> None:
+    """values += std * noise in float64, rounded once. The noise is overwritten."""
+    noise *= std
+    np.add(values, noise, out=values, casting="same_kind")

@@ -1,7 +1,8 @@
-"""Named random streams: AES-256 in counter mode, with a key from the operating system.
+"""Named random streams: a cipher in counter mode, with a key from the operating system.
 
-A stream uses each cipher block at most once. Privacy depends on that, so a stream cannot be copied, pickled or used in
-a forked process, and it never uses the generators of torch or numpy.
+The cipher is AES-256 on CPUs and ChaCha20 on other devices. A stream uses each cipher block at most once. Privacy
+depends on that, so a stream cannot be copied, pickled or used in a forked process, and it never uses the generators of
+torch or numpy.
 
 >>> streams = Streams.seeded(5)
 >>> streams.statement
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from discreet.core import check, normals
+from discreet.core.generators import on_device
 from discreet.core.randomness import KEYED, SEEDED
 
 Words = npt.NDArray[np.uint64]
@@ -44,7 +46,8 @@ class Stream:
 
     Guarantee: no cipher block is used for two values, in one thread or several. Words and normals use separate counter
     ranges, and both sequences depend only on the key, not on the sizes of the draws: normal(3) then normal(5) are the
-    values of normal(8).
+    values of normal(8). Normals for another device than the CPU are drawn there, by another cipher under a key of its
+    own; each such draw starts at a new block.
     """
 
     def __init__(self, key: bytes, *, name: str, replayable: bool) -> None:
@@ -56,12 +59,13 @@ class Stream:
         self._cipher_key = _derive(key, "cipher")
         self._words, self._word_bytes = normals.cipher(self._cipher_key, normals.WORDS), 0
         self._normal_blocks = 0
+        self._device_key, self._device_blocks = _derive(key, "device cipher"), 0
         self._pool, self._next = np.empty(0), 0  # normals drawn and not yet handed out
 
     @property
     def spent(self) -> int:
-        """The number of cipher blocks drawn so far (a block is two words, or two normals)."""
-        return -(-self._word_bytes // normals.BLOCK_BYTES) + self._normal_blocks
+        """The number of cipher blocks drawn so far (two words or normals on the CPU, eight normals on a device)."""
+        return -(-self._word_bytes // normals.BLOCK_BYTES) + self._normal_blocks + self._device_blocks
 
     @property
     def fingerprint(self) -> str:
@@ -96,6 +100,20 @@ class Stream:
         key = _derive(self._key, f"at {index}")
         return Stream(key, name=f"{self.name}.at({index})", replayable=self._replayable)
 
+    def again(self, index: int) -> Self:
+        """The sub-stream of a draw that a run repeats, such as which records belong together; never for noise.
+
+        It shares no key with `at`.
+        """
+        self._guard()
+        check.count("number sub-streams from 0", least=0, index=index)
+        return Stream(_derive(self._key, f"again {int(index)}"), name=f"{self.name}.again({index})", replayable=False)
+
+    @property
+    def secret_key(self) -> bytes:
+        """The key, for a file that stays private: whoever reads it can remove the noise (training/noise_keys.py)."""
+        return self._key
+
     def normal(
         self, count: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
@@ -103,10 +121,7 @@ class Stream:
         self._guard()
         check.count("say how many normals to draw", least=0, count=count)
         _check_dtype(dtype)
-        out = torch.empty(int(count), dtype=dtype, device="cpu")
-        with self._lock:
-            self._apply(len(out), normals.copying_to(out.numpy()))
-        return out.to(device)
+        return self.add_normal_(torch.zeros(int(count), dtype=dtype, device=device), 1.0)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
         """value += std * N(0, 1) in place, summed in float64 and rounded after adding."""
@@ -119,7 +134,7 @@ class Stream:
         bare = value.detach()
         flat = bare.reshape(-1)  # a view if it can be one, else a copy that goes back below
         with self._lock:
-            self._apply(len(flat), normals.adding_to(flat, float(std)))
+            self._add_where_it_lives(flat, float(std))
         if not bare.is_contiguous():
             bare.copy_(flat.view(bare.shape))
         return value
@@ -219,35 +234,47 @@ class Stream:
                 return word < threshold
         return False
 
-    def _apply(self, count: int, put: normals.Put) -> None:
-        """put(stretch, normals) for all of 0 .. count-1: the rest of the pool, whole pairs, a new pool."""
-        done = self._from_pool(0, count, put)
-        if count - done >= _BULK:
-            bulk = (count - done) // 2 * 2
-            self._draw(bulk, normals.behind(done, put))
-            done += bulk
-        if count > done:
-            # As much again as was drawn before: short streams stay cheap, long ones pay few calls.
-            size = max(count - done, min(_POOL, 2 * self._normal_blocks))
-            self._next = len(self._pool)
-            fresh = np.empty(size + size % 2)
-            self._draw(len(fresh), normals.copying_to(fresh))
-            self._pool, self._next = fresh, 0
-            self._from_pool(done, count, put)
+    def _add_where_it_lives(self, flat: torch.Tensor, std: float) -> None:
+        kind = flat.device.type
+        if kind == "cpu":
+            self._add(flat.numpy(), std)
+        elif kind in on_device.WITHOUT_DOUBLE:
+            copied = flat.cpu()
+            self._add(copied.numpy(), std)
+            flat.copy_(copied)
+        else:
+            first = self._device_blocks
+            self._device_blocks += on_device.blocks_for(len(flat))  # before the draw: no block serves twice
+            on_device.add_(self._device_key, first, flat, std)
 
-    def _from_pool(self, start: int, count: int, put: normals.Put) -> int:
-        """Use the values of the pool from `start` on. Returns where they end."""
-        stop = min(count, start + len(self._pool) - self._next)
-        piece = self._pool[self._next : self._next + stop - start]
+    def _add(self, values: normals.Values, std: float) -> None:
+        """values += std * the next normals: the rest of the pool, whole pairs, a new pool."""
+        done = self._add_from_pool(values, std)
+        if len(values) - done >= _BULK:
+            bulk = (len(values) - done) // 2 * 2
+            self._add_new(values[done : done + bulk], std)
+            done += bulk
+        if len(values) > done:
+            # As much again as was drawn before: short streams stay cheap, long ones pay few calls.
+            size = max(len(values) - done, min(_POOL, 2 * self._normal_blocks))
+            self._next = len(self._pool)
+            fresh = np.zeros(size + size % 2)
+            self._add_new(fresh, 1.0)
+            self._pool, self._next = fresh, 0
+            self._add_from_pool(values[done:], std)
+
+    def _add_from_pool(self, values: normals.Values, std: float) -> int:
+        """Use up the pool, front first. Returns how many values it was for."""
+        piece = self._pool[self._next : self._next + len(values)]
         self._next += len(piece)  # before the values are used: an exception may lose some, never repeat one
         if len(piece):
-            put(slice(start, stop), piece)
-        return stop
+            normals.add_scaled(values[: len(piece)], piece, std)
+        return len(piece)
 
-    def _draw(self, count: int, put: normals.Put) -> None:
+    def _add_new(self, values: normals.Values, std: float) -> None:
         first = self._normal_blocks
-        self._normal_blocks += count // 2
-        normals.draw(self._cipher_key, first, count, put)
+        self._normal_blocks += len(values) // 2  # likewise
+        normals.add(self._cipher_key, first, values, std)
 
     def _guard(self) -> None:
         ours, remedy = os.getpid() == self._process, "call discreet.Streams.from_os() in the new process"

@@ -21,6 +21,21 @@ from discreet.data.sources import checksum, obtain, verified
 
 DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user
 
+BYTES = "x / 255 (bytes)"
+_DIGITS_RECORDS = 1437
+
+
+def published_records(name: str) -> int | None:
+    """The number of training records of a published dataset, without reading it; None for a file of the user.
+
+    >>> published_records("digits"), published_records("patients.npz")
+    (1437, None)
+    """
+    if name == "digits":
+        return _DIGITS_RECORDS
+    return BENCHMARKS[name].records if name in BENCHMARKS else None
+
+
 PRIVATE_CHECKSUM = "not computed: a digest of private records would distinguish neighbouring datasets"
 
 
@@ -110,7 +125,7 @@ def load_npz(path: str | Path, *, classes: int, records: int | None = None, publ
     require(alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike")
     train, test = (_own_split(arrays[f"x_{part}"], arrays[f"y_{part}"], classes) for part in ("train", "test"))
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM
-    constants = "x / 255 (bytes)" if kind == np.uint8 else "none: values taken as given"
+    constants = BYTES if kind == np.uint8 else "none: values taken as given"
     return Task(file.stem, train, test, classes, shape, digest, public=public, records=records, constants=constants)
 
 

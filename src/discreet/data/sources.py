@@ -72,6 +72,8 @@ def obtain(source: Source, *, data_dir: str | Path | None, download: bool) -> Pa
         parts = _read(source, folder)
         if parts is not None:
             return verified(source.sha256, parts, f"{source.name} in {folder}")
+    if not source.urls:
+        raise MissingDataset(_missing(source, folders, "nothing there"))
     if not download:
         raise MissingDataset(_missing(source, folders, "nothing there, and download was not asked for"))
     return _downloaded(source, (given[0] if given else kept) / source.name, folders)
@@ -130,8 +132,8 @@ def _missing(source: Source, searched: list[Path], why: str) -> str:
         "or below the folder that the environment variable DISCREET_DATA names"
     )
     hosts = " ".join(dict.fromkeys(url.rpartition("/")[0] for url in source.urls.values()))
-    fetched = f"with a network, --download (download=True), from {hosts}"
-    ways = "; ".join(f"({i}) {way}" for i, way in enumerate((*source.ways, own, fetched), 1))
+    fetched = [f"with a network, --download (download=True), from {hosts}"] if source.urls else []
+    ways = "; ".join(f"({i}) {way}" for i, way in enumerate((*source.ways, own, *fetched), 1))
     places = ", ".join(map(str, dict.fromkeys(searched)))
     return (
         f"Expected the dataset {source.name!r} in one of: {places}; got {why}. "

@@ -7,6 +7,7 @@ from typing import final
 
 from discreet.methods.d2p2.recipes import d2p2_sgd, d2p_sgd, dp2_sgd
 from discreet.methods.dicesgd.recipes import dicesgd, dicesgd_automatic, two_level
+from discreet.methods.dp_ftrl.recipes import bandmf, dp_ftrl
 from discreet.methods.dp_sgd.recipes import adaptive_quantile, automatic, dp_adam, dp_sgd, per_layer, psac
 from discreet.methods.dpsgd_dc.recipes import dpsgd_dc, dpsgd_gc
 from discreet.methods.geodp.recipes import geodp, geodp_sound, polar
@@ -15,8 +16,19 @@ from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
 from discreet.methods.selective_update.recipes import sur
 from discreet.stages.plan import Recipe
 
-__all__ = ["METHODS", "Method", "adaptive_quantile", "automatic", "b_gep", "d2p2_sgd", "d2p_sgd", "dicesgd"]
-__all__ += ["dicesgd_automatic", "dp2_sgd", "dp_adam", "dp_sgd", "dpsgd_dc", "dpsgd_gc", "geodp", "geodp_sound", "gep"]
+__all__ = ["METHODS", "Method", "adaptive_quantile", "automatic", "b_gep", "bandmf", "d2p2_sgd", "d2p_sgd", "dicesgd"]
+__all__ += [
+    "dicesgd_automatic",
+    "dp2_sgd",
+    "dp_adam",
+    "dp_ftrl",
+    "dp_sgd",
+    "dpsgd_dc",
+    "dpsgd_gc",
+    "geodp",
+    "geodp_sound",
+    "gep",
+]
 __all__ += ["per_layer", "polar", "psac", "random_freeze", "ranked_freeze", "sur", "two_level"]
 
 
@@ -44,6 +56,8 @@ _TESTED = f"{_SUBSAMPLED}, including the test of every update"
 _TWO_QUERIES = f"{_SUBSAMPLED} with two queries per batch"
 _PUBLIC = "if no protected record is among the public ones"
 _LAST_ITERATE = "certified: composition; with link or smoothness, a bound for the final parameters only"
+_CORRELATED = "certified: one Gaussian release for the whole run, by how often and how far apart a record comes back"
+_CYCLIC = "certified: one subsampled Gaussian mechanism for every cycle through the parts"
 _FEEDBACK = "certified: one bound for the whole run, including the hidden error; far above the paper's claim"
 
 METHODS: MappingProxyType[str, Method] = MappingProxyType(
@@ -71,6 +85,8 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
             Method(name="dicesgd-automatic", recipe=dicesgd_automatic, guarantee=_FEEDBACK),
             Method(name="gep", recipe=gep, guarantee=f"{_TWO_QUERIES}, {_PUBLIC}"),
             Method(name="b-gep", recipe=b_gep, guarantee=f"{_SUBSAMPLED}, {_PUBLIC}"),
+            Method(name="dp-ftrl", recipe=dp_ftrl, guarantee=_CORRELATED),
+            Method(name="bandmf", recipe=bandmf, guarantee=_CYCLIC),
             Method(name="two-level", recipe=two_level, guarantee=_SUBSAMPLED),
         )
     }

@@ -10,9 +10,10 @@ from discreet.report import wording
 from discreet.report.charts import Chart, Series, above_zero, save_both
 from discreet.report.page import coordinates, drawn, filled
 from discreet.report.terminal import plain_table
-from discreet.runs.planner import Answer, MethodPrice, Price
-from discreet.runs.step_cost import StepCost
+from discreet.runs.planning.planner import Answer, MethodPrice, Price
+from discreet.runs.planning.step_cost import StepCost
 
+_ELSEWHERE = Price(why="this method has other samplers; they are listed below the table")
 UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"
 
 
@@ -34,6 +35,7 @@ def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> Renderabl
     columns = ("batch", "steps", "noise", "noise / batch", "over the whole run")
     notes = [*advice(answer), *(f"{name}: {value}" for name, value in costs(answer, trial, micro_batch))]
     notes += [f"{row.name}: {row.price.why}" for row in answer.methods if row.price.noise is None]
+    notes += returning(answer)
     return Group(
         plain_table(title, ("method", *(name.replace("-", "-\n", 1) for name in names)), rows),
         plain_table("batches, at the same number of epochs", columns, batches),
@@ -108,7 +110,7 @@ def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: st
         names=names,
         rows=[(row, _prices(row, names)) for row in answer.methods],
         noise=noise,
-        advice=advice(answer),
+        advice=[*advice(answer), *returning(answer)],
         costs=costs(answer, trial, micro_batch),
         charts=[drawn(chart, named=True) for chart in shown],
         data={chart.key: coordinates(chart) for chart in shown},
@@ -130,7 +132,18 @@ def _samplers(answer: Answer) -> list[str]:
 
 def _prices(row: MethodPrice, names: list[str]) -> list[Price]:
     """The price under each sampler; a method that has none is shown with its own."""
-    return [price for _, price in row.samplers] or [row.price] * len(names)
+    priced = dict(row.samplers)
+    return [priced.get(name, _ELSEWHERE) for name in names] if priced else [row.price] * len(names)
+
+
+def returning(answer: Answer) -> list[str]:
+    """The prices of methods whose samplers are not the columns of the table, a line each."""
+    names = set(_samplers(answer))
+    return [
+        f"{row.name}: noise " + ", ".join(f"{noise(price)} {name} ({price.relation})" for name, price in own)
+        for row in answer.methods
+        if (own := [(name, price) for name, price in row.samplers if name not in names and price.noise is not None])
+    ]
 
 
 def _together(names: list[str]) -> str:

@@ -35,6 +35,13 @@ def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
         yield listen
 
 
+@contextlib.contextmanager
+def elapsed_bar(*, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """Elapsed time and nothing else: how far a search has come would reveal how many runs it has."""
+    with _bar(quiet) as follow:
+        yield lambda seconds: follow(f"searching, {seconds:.0f} s", 0, 0, "")
+
+
 def announce(of: RunOutline) -> None:
     print(outline(of), file=sys.stderr, flush=True)
 
@@ -106,7 +113,8 @@ class Lines:
         self._due = now + EVERY
         _, began, first = self._began
         left = (steps - step) * (now - began) / (step - first) if step > first else None
-        parts = (f"{label} {step}/{steps}", self._news, "" if left is None else f"{duration(left)} left")
+        place = f"{label} {step}/{steps}" if steps else label
+        parts = (place, self._news, "" if left is None else f"{duration(left)} left")
         print(" · ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from discreet.accounting.accountants import Certificate
     from discreet.runs import RunResult
     from discreet.runs.audit_rows import AuditRow
+    from discreet.runs.budget import BudgetState
     from discreet.runs.comparison.values import Comparison, Estimate, Reference
+    from discreet.runs.folder_bill import FolderBill
+    from discreet.runs.tuning.sweep import TuneResult
     from discreet.training.model_check import ModelCheck
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -97,6 +100,56 @@ def run_table(result: RunResult) -> RenderableType:
     table = _table(f"{result.method} on {result.data}", ("", ""), rows)
     table.show_header = False
     return table
+
+
+def tune_table(result: TuneResult) -> RenderableType:
+    """The chosen run of a search and its bill; with public records, all candidates."""
+    proven = result.certified
+    test = "-" if result.test_accuracy is None else f"{result.test_accuracy:.2%}"
+    rows: list[tuple[RenderableType, ...]] = [
+        ("chosen", _bold(", ".join(f"{name}={value}" for name, value in result.settings.items()))),
+        ("score", f"{result.score:.2%}" + (" (noisy count)" if result.held_out else " (test records)")),
+        ("test accuracy", test),
+        ("epsilon, certified", _bold(f"{format_epsilon(proven.epsilon)} for the whole search")),
+        ("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})"),
+        ("number of runs", f"secret, {result.runs:g} expected (shape {result.shape:g})"),
+        ("directory", str(result.directory)),
+    ]
+    table = _table("tune", ("", ""), rows)
+    table.show_header = False
+    shown = result.candidates or ()
+    lines = [(", ".join(f"{name}={value}" for name, value in one.items()), f"{score:.2%}") for one, score in shown]
+    return Group(table, *([_table("all candidates (public records)", ("settings", "score"), lines)] if lines else []))
+
+
+def bill_table(name: str, bill: FolderBill) -> RenderableType:
+    """What showing runs of a folder costs."""
+    one, every = format_epsilon(bill.one.epsilon), format_epsilon(bill.everything.epsilon)
+    rows = [
+        ("all of them", every, bill.everything.accountant),
+        ("the best of them", every, "the number of runs is known, so the choice costs all of them"),
+        ("one that was fixed in advance", one, bill.one.accountant),
+    ]
+    if bill.by_tune is not None:
+        told = "what `discreet tune` charges if as many runs are expected and their number is secret"
+        rows.append(("for comparison", format_epsilon(bill.by_tune.epsilon), told))
+    title = f"{name}: {wording.counted(len(bill.ledgers), 'run')}, delta {bill.one.delta:g}, {bill.one.relation}"
+    return plain_table(title, ("showing", "epsilon", "by"), rows)
+
+
+def budget_table(name: str, state: BudgetState) -> RenderableType:
+    """What a budget file holds: its limit, what is spent and what is left."""
+    limit = state.limit
+    rows: list[tuple[RenderableType, ...]] = [
+        ("records", state.data or "not described"),
+        ("limit", f"epsilon {limit.epsilon:g} at delta {limit.delta:g}, {limit.relation}"),
+        ("spent", _bold(f"epsilon {format_epsilon(state.spent)}, {wording.counted(len(state.entries), 'charge')}")),
+        ("left", _bold(f"one more release of all records of epsilon {math.floor(state.left * 1000) / 1000:g}")),
+    ]
+    table = _table(name, ("", ""), rows)
+    table.show_header = False
+    lines = [(entry.what, entry.part or "all records") for entry in state.entries]
+    return Group(table, *([_table("charges", ("for", "records"), lines)] if lines else []))
 
 
 def check_table(found: ModelCheck) -> RenderableType:

@@ -10,6 +10,7 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.data.own_files import is_table
 from discreet.methods import METHODS
+from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, Sampling, TruncatedPoisson
 
 SAMPLERS: Final = MappingProxyType(
@@ -19,9 +20,16 @@ SAMPLERS: Final = MappingProxyType(
         "fixed-size": FixedSize,
         "balls-in-bins": BallsInBins,
         "full-batch": FullBatch,
+        "fixed-bins": FixedBins,
+        "cyclic-poisson": CyclicPoisson,
     }
 )
 """Samplers by the names of the command line."""
+
+LOADERS: Final = MappingProxyType(
+    {"own-loader": OwnLoader, "fixed-order": FixedOrder, "reshuffled": Reshuffled, "one-pass": OnePass}
+)
+"""Samplers of the user's own loader, which a run directory does not have; they can be priced."""
 
 CAPPED: Final = "truncated-poisson"
 
@@ -29,21 +37,18 @@ OPTIMIZERS: Final = ("sgd", "adam")
 
 SCHEDULES: Final = ("constant", "linear", "cosine")
 
-# Settings that were added later, and their values in the runs before.
+# Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
     {
-        "accept_large_delta": (False,),
-        "public_records": (None,),
-        "preset": (None,),
-        "features": (None, ()),
-        "schedule": (None, "constant"),
-        **dict.fromkeys(("label", "schema", "test", "hold_out"), (None,)),
+        "accept_large_delta": False,
+        **dict.fromkeys(("public_records", "preset", "features", "schedule", "budget")),
+        **dict.fromkeys(("label", "schema", "test", "hold_out")),
     }
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
 FREE_TO_CHANGE: Final = frozenset(
-    {"data_dir", "download", "micro_batch", "eval_every", "checkpoint_every", "device", "out"}
+    {"data_dir", "download", "micro_batch", "eval_every", "checkpoint_every", "device", "out", "budget"}
 )
 
 
@@ -58,7 +63,7 @@ class RunConfig:
     epsilon or noise           the budget, or the noise multiplier; you must choose delta
     calibrate_to_claim         calibrate the noise to the epsilon that the method's paper claims
     batch, epochs or steps     public numbers
-    sampling, cap, relation    how batches are drawn; `cap` is for truncated-poisson
+    sampling, cap, relation    how batches are drawn; `cap` is for truncated-poisson. None: as the method does
     learning_rate              with SGD and an adaptive clipping norm: the rate at the start
     average                    decay of the average of the released parameters; 0 turns it off
     micro_batch                the most records in memory at once; None: estimated from the memory
@@ -73,6 +78,7 @@ class RunConfig:
     test, hold_out             of a table: a file with test records, or the share of rows that is held out for tests.
                                No epsilon protects these records
     public_data                the training records are public, so their accuracy may be shown
+    budget                     the budget file of the records; the run is charged to it before they are read
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
     """
@@ -93,7 +99,7 @@ class RunConfig:
     batch: int | None = None
     epochs: int | None = None
     steps: int | None = None
-    sampling: str = "poisson"
+    sampling: str | None = None
     cap: int | None = None
     relation: str | None = None
     optimizer: str | None = None
@@ -116,12 +122,14 @@ class RunConfig:
     schema: str | None = None
     test: str | None = None
     hold_out: float | None = None
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
         check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
         _one_of("method", self.method, METHODS)
-        _one_of("sampling", self.sampling, SAMPLERS)
+        if self.sampling is not None:
+            _one_of("sampling", self.sampling, SAMPLERS)
         self._check_either("epsilon", "noise", (self.epsilon is None) != (self.noise is None))
         self._check_either("epochs", "steps", self.epochs is None or self.steps is None)
         if self.epsilon is not None:
@@ -164,7 +172,7 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, usual in _LATER.items():
-            if fields[name] in usual:  # so that runs keep the digests they had before it could be said
+            if fields[name] == usual:  # so that runs keep the digests they had before it could be said
                 del fields[name]
         return {**fields, "parameters": [list(pair) for pair in self.parameters]}
 
@@ -178,7 +186,8 @@ class RunConfig:
         return cls(**{**body, "parameters": pairs})
 
     def sampler(self) -> Sampling:
-        return sampler_of(self.sampling, self.cap)
+        """The sampling stage; without a name, that of the method."""
+        return sampler_of(self.sampling or usual_sampling(self.method), self.cap)
 
     def check_resumes(self, begun: Self) -> None:
         remedy = "resume with the settings of the run, or begin a new one in another directory"
@@ -192,8 +201,14 @@ def sampler_of(name: str, cap: int | None = None) -> Sampling:
     """The sampling stage of this name; `cap` is for truncated-poisson."""
     if cap is not None:
         return TruncatedPoisson(cap)
-    sampler: Sampling = OwnLoader() if name == "own-loader" else SAMPLERS[name]()
+    sampler: Sampling = {**SAMPLERS, **LOADERS}[name]()
     return sampler
+
+
+def usual_sampling(method: str) -> str:
+    """The name of the sampler that a method is made for."""
+    own = type(METHODS[method].recipe().sampling)
+    return next(name for name, kind in SAMPLERS.items() if kind is own)
 
 
 def _one_of(name: str, value: object, known: Any) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.data import Task, load
+from discreet.data import Task, load, published_records
 from discreet.data.features import extract, needs_public
 from discreet.data.features.store import Progress
 from discreet.data.own_files import is_own, is_table
 from discreet.data.tables import load_table, read_schema
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
-from discreet.runs.config import RunConfig
+from discreet.runs.config import RunConfig, usual_sampling
 from discreet.runs.presets import Defaults, usual
 from discreet.runs.public_records import check_public_records, load_named
 from discreet.stages.clipping import Bounder
@@ -94,16 +94,19 @@ def complete(config: RunConfig) -> RunConfig:
         if name in taken and name not in parameters and value is not None:
             parameters[name] = value
     seen = METHODS[config.method].recipe(**parameters).analysis.visible
+    # What every run had before it could be said stays unsaid: such runs keep their digests.
+    features, schedule = features_of(config), config.schedule or (known.schedule if seen else "constant")
     return dataclasses.replace(
         config,
-        features=features_of(config),
+        features=features if features or known.features else None,
         public_records=public_of(config),
-        schedule=config.schedule or (known.schedule if seen else "constant"),
+        schedule=None if schedule == known.schedule == "constant" else schedule,
         model=known.model if config.model is None else config.model,
         parameters=tuple(sorted(parameters.items())),
         batch=known.batch if config.batch is None and config.sampling != "full-batch" else config.batch,
         epochs=epochs,
         steps=steps,
+        sampling=config.sampling or usual_sampling(config.method),
         relation=config.relation or str(config.sampler().relations[0]),
         optimizer=config.optimizer or ("adam" if METHODS[config.method].adam else "sgd"),
         momentum=(known.momentum if seen else 0.0) if config.momentum is None else config.momentum,
@@ -112,8 +115,11 @@ def complete(config: RunConfig) -> RunConfig:
     )
 
 
-def settle(config: RunConfig, task: Task) -> tuple[RunConfig, Plan]:
-    """The run with every setting filled in, and its plan; filling it in again changes nothing."""
+def settle(config: RunConfig, task: Task | None) -> tuple[RunConfig, Plan]:
+    """The run with every setting filled in, and its plan; filling it in again changes nothing.
+
+    The plan needs public numbers only: without a task, the records have not been read.
+    """
     config = complete(config)
     plan = plan_of(config, task)
     check_public_records(config, plan)
@@ -122,15 +128,16 @@ def settle(config: RunConfig, task: Task) -> tuple[RunConfig, Plan]:
     return told, plan if told.parameters == config.parameters else plan_of(told, task)
 
 
-def records_of(config: RunConfig, task: Task) -> int:
-    records = config.records if config.records is not None else task.records
+def records_of(config: RunConfig, task: Task | None) -> int:
+    published = published_records(config.data) if task is None else task.records
+    records = config.records if config.records is not None else published
     if records is None:
         remedy = "give records (--records), a public number near the size of the data"
         check.refuse("a public number of records", "a file whose size is private", remedy)
     return records
 
 
-def plan_of(config: RunConfig, task: Task) -> Plan:
+def plan_of(config: RunConfig, task: Task | None) -> Plan:
     """The plan of a completed config: the least noise for its budget, or the noise it names."""
     recipe = METHODS[config.method].recipe(**dict(config.parameters))
     recipe = recipe.using(sampling=config.sampler(), relation=Neighbouring(config.relation))
@@ -169,3 +176,14 @@ def every_of(config: RunConfig, plan: Plan) -> tuple[int, int]:
     """Steps between evaluations and between checkpoints: about twenty of each in a run."""
     usual = math.ceil(plan.horizon.steps / 20)
     return config.eval_every or usual, config.checkpoint_every or config.eval_every or usual
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or that this machine does not have."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        check.refuse(f"a device of this machine as device={name!r}", reason, "leave the device out to use the CPU")

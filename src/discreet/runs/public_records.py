@@ -56,7 +56,9 @@ def load_public(config: RunConfig, plan: Plan, task: Task) -> TensorDataset | No
 def load_named(name: str | None, settings: RunConfig | CompareSettings, task: Task) -> Task:
     """A dataset that needs no protection, by its name or its npz file."""
     if name is None:
-        check.refuse("public records", "none", "name a dataset that needs no protection: public_records=")
+        check.refuse(
+            "public records", "none", "name a dataset that needs no protection: public_records=, --public-records"
+        )
     is_file = name.endswith(".npz")
     return load(
         name,

@@ -1,18 +1,27 @@
 """The privacy statement of a run, for the release of its model."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from discreet.core import check
-from discreet.core.randomness import SEEDED
+from discreet.core.randomness import KEYED, SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.data import Task
 from discreet.runs.config import RunConfig
+from discreet.runs.tuning.bill import TuneBill, TuneSettings
+from discreet.runs.tuning.space import Axis, LogRange
+from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 from discreet.stages.schedule import Constant
 from discreet.training.private import Private
 from discreet.training.spending import Spent, format_epsilon
+
+if TYPE_CHECKING:
+    from discreet.runs.tuning.sweep import TuneResult
 
 _NEIGHBOURS = {
     Neighbouring.ADD_REMOVE: "add/remove: the same data with and without any one record",
@@ -25,6 +34,12 @@ _SAMPLING: dict[type[Sampling], str] = {
     FixedSize: "a uniform subset of fixed size in every step, a share of {rate:.6g}",
     BallsInBins: "each record joins one step of every epoch, chosen uniformly",
     FullBatch: "all records in every step",
+    FixedBins: "each record joins one step of every epoch, always at the same place, chosen uniformly",
+    CyclicPoisson: "each record belongs to one of {sampling.parts} parts, which take turns, and joins a step of its "
+    "part independently with probability {sampling.parts} x {rate:.6g}",
+    FixedOrder: "the user's own loader, the same batches in every epoch; sampling is not credited",
+    Reshuffled: "the user's own loader, in a new order in every epoch; sampling is not credited",
+    OnePass: "the user's own stream, in which no record comes twice; sampling is not credited",
 }
 
 
@@ -49,6 +64,49 @@ def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resum
         rows.insert(1, ("public records", f"{config.public_records}, which the user declares unprotected"))
     not_covered = [_EVALUATION, *_NOT_COVERED, *([_PUBLIC] if config.public_data else [])]
     return _page(spent, plan.horizon.records, rows, _interruptions(resumes), not_covered)
+
+
+def tune_statement(
+    config: RunConfig, plan: Plan, task: Task, settings: TuneSettings, bill: TuneBill, result: TuneResult
+) -> str:
+    """What a search has released and what it cost, as a Markdown page."""
+    proven = bill.certificate
+    spent = Spent(certified=proven, claimed=None, steps=plan.horizon.steps, statement=KEYED, warnings=plan.warnings)
+    space = "; ".join(f"{name}: {_axis(axis)}" for name, axis in settings.space.axes)
+    scored = (
+        f"a share of {settings.held_out:g} of the records, by a count with Gaussian noise of deviation {bill.sigma:.4g}"
+        if settings.held_out
+        else "the test records, which the user declares public"
+    )
+    rows = [
+        ("protected", f"the training records of {task.name}"),
+        ("unit", "one record; a person with several records is protected less"),
+        ("neighbours", _NEIGHBOURS[plan.relation]),
+        ("epsilon, certified", f"{format_epsilon(proven.epsilon)} for the whole search, by the {proven.accountant}"),
+        ("delta", f"{proven.delta:g}"),
+        ("searched", space),
+        ("number of runs", f"secret: truncated negative binomial, mean {settings.runs:g}, shape {settings.shape:g}"),
+        ("scored on", scored),
+        ("chosen", ", ".join(f"{name}={value}" for name, value in result.settings.items())),
+        ("method", f"{plan.method}, noise {plan.noise:.6g}, {plan.horizon.steps} steps"),
+        ("covers", "the chosen model, its settings and its score; listing other runs would cost all of them"),
+        ("randomness", KEYED),
+    ]
+    return _page(spent, bill.records, rows, [_HIDDEN], [_SCORES, _NOT_COVERED[-1]])
+
+
+def _axis(axis: Axis) -> str:
+    return (
+        f"{axis.low:g} to {axis.high:g}, log-uniform"
+        if isinstance(axis, LogRange)
+        else ", ".join(map(str, axis.values))
+    )
+
+
+_HIDDEN = (
+    "The number of runs, the runs that were not chosen and how long the search took were shown to nobody who must not "
+    "see the records"
+)
 
 
 def _page(
@@ -102,7 +160,8 @@ def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, s
     sampling = _SAMPLING.get(type(plan.sampling), "batches from the user's own loader; sampling is not credited")
     steady = isinstance(plan.schedule, Constant)
     changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
-    noise = f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}"
+    correlated = ", correlated between steps" if plan.mechanism.remembers else ""
+    noise = f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}{correlated}"
     return [
         ("protected", data),
         ("unit", "one record; a person with several records is protected less"),

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet.core import check
-from discreet.core.command import command_line, package_versions
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
@@ -25,8 +23,9 @@ from discreet.data import Task, build
 from discreet.data.features.store import Progress
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
-from discreet.runs.defaults import complete, every_of, load_task, settle
-from discreet.runs.folder import RunFolder, read_json, resume_line
+from discreet.runs.defaults import check_device, complete, every_of, load_task, settle
+from discreet.runs.folder import RunFolder, read_json, resume_line, run_facts
+from discreet.runs.paying import pay
 from discreet.runs.public_records import load_public
 from discreet.runs.results import CurvePoint, RunOutline, RunProgress, RunResult, result_from_json
 from discreet.runs.statement import run_statement
@@ -53,12 +52,42 @@ def train(
     that ends early for any other reason, after it has spent, raises `RunStopped`; one that has spent nothing leaves no
     directory behind.
     """
+    check_device(config.device)
+    config = complete(config)
+
+    def run() -> RunResult:
+        task = load_task(config, features_progress(on_progress))
+        return train_on(task, config, on_start=on_start, on_progress=on_progress, resume=resume)
+
+    if config.budget is None:
+        return run()
+    folder, (_, plan) = RunFolder(config.out), settle(config, None)
+    if resume:
+        folder.check_begun()
+    else:
+        folder.check_new()
+    what = f"train {config.method} into {config.out}"
+    pay(config.budget, folder.directory, plan.charge(), plan.relation, what=what)
+    try:
+        return run()
+    except RunStopped:
+        raise
+    except Exception as error:
+        raise RunStopped(1, Path(config.budget), "the same command, which is not charged again") from error
+
+
+def train_on(
+    task: Task,
+    config: RunConfig,
+    *,
+    on_start: Callable[[RunOutline], None] | None = None,
+    on_progress: Listener | None = None,
+    resume: bool = False,
+) -> RunResult:
+    """Like `train`, on records that have been read and paid for."""
     started = time.perf_counter()
     folder = RunFolder(config.out)
     is_new = not folder.directory.exists()
-    check_device(config.device)
-    config = complete(config)
-    task = load_task(config, features_progress(on_progress))
     config, plan = settle(config, task)
     if resume:
         folder.check_begun()
@@ -128,7 +157,7 @@ class _TrainingPart:
         else:
             folder.check_new()
             write_json(folder.plan, {**self._plan.to_json(), "digest": self._plan.digest})
-            write_json(folder.run, _run_facts(self._config, self._task))
+            write_json(folder.run, run_facts(self._config, self._task))
         self._private = self._bind(folder.checkpoint if has_checkpoint else None)
         self._seen = self.private.progress.step
         if has_checkpoint:
@@ -287,8 +316,10 @@ class _TrainingPart:
 @torch.no_grad()
 def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
     was_training, right, total = model.training, 0, 0.0
-    model.eval()
     x, y = data.tensors
+    if len(y) == 0:
+        return 0.0, 0.0
+    model.eval()
     for some, labels in zip(x.split(_EVALUATED_AT_ONCE), y.split(_EVALUATED_AT_ONCE), strict=True):
         scores = model(some.to(device)).cpu()
         right += int((scores.argmax(1) == labels).sum())
@@ -306,15 +337,6 @@ def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
     return tuple(points[step] for step in sorted(points))
 
 
-def check_device(name: str) -> None:
-    """Refuse a device that torch does not know or that this machine does not have."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        check.refuse(f"a device of this machine as device={name!r}", reason, "leave the device out to use the CPU")
-
-
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
     seed = int(streams.init.uniform64(1)[0] >> 1)
     model = build(str(config.model), shape=task.shape, classes=task.classes, seed=seed)
@@ -329,7 +351,7 @@ def scale_learning_rate(private: Private, config: RunConfig) -> None:
     """
     if config.learning_rate is None:
         return
-    factor = learning_rate_factor(str(config.schedule), private.progress.step / private.plan.horizon.steps)
+    factor = learning_rate_factor(config.schedule or "constant", private.progress.step / private.plan.horizon.steps)
     for group in private.optimizer.param_groups:
         group["lr"] = config.learning_rate * factor / (private.progress.scale if config.optimizer == "sgd" else 1.0)
 
@@ -361,20 +383,3 @@ def _seed_of(seed: int, start: int) -> int:
     if start == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"resume {start} of {seed}".encode()).digest()[:16], "big")
-
-
-def _run_facts(config: RunConfig, task: Task) -> dict[str, Any]:
-    return {
-        "config": config.to_json(),
-        "command": command_line(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": package_versions("discreet", "torch", "numpy", "scipy"),
-        "data": {
-            "name": task.name,
-            "checksum": task.checksum,
-            "constants": task.constants,
-            "records": config.records if config.records is not None else task.records,
-        },
-        "seed": config.seed,
-        "starts": [],
-    }

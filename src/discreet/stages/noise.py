@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from discreet.accounting.events import CountQuery, Gaussian, NonPrivate, Queries, Release
 from discreet.core import check
@@ -15,7 +15,10 @@ from discreet.stages.values import BoundedSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.stages.values import StepContext
+    from discreet.core.streams import Stream
+    from discreet.stages.pipeline import Pipeline
+    from discreet.stages.sampling import Horizon
+    from discreet.stages.values import PrivateState, StepContext
 
 
 class Mechanism(Protocol):
@@ -27,6 +30,19 @@ class Mechanism(Protocol):
     def check(self, layout: Layout) -> None:
         """Refuse a model to which the stated cost does not apply. By default the cost holds for every model."""
         return
+
+    def fitted(self, stages: Pipeline, horizon: Horizon) -> Mapping[str, Any]:
+        """Stages that a plan of this length replaces, by name. By default none."""
+        return {}
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a step uses the noise of earlier ones, which a resumed run must draw again."""
+        return False
+
+    def recall(self, drawn: Iterable[Stream], size: int, step: int) -> dict[str, PrivateState]:
+        """The hidden state before `step`, from the noise streams of the steps before it, in order."""
+        return {}
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

@@ -194,6 +194,7 @@ class Recipe(Pipeline):
         delta must be below 1/records, unless `accept_large_delta` is true.
         """
         stages = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        stages |= self.mechanism.fitted(self, horizon)
         return Plan(**stages, noise=noise, horizon=horizon, delta=delta, accept_large_delta=accept_large_delta)
 
     def for_budget(

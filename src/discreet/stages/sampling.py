@@ -111,6 +111,11 @@ class Sampling(Protocol):
         """Whether one charge covers a whole epoch. By default every step is charged."""
         return False
 
+    @property
+    def is_own_loader(self) -> bool:
+        """Whether the user gives the batches, by `private.over(loader)`."""
+        return False
+
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         """Yield the indices of each step, beginning with step `start`; `size` is the private number of records."""
 
@@ -237,6 +242,7 @@ class OwnLoader(Sampling):
     """
 
     relations: ClassVar[tuple[Neighbouring, ...]] = tuple(Neighbouring)
+    is_own_loader: ClassVar[bool] = True
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.Unamplified(release)

@@ -127,7 +127,7 @@ def check_shards(world: World, data: Any) -> None:
     salt = bytes(world.broadcast_(drawn).tolist())
     seed = int.from_bytes(hashlib.blake2b(salt, digest_size=4).digest(), "little")
     with seeded_generators(seed):  # random augmentation in the dataset must not hide that records are the same
-        mine = [_digest(data[place], salt) for place in _places(0 if data is None else len(data))]
+        mine = [keyed_digest(data[place], salt) for place in _places(0 if data is None else len(data))]
     everyone = world.gather(mine)
     for one, other in combinations(range(world.size), 2):
         if everyone[one] == everyone[other] and len(set(everyone[one])) > 1:
@@ -143,7 +143,8 @@ def _places(size: int) -> list[int]:
     return [number * (size - 1) // max(1, count - 1) for number in range(count)]
 
 
-def _digest(record: Any, salt: bytes) -> str:
+def keyed_digest(record: Any, salt: bytes) -> str:
+    """A digest of the values of a record or batch; without the salt it tells nothing about them."""
     digest = hashlib.blake2b(key=salt)
     for part in _parts(record):
         digest.update(len(part).to_bytes(8, "little") + part)

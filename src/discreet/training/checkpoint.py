@@ -227,6 +227,12 @@ def _open_checked(path: Path, plan: Plan, saved: Checkpoint, streams: Streams) -
     return Ledger.resume(path, planned=due)
 
 
+def next_step(plan: Plan, ledger: Ledger) -> int:
+    """The first step that no charge covers. Steps may have been left out, so their number is not enough."""
+    last = ledger.entries[-1].step + 1 if ledger.length else 0
+    return max(plan.steps_paid(ledger.length), last)
+
+
 def keys_of(streams: Streams) -> dict[str, str]:
     """Fingerprints of the keys that must never be used twice; they are safe to print."""
     return {"noise": streams.noise.fingerprint, "sampling": streams.sampling.fingerprint}

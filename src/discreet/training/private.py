@@ -22,7 +22,6 @@ from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.trace.capture import replace
 from discreet.stages.plan import Plan
-from discreet.stages.sampling import OwnLoader
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
@@ -42,6 +41,8 @@ from discreet.training.binding import (
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, is_cuttable, pieces_of, to_device
 from discreet.training.loop_guard import LoopGuard
+from discreet.training.noise_keys import recalled
+from discreet.training.passes import Passes
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -57,8 +58,8 @@ class Private:
     `step` returns True if the parameters changed, which happens on the last micro-batch of a logical batch.
 
     model, optimizer  as usual; the optimizer must hold exactly the trainable parameters
-    plan              a plan, for example from `recipe.for_budget(...)`
-    data              a map-style dataset or `(X, y)`, whose size is private; None for `OwnLoader` plans (see `over`)
+    plan              from `recipe.for_budget(...)`
+    data              a map-style dataset or `(X, y)`, whose size is private; None with your own loader (see `over`)
     micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
                       the memory of plain SGD, but at most 512 unless they are small; 512 with a collate_fn
     inputs            function from a batch to the arguments of the model; default: the batch, or its first element
@@ -125,6 +126,10 @@ class Private:
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
+            self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
+            if self._keys is not None:
+                self._sampling = self._keys.sampling
+            self._passes = Passes(plan, self.progress, self._ledger, self._keys)
             self._opened = opened.pop_all()  # `close` undoes them
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -160,16 +165,16 @@ class Private:
         return f"Private({self.plan.method}, {self.progress.step} of {len(self)} steps, {self.plan.outline})"
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the user's own batches, one step each, charged without amplification. Needs an `OwnLoader` plan.
+        """Yield the user's own batches, one step each, for a plan whose sampling is `OwnLoader` or says more.
 
-        The first batch comes in pieces of two sizes, if it consists of tensors with one row for each record.
+        With correlated noise a call is one pass over the records: call it once an epoch.
         """
-        own, got = isinstance(self.plan.sampling, OwnLoader), type(self.plan.sampling).__name__
+        own, got = self.plan.sampling.is_own_loader, type(self.plan.sampling).__name__
         remedy = "iterate `private` itself, which draws the batches of the plan"
-        check.require(own, "a plan with sampling=discreet.OwnLoader()", got, remedy)
+        check.require(own, "a plan for your own loader, such as sampling=discreet.OwnLoader()", got, remedy)
         self._engine.watch.take_stock(batches)  # before a record is read
         loop = self._loop.new_loop(between_steps=self._step is None)
-        for batch in batches:
+        for batch in self._passes.of(batches):
             if self.progress.step >= self.plan.horizon.steps:
                 return
             records = records_in(batch)
@@ -330,21 +335,20 @@ class Private:
         return self._parameters.average
 
     def save(self, path: str | Path, *, with_model: bool = True) -> None:
-        """Write a checkpoint with the parameters and public state.
-
-        If the certificate covers the final parameters only, a checkpoint before the end must stay private.
+        """Write a checkpoint; keep it private if the certificate covers the final parameters only.
 
         with_model  False leaves out model, optimizer and schedulers, for a trainer that saves and restores them itself
         """
         got, remedy = "one while an update is being tested or waits", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
-        if not self.world.is_first:
-            return
-        state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
-        (state if with_model else state.without_model()).write(path)
+        if self.world.is_first:
+            state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
+            (state if with_model else state.without_model()).write(path)
 
     def close(self) -> None:
         """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""
+        if self._keys is not None and self.progress.step >= self.plan.horizon.steps:
+            self._keys.discard()  # the run has ended: its noise is not needed again
         self._loop.is_closed = True
         self._opened.close()
 
@@ -362,7 +366,7 @@ class Private:
         )
 
     def _sampled(self) -> tuple[Loader, int]:
-        if self._loader is None or self._data is None or isinstance(self.plan.sampling, OwnLoader):
+        if self._loader is None or self._data is None or self.plan.sampling.is_own_loader:
             check.refuse("data to draw batches from", "a plan for your own loader", "iterate private.over(loader)")
         size = len(self._data)  # type: ignore[arg-type]
         self._guard.data(size)
@@ -390,7 +394,7 @@ class Private:
         with ExitStack() as opened:
             reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, self.streams, self.world))
             opened.callback(saved.restore(self._parameters, self._schedulers))
-            step = self.plan.steps_paid(reopened.length)
+            step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
             self._parameters.updates = saved.updates
             self._share_parameters()

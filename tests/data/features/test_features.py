@@ -29,7 +29,7 @@ def task_of(x: Tensor, name: str = "own", *, public: bool = False, checksum: str
     return Task(name, split, split, 2, tuple(x.shape[1:]), checksum, public, len(x), "none")
 
 
-PUBLIC = task_of(images(60, (3, 20, 20), 1), "other", public=True)
+PUBLIC = task_of(images(60, (3, 20, 20), 1), "other", public=True, checksum="1")
 OWN = task_of(images(9, (1, 16, 16), 2))
 
 
@@ -70,7 +70,7 @@ def test_statistics_of_scattering_are_those_of_the_public_images() -> None:
     assert found.mean(0).abs().max() < 1e-3
     variance = found.square().mean(0)
     assert bool((variance[:-1] >= variance[1:] - 1e-4).all())  # the scale falls more slowly than the variance
-    other = features.Scattering(PublicRecords.of(task_of(images(60, (3, 20, 20), 3), public=True)), OWN.shape)
+    other = features.Scattering(PublicRecords.of(task_of(images(60, (3, 20, 20), 3), public=True)), OWN.shape, width=40)
     assert other.identity != extract.identity
 
 
@@ -81,7 +81,7 @@ def test_private_records_are_refused_as_public_ones() -> None:
         features.extract(OWN, ["scattering"], public=dataclasses.replace(OWN, public=True))
     mixed = torch.cat([images(30, (1, 16, 16), 5), OWN.train.tensors[0][4:5]])
     with pytest.raises(Refused, match="protected records among them"):
-        features.extract(OWN, ["patches"], public=task_of(mixed, "renamed", public=True))
+        features.extract(OWN, ["patches"], public=task_of(mixed, "renamed", public=True, checksum="2"))
     with pytest.raises(Refused, match="public records for the statistics of scattering"):
         features.extract(OWN, ["scattering"])
 

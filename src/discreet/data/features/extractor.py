@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse, require
+from discreet.data.datasets import BYTES
 
 if TYPE_CHECKING:
     from discreet.data.datasets import Task
@@ -71,7 +72,7 @@ class PublicRecords:
     def check_apart(self, task: Task, private: Tensor) -> None:
         """Refuse the private records, or any of them, in place of public ones."""
         remedy = "name other records (--public-records): nothing is charged for the statistics of public ones"
-        same = self.name == task.name or (task.public and self.checksum == task.checksum)
+        same = self.checksum == task.checksum
         require(not same, "public records that are not the protected ones", f"{task.name} for both", remedy)
         if self.records.shape[1:] != private.shape[1:]:
             return
@@ -80,7 +81,9 @@ class PublicRecords:
 
 
 def raw_records(task: Task, values: Tensor) -> Tensor:
-    """Records before the task's scaling, as extractors take them: pixels from 0 to 1."""
+    """Records before the task's scaling, as extractors take them: pixels from 0 to 1, and texts as bytes."""
+    if task.constants == BYTES and len(task.shape) == 1:
+        return (values * 255).round().to(torch.uint8)
     if task.scale is None:
         return values
     means, deviations = (torch.tensor(one).reshape(-1, 1, 1) for one in task.scale)

@@ -107,4 +107,5 @@ def _subsampled(spectrum: Tensor, step: int) -> Tensor:
     if step == 1:
         return spectrum
     *_, rows, columns = spectrum.shape
-    return spectrum.unflatten(-1, (step, columns // step)).unflatten(-3, (step, rows // step)).mean((-4, -2))
+    aliases: Tensor = spectrum.unflatten(-1, (step, columns // step)).unflatten(-3, (step, rows // step))
+    return aliases.mean((-4, -2))

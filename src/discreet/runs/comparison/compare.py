@@ -116,6 +116,7 @@ class CompareSettings:
     tune_on              public stand-in data on which learning rate and clip are searched first
     eval_every           steps between evaluations; None: about twenty in a run
     accept_large_delta   delta may be 1/records or more, which protects no single record
+    budget               the budget file of the records: all runs together are one charge, before a record is read
     truth                an audit's table for the page; None: truth-table.json in `out`, if it is there
     workers              how many runs are trained at once; None: one for each core, four at most
     command              the user's command, for the page
@@ -151,6 +152,7 @@ class CompareSettings:
     repeats: int = 3
     tune_on: str | None = None
     accept_large_delta: bool = False
+    budget: str | None = None
     truth: Path | None = None
     workers: int | None = None
     command: str = ""
@@ -255,7 +257,7 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
 
     Guarantee: every finished run of a row has a certified epsilon of at most its budget.
     """
-    from discreet.runs.comparison.runner import ComparisonRunner, together  # imports torch
+    from discreet.runs.comparison.runner import ComparisonRunner, charge_runs, together  # imports torch
     from discreet.runs.comparison.searching import search
 
     listener = on_progress or (lambda progress: None)
@@ -263,6 +265,8 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
     tuned = None
     if settings.tune_on is not None:
         settings, tuned = search(settings, _staged(listener, f"tuning on {settings.tune_on}"))
+    if settings.budget is not None:
+        charge_runs(settings)
     ledgers: list[Path] = []
     found: list[Comparison] = []
     references: tuple[Reference, ...] = ()

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from discreet import runs
 from discreet.accounting.accountants import certify
+from discreet.accounting.charges import Charge
 from discreet.accounting.ledger import merge, read
 from discreet.core import check
 from discreet.core.command import package_versions
@@ -28,6 +29,7 @@ from discreet.runs.comparison.values import Comparison, Excluded, Failure, Metho
 from discreet.runs.config import FREE_TO_CHANGE
 from discreet.runs.defaults import features_of, load_task, records_of, settle
 from discreet.runs.folder import read_json
+from discreet.runs.paying import pay
 from discreet.runs.reference import reference_rows
 from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
@@ -126,12 +128,7 @@ class ComparisonRunner:
         return _Row(candidate=candidate, config=config, plan=plan)
 
     def _config(self, candidate: Candidate) -> runs.RunConfig:
-        shared = {name: getattr(self._settings, name) for name in _SHARED}
-        own = {name: getattr(candidate, name) for name in _OWN}
-        learns = METHODS[candidate.method].recipe().bounder.public_records > 0
-        learns = learns or needs_public(features_of(self._settings))
-        public = self._settings.public_records if learns else None
-        return runs.RunConfig(out=str(self._settings.out / candidate.name), public_records=public, **own, **shared)
+        return config_of(self._settings, candidate)
 
     def _order(self, job: _Job) -> dict[str, Any] | None:
         """What is left to train, if anything. A finished run is read; a run with other settings is moved away."""
@@ -274,6 +271,31 @@ class ComparisonRunner:
         """The ledgers of all runs that started, failed ones included: their charges are spent."""
         every = (runs.RunFolder(job.directory).ledger for job in self._jobs)
         return [ledger for ledger in every if ledger.exists()]
+
+
+def charge_runs(settings: CompareSettings) -> None:
+    """Charge all runs of a comparison to the budget file, as one entry, before the records are read."""
+    public = settings.tune_on is None
+    remedy = "tune on the stand-in first and name the settings: the search reads the private records' shape"
+    check.require(public, "--budget without --tune-on", f"--tune-on {settings.tune_on}", remedy)
+    total, relation = Charge(), None
+    for epsilon in (settings.epsilon, *settings.others):
+        at = settings.at(epsilon)
+        for row in at.chosen:
+            with contextlib.suppress(check.Refused):  # a row that cannot be planned is not trained
+                _, plan = settle(config_of(at, row), None)
+                total, relation = total + plan.charge() * len(at.keys), plan.relation
+    if relation is not None:
+        pay(str(settings.budget), settings.out, total, relation, what=f"compare into {settings.out}")
+
+
+def config_of(settings: CompareSettings, candidate: Candidate) -> runs.RunConfig:
+    """The run of one row."""
+    shared = {name: getattr(settings, name) for name in _SHARED}
+    own = {name: getattr(candidate, name) for name in _OWN}
+    learns = METHODS[candidate.method].recipe().bounder.public_records > 0 or needs_public(features_of(settings))
+    public = settings.public_records if learns else None
+    return runs.RunConfig(out=str(settings.out / candidate.name), public_records=public, **own, **shared)
 
 
 def train_order(order: dict[str, Any], tell: Callable[[Any], None]) -> None:

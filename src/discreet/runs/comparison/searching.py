@@ -132,8 +132,18 @@ def _split(task: Task, path: Path) -> tuple[int, int]:
 def _trials(row: Candidate, settings: CompareSettings) -> tuple[Candidate, ...]:
     """The grid around a row, with the momentum and the average that the row will run with."""
     known = usual(settings)
-    config = runs.RunConfig(out="unused", data=settings.data, epsilon=settings.epsilon, delta=settings.delta)
-    config = runs.complete(dataclasses.replace(config, method=row.method, parameters=row.parameters))
+    config = runs.complete(
+        runs.RunConfig(
+            out="unused",
+            data=settings.data,
+            epsilon=settings.epsilon,
+            delta=settings.delta,
+            records=settings.records,
+            preset=settings.preset,
+            method=row.method,
+            parameters=row.parameters,
+        )
+    )
     parameters, method = dict(config.parameters), METHODS[row.method]
     bounder = method.recipe(**parameters).bounder
     start = row.learning_rate or usual_learning_rate(known, bounder, adam=method.adam)

@@ -126,6 +126,9 @@ class Answer:
 PRICED = ("poisson", "balls-in-bins", "full-batch", "own-loader", "truncated-poisson", "fixed-size")
 """The samplers that are priced; the quickest to price first."""
 
+RETURNING = ("fixed-bins", "cyclic-poisson", "fixed-order", "reshuffled", "one-pass")
+"""The same for correlated noise, whose price depends on how a record comes back."""
+
 _LATE = "not computed: it takes long; run `discreet calibrate` with --sampling"
 
 
@@ -181,7 +184,8 @@ class _Pricing:
     def _samplers(self, recipe: Recipe) -> tuple[tuple[str, Price], ...]:
         end = time.process_time() + PATIENCE
         late = Price(why=_LATE)
-        return tuple((name, late if time.process_time() > end else self._sampled(recipe, name)) for name in PRICED)
+        names = RETURNING if recipe.mechanism.remembers else PRICED
+        return tuple((name, late if time.process_time() > end else self._sampled(recipe, name)) for name in names)
 
     def _sampled(self, recipe: Recipe, name: str) -> Price:
         batch = self._of.records if name == "full-batch" else self._of.batch

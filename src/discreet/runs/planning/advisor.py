@@ -11,8 +11,8 @@ from typing import Any, Final, final
 from discreet import methods
 from discreet.core import check
 from discreet.core.plain import plain
+from discreet.runs.planning.step_cost import StepCost
 from discreet.runs.presets import TABLE_CLIP, TABLE_REACH, presets_of, usual_size
-from discreet.runs.step_cost import StepCost
 from discreet.stages.delta import check_delta
 
 

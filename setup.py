@@ -1,0 +1,17 @@
+"""The compiled noise generator, which is optional: without a compiler the installation leaves it out."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "discreet.core.generators._normals",
+            ["src/discreet/core/generators/_normals.c"],
+            depends=["src/discreet/core/generators/_normals_lanes.h"],
+            extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
+            define_macros=[("Py_LIMITED_API", "0x030b0000")],
+            py_limited_api=True,
+            optional=True,
+        )
+    ]
+)

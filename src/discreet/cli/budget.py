@@ -1,0 +1,45 @@
+"""`discreet budget`: the budget file of a dataset."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from discreet.cli import flags as shared
+from discreet.cli.flags import JsonFlag, emit
+from discreet.core import check
+from discreet.core.files import check_file
+from discreet.core.relation import Neighbouring
+from discreet.runs.budget import Budget, BudgetLimit
+
+
+def budget(
+    file: Annotated[Path, typer.Argument(help="The budget file, one for each dataset.", show_default=False)],
+    epsilon: shared.EpsilonFlag = None,
+    delta: shared.DeltaFlag = None,
+    relation: shared.RelationFlag = None,
+    data: Annotated[str, typer.Option(help="The records in words, for whoever reads the file.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the budget file of a dataset, or show what is left of it."""
+    if epsilon is not None or delta is not None:
+        check_file(file)
+        limit = BudgetLimit(
+            epsilon=shared.required_epsilon(epsilon),
+            delta=shared.required_delta(delta),
+            relation=relation or Neighbouring.ADD_REMOVE,
+        )
+        Budget.create(file, limit, data=data)
+    else:
+        given = data or relation
+        check.require(not given, "--epsilon and --delta with a new file", "neither", "give the limit of these records")
+    state = Budget(file).read()
+    if as_json:
+        entries = [{"what": entry.what, "part": entry.part} for entry in state.entries]
+        limit = state.limit
+        held = {"epsilon": limit.epsilon, "delta": limit.delta, "relation": str(limit.relation)}
+        emit({**held, "data": state.data, "spent": state.spent, "left": state.left, "entries": entries})
+        return
+    from discreet.report import terminal
+
+    terminal.show(terminal.budget_table(str(file), state))

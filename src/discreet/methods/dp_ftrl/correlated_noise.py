@@ -1,0 +1,173 @@
+"""Noise that is correlated between steps: later noise takes back a part of the earlier noise."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, final
+
+from discreet.accounting.correlated import Toeplitz, bisr, bsr
+from discreet.accounting.events import NonPrivate
+from discreet.core import check
+from discreet.methods.dp_ftrl.optimised import Workload, optimised
+from discreet.stages.noise import Mechanism, check_sensitivity
+from discreet.stages.participation import CyclicPoisson, Participation
+from discreet.stages.values import BoundedSum, PrivateState, StepContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from discreet.core.streams import Stream
+    from discreet.stages.clipping import Query
+    from discreet.stages.pipeline import Pipeline
+    from discreet.stages.sampling import Horizon
+
+HISTORY: Final = "correlated-noise.history"
+_PREFIX_SUMS: Final = Workload()
+
+
+class Strategy(enum.StrEnum):
+    """How the matrix C of correlated noise is chosen."""
+
+    IDENTITY = "identity"
+    BSR = "bsr"
+    BISR = "bisr"
+    OPTIMISED = "optimised"
+
+
+@final
+@dataclass(frozen=True)
+class CorrelatedNoise(Mechanism):
+    """Releases sum + noise * sensitivity * (C^-1 z)_t, with z standard normal and C lower-triangular Toeplitz.
+
+    coefficients  the first column of C or, if `inverse`, that of C^-1; it has as many bands as there are coefficients
+
+    The noise of the last bands - 1 steps stays in memory, hidden. Every step of the run draws its own z, whether it is
+    released or not, from a sub-stream that is used once.
+
+    Guarantee: all releases of a run together are post-processing of one Gaussian release of C x. A single step has no
+    price of its own: `event` returns NonPrivate, and `CorrelatedAnalysis` charges the run as a whole.
+    """
+
+    remembers: ClassVar[bool] = True
+    coefficients: tuple[float, ...]
+    inverse: bool = False
+
+    @property
+    def matrix(self) -> Toeplitz:
+        return Toeplitz(self.coefficients, self.inverse)
+
+    def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
+        return NonPrivate()
+
+    def recall(self, drawn: Iterable[Stream], size: int, step: int) -> dict[str, PrivateState]:
+        """The history before `step`, by drawing the noise of the steps before it again."""
+        streams = list(drawn)
+        history = _History(self.matrix, size, step - len(streams))
+        for stream in streams:
+            history.advance(stream)
+        return {HISTORY: PrivateState(history)}
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
+    ) -> list[Tensor]:
+        got = f"{len(sums)} sums" if context.mask is None else "a mask"
+        remedy = "use a bounder with one query, and no selection: correlated noise is proven for them only"
+        check.require(len(sums) == 1 and context.mask is None, "one sum of all coordinates", got, remedy)
+        (total,), (query,) = sums, queries
+        check_sensitivity(total, query)
+        drawn = self._history(context).at(context.step, context.streams.noise)
+        value = total.value
+        value.copy_(value.double().add_(drawn.to(value.device), alpha=query.std(noise)))  # rounded once
+        return [value]
+
+    def _history(self, context: StepContext) -> _History:
+        held = context.secrets.get(HISTORY)
+        if held is None:
+            remedy = "resume from a checkpoint with the run's ledger: a new factorisation must be charged"
+            check.require(context.step == 0, "the noise of earlier steps", f"none at step {context.step}", remedy)
+            held = context.secrets[HISTORY] = PrivateState(_History(self.matrix, context.layout.size, 0))
+        history: _History = held.reveal_to_mechanism()
+        return history
+
+
+@final
+class _History:
+    """The last vectors of noise, newest first: of C^-1 z if C is banded, of z if C^-1 is."""
+
+    def __init__(self, matrix: Toeplitz, size: int, step: int) -> None:
+        self._matrix, self._size, self._next = matrix, size, step
+        self._past: deque[Tensor] = deque(maxlen=len(matrix.coefficients) - 1)
+
+    def at(self, step: int, stream: Stream) -> Tensor:
+        """The noise of `step`. Steps that were left out since the last call have noise too, which nobody sees."""
+        remedy = "take the steps in order: noise that was used once must not be used again"
+        check.require(step >= self._next, f"step {self._next} or a later one", f"step {step}", remedy)
+        while self._next < step:
+            self.advance(stream.at(self._next))
+        return self.advance(stream.at(step))
+
+    def advance(self, stream: Stream) -> Tensor:
+        """The noise of the next step, from its own stream."""
+        import torch
+
+        first, *others = self._matrix.coefficients
+        noise = fresh = stream.normal(self._size, dtype=torch.float64)
+        if self._matrix.inverse:
+            noise = first * fresh
+        for weight, past in zip(others, self._past, strict=False):
+            noise.add_(past, alpha=weight if self._matrix.inverse else -weight)
+        if not self._matrix.inverse:
+            noise.div_(first)
+        self._past.appendleft((fresh if self._matrix.inverse else noise).float())
+        self._next += 1
+        return noise
+
+
+@final
+@dataclass(frozen=True)
+class Factorisation(Mechanism):
+    """Correlated noise whose coefficients are chosen when a plan is built, because they depend on the run.
+
+    bands     the most bands; with cyclic Poisson sampling also at most records / batch
+    workload  the optimizer that `optimised` coefficients are for
+    """
+
+    remembers: ClassVar[bool] = True
+    strategy: Strategy
+    bands: int
+    workload: Workload = _PREFIX_SUMS
+
+    def __post_init__(self) -> None:
+        check.count("use at least one band; one band is independent noise", bands=self.bands)
+
+    def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
+        return NonPrivate()
+
+    def fitted(self, stages: Pipeline, horizon: Horizon) -> Mapping[str, Any]:
+        sampling = stages.sampling
+        assert isinstance(sampling, Participation)  # the analysis has checked it
+        bands = min(self.bands, horizon.steps)
+        if not isinstance(sampling, CyclicPoisson):
+            return {"mechanism": self._chosen(bands, sampling, horizon)}
+        bands = max(1, min(bands, int(1 / horizon.rate * (1 + 1e-9))))
+        parts = sampling.parts or bands
+        mechanism = self._chosen(min(bands, parts), sampling, horizon)
+        return {"mechanism": mechanism, "sampling": replace(sampling, parts=parts)}
+
+    def _chosen(self, bands: int, sampling: Participation, horizon: Horizon) -> CorrelatedNoise:
+        if self.strategy is Strategy.IDENTITY or bands == 1:
+            return CorrelatedNoise((1.0,))
+        if self.strategy is Strategy.BISR:
+            return CorrelatedNoise(bisr(bands), inverse=True)
+        if self.strategy is Strategy.BSR:
+            return CorrelatedNoise(bsr(bands))
+        worst = tuple(sampling.worst(horizon))
+        return CorrelatedNoise(optimised(bands, horizon.steps, worst, self.workload))
+
+    def release(
+        self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
+    ) -> NoReturn:
+        check.refuse("a plan, which has coefficients", "a recipe's mechanism", "build the plan with recipe.for_budget")

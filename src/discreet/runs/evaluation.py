@@ -1,0 +1,91 @@
+"""The accuracy of a run on private records, by a charged noisy count."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from discreet.accounting.accountants import Certificate, certify
+from discreet.accounting.calibration import calibrate_noise
+from discreet.accounting.charges import Charge
+from discreet.accounting.events import CountQuery
+from discreet.accounting.ledger import Ledger
+from discreet.core import check
+from discreet.core.plain import digest
+from discreet.core.relation import Neighbouring
+from discreet.core.streams import Streams
+from discreet.runs.budget import Budget
+from discreet.runs.defaults import load_task, settle
+from discreet.runs.folder import RunFolder
+from discreet.runs.scoring import accuracy_of, noisy_count, right_predictions
+from discreet.runs.training import load_config, make_model
+from discreet.stages.delta import check_delta
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The accuracy on private records: within two times `error` of the truth in 19 of 20 cases."""
+
+    accuracy: float
+    error: float
+    certified: Certificate
+    ledger: Path
+
+    def to_json(self) -> dict[str, Any]:
+        held = {"accuracy": self.accuracy, "error": self.error, "ledger": str(self.ledger)}
+        return {**held, "certified": self.certified.to_json()}
+
+
+def evaluate(
+    directory: str | Path,
+    *,
+    epsilon: float,
+    delta: float,
+    records: int,
+    data: str | None = None,
+    budget: str | Path | None = None,
+    part: str | None = None,
+    accept_large_delta: bool = False,
+) -> Evaluation:
+    """Count the right predictions of a run's model on the test records of `data`, with noise.
+
+    records  a public number near the number of these records
+    data     a dataset or an npz file; None: the data of the run
+    part     the part of the budget's records that they are; None: all records pay
+
+    The charge is in a ledger in the run's directory, and in the budget file, before a record is read.
+    """
+    folder, config = RunFolder(directory), load_config(directory)
+    check.count("records is a public number, about the number of test records", records=records)
+    check.require(folder.model.is_file(), "a trained model", f"no {folder.model}", "finish the run first")
+    check_delta(delta, records, accepted=accept_large_delta)
+    relation = Neighbouring(config.relation or Neighbouring.ADD_REMOVE)
+
+    def counted(sigma: float) -> Charge:
+        return Charge.of(CountQuery(sigma))
+
+    sigma = calibrate_noise(counted, epsilon=epsilon, delta=delta, relation=relation)
+    charge = counted(sigma)
+    proven = certify(charge, delta=delta, relation=relation)
+    number = len(list(folder.directory.glob("evaluation-*.jsonl")))
+    path = folder.directory / f"evaluation-{number}.jsonl"
+    header = {"relation": str(relation), "delta": delta, "plan": digest(["evaluation", sigma]), "seeded": False}
+    with Ledger.create(path, header) as ledger:
+        if budget is not None:
+            entry, what = f"{ledger.digest}", f"evaluate {directory} on {data or config.data}"
+            try:
+                Budget(budget).charge(charge, entry=entry, what=what, part=part)
+            except check.Refused:
+                path.unlink()  # nothing was charged
+                raise
+        ledger.append(CountQuery(sigma), step=0)
+    task = load_task(config if data is None else dataclasses.replace(config, data=data))
+    chosen, plan = settle(config, task)
+    streams = Streams.from_os()
+    model = make_model(chosen, task, plan, streams)
+    model.load_state_dict(torch.load(folder.model, weights_only=True))
+    count = noisy_count(right_predictions(model, task.test, chosen.device), sigma, streams.noise)
+    return Evaluation(accuracy=accuracy_of(count, records), error=sigma / records, certified=proven, ledger=path)

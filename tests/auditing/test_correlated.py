@@ -1,0 +1,70 @@
+"""Attacks on whole runs with correlated noise stay below the certificate, and come close to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import discreet
+from discreet import methods
+from discreet.auditing.correlated import CorrelatedCanaries
+from discreet.auditing.games import play
+from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
+from discreet.methods import METHODS
+
+DELTA = 1e-2
+
+
+def own(sampling: Any) -> Any:
+    return methods.dp_ftrl().using(sampling=sampling, relation=Neighbouring.REPLACE_ONE)
+
+
+RECIPES = {
+    "dp-ftrl": methods.dp_ftrl(),
+    "bandmf": methods.bandmf(),
+    "fixed order": own(discreet.FixedOrder()),
+    "reshuffled": own(discreet.Reshuffled()),
+    "one pass": own(discreet.OnePass()),
+}
+
+
+def audited(game: CorrelatedCanaries, trials: int) -> float:
+    return play(game, trials=trials, delta=DELTA, generator=np.random.default_rng(5)).epsilon
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_short_audit_stays_below_the_certificate(name: str) -> None:
+    game = CorrelatedCanaries(RECIPES[name], delta=DELTA)
+    certified = game.attacked.plan.certificate().epsilon
+    assert 0.4 * certified < audited(game, 8000) < certified
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_long_audit_reaches_four_fifths(name: str) -> None:
+    game = CorrelatedCanaries(RECIPES[name], delta=DELTA)
+    certified = game.attacked.plan.certificate().epsilon
+    assert certified <= 4
+    assert 0.8 * certified < audited(game, 200_000) < certified
+
+
+def test_less_noise_than_certified_is_noticed() -> None:
+    """Negative control: half of the noise."""
+    game = CorrelatedCanaries(methods.dp_ftrl(), delta=DELTA)
+    certified = game.attacked.plan.certificate().epsilon
+    weak = dataclasses.replace(game.attacked.plan, noise=game.attacked.plan.noise / 2)
+    game.attacked = dataclasses.replace(game.attacked, plan=weak)
+    assert audited(game, 4000) > certified
+
+
+def test_other_methods_are_refused() -> None:
+    with pytest.raises(Refused, match="correlated noise, got dp-sgd"):
+        CorrelatedCanaries(methods.dp_sgd(), delta=DELTA)
+
+
+def test_the_methods_of_the_table_are_among_these() -> None:
+    assert {name for name, method in METHODS.items() if method.recipe().mechanism.remembers} <= set(RECIPES)
