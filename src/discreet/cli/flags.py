@@ -43,7 +43,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stand
 
 NoiseFlag = Annotated[float | None, flag("Noise multiplier z: deviation on the sum / clip.", "Budget")]
 EpsilonFlag = Annotated[float | None, flag("Certified epsilon to stay within.", "Budget")]
-DeltaFlag = Annotated[float | None, flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
+DeltaFlag = Annotated[float | None, flag("Probability that it fails, e.g. 1e-5. Required.", "Budget")]
 AcceptDeltaFlag = Annotated[
     bool, flag("Accept delta >= 1/records, which protects no single record.", "Budget", rare=True)
 ]
@@ -76,9 +76,9 @@ MicroBatchFlag = Annotated[
 class TaskFlags:
     """What a run and a comparison share; a flag that is not given has the default of the data."""
 
-    data: Annotated[str | None, flag("A dataset's name, or your own .csv, .parquet or .npz (default: digits).")] = None
+    data: Annotated[str | None, flag("A dataset's name, or a .csv, .parquet, .npz file.")] = None
     out: Annotated[Path | None, flag("The directory to write. Required.")] = None
-    model: Annotated[str | None, flag("A model's name (default: the usual one for the data).")] = None
+    model: Annotated[str | None, flag("A model's name (default: the usual one).")] = None
     delta: DeltaFlag = None
     accept_delta: AcceptDeltaFlag = False
     batch: WholeBatchFlag = None
@@ -88,8 +88,8 @@ class TaskFlags:
     download: Annotated[bool, flag("Fetch the dataset if it is not on this machine.", "Data", rare=True)] = False
     label: Annotated[str | None, flag("The column of a table to predict.", "Data")] = None
     schema: Annotated[Path | None, flag("A table's public schema (JSON): bounds and categories.", "Data")] = None
-    test: Annotated[Path | None, flag("A table of test records; no epsilon protects them.", "Data")] = None
-    hold_out: Annotated[float | None, flag("Share of rows to test on, which are not protected.", "Data")] = None
+    test: Annotated[Path | None, flag("Test records, which no epsilon protects.", "Data")] = None
+    hold_out: Annotated[float | None, flag("Share of rows to test on; not protected.", "Data")] = None
     classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
     records: Annotated[int | None, flag("Public number of records of your own file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data", rare=True)] = False
@@ -97,9 +97,7 @@ class TaskFlags:
         str | None,
         flag("A file without protected records, for gep, b-gep and statistics of features.", "Data", rare=True),
     ] = None
-    features: Annotated[
-        str | None, flag("Public features in place of the records, as a list a,b; none: the records.", "Data")
-    ] = None
+    features: Annotated[str | None, flag("Public features of the records, as a list a,b.", "Data")] = None
     preset: Annotated[str | None, flag("Settings that `discreet presets` lists, e.g. best.")] = None
     budget: BudgetFlag = None
     micro_batch: MicroBatchFlag = None

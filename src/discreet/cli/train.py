@@ -33,17 +33,17 @@ class TrainFlags:
     relation: shared.RelationFlag = None
     sampling: shared.SamplingFlag = None
     cap: shared.CapFlag = None
-    optimizer: Annotated[Literal["sgd", "adam"] | None, flag("Takes the noisy gradient.", "Training")] = None
+    optimizer: Annotated[Literal["sgd", "adam"] | None, flag("Takes the noisy gradient.", "Training", rare=True)] = None
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
     momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training", rare=True)] = None
     weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training", rare=True)] = None
     schedule: Annotated[
         Literal["constant", "linear", "cosine"] | None, flag("How the learning rate falls.", "Training", rare=True)
     ] = None
-    average: Annotated[float | None, flag("Decay of the average of parameters; 0: no average.", "Training")] = None
+    average: Annotated[float | None, flag("Decay of the parameters' average; 0: none.", "Training", rare=True)] = None
     checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training", rare=True)] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
-    seed: Annotated[int | None, flag("Makes the run repeatable, but NOT private.", "Training")] = None
+    seed: Annotated[int | None, flag("Repeatable, but NOT private.", "Training")] = None
     recipe_flags: recipes.Given = field(default_factory=dict)
 
 

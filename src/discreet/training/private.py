@@ -234,10 +234,9 @@ class Private:
         return moved
 
     def release(self, losses_of: Callable[[Any], Tensor]) -> bool:
-        """Draw a batch and write its released gradient to `.grad`. The caller then calls `optimizer.step()`, once.
+        """Draw a batch and write its released gradient to `.grad`, for trainers that call `optimizer.step()` themselves.
 
-        For trainers that step the optimizer themselves. Returns False, and draws nothing, after the plan's last step.
-
+        Returns False, and draws nothing, after the plan's last step.
         losses_of  function from a micro-batch to its per-record losses; called for each micro-batch, if there is any
         """
         check_handover(self.plan)

@@ -12,7 +12,7 @@ from discreet import methods
 from discreet.core import check
 from discreet.core.plain import plain
 from discreet.runs.planning.step_cost import StepCost
-from discreet.runs.presets import TABLE_CLIP, TABLE_REACH, presets_of, usual_size
+from discreet.runs.presets import PRESETS, TABLE_CLIP, TABLE_REACH, Preset, usual_size
 from discreet.stages.delta import check_delta
 
 
@@ -184,7 +184,7 @@ def advise(of: Wanted) -> Advice:
 
     Guarantee: the noise multiplier is certified to stay within the budget; the rest is experience on public data.
     """
-    rule, preset = RULES[of.kind], next(iter(presets_of(of.data)), None) if of.kind != "network" else None
+    rule, preset = RULES[of.kind], _preset(of)
     delta = usual_delta(of.records) if of.delta is None else of.delta
     batch, steps = size_of(of.records, rule)
     clip, reach = rule.clip, rule.reach
@@ -209,6 +209,12 @@ def advise(of: Wanted) -> Advice:
         "noise": plan.noise,
     }
     return Advice(**found, lines=_lines(of, rule, found, late), command=_command(of, rule, found, preset is not None))
+
+
+def _preset(of: Wanted) -> Preset | None:
+    """The best settings for a published dataset, unless a network of the user is asked for."""
+    known = (preset for preset in PRESETS if preset.data == of.data and preset.name == "best")
+    return next(known, None) if of.kind != "network" else None
 
 
 def _in_time(of: Wanted, steps: int, batch: int) -> tuple[int, str]:
