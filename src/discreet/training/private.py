@@ -234,9 +234,9 @@ class Private:
         return moved
 
     def release(self, losses_of: Callable[[Any], Tensor]) -> bool:
-        """Draw a batch and write its released gradient to `.grad`, for trainers that call `optimizer.step()` themselves.
+        """Draw a batch and write its released gradient to `.grad`, for trainers that step the optimizer themselves.
 
-        Returns False, and draws nothing, after the plan's last step.
+        Returns False after the plan's last step.
         losses_of  function from a micro-batch to its per-record losses; called for each micro-batch, if there is any
         """
         check_handover(self.plan)
@@ -350,8 +350,6 @@ class Private:
             self._keys.discard()  # the run has ended: its noise is not needed again
         self._loop.is_closed = True
         self._opened.close()
-
-    # -- inside ----------------------------------------------------------------------------------------
 
     def _make_loader(self, data: Any, collate_fn: Any, num_workers: int) -> Loader:
         seed = int(self.streams.init.at(self.world.rank).uniform64(1)[0] >> 1)
