@@ -109,7 +109,9 @@ def column(name: str, description: Any) -> Column:
         low, high = _pair(expected, description["bounds"])
         bins = description.get("bins", BINS)
         sizes = isinstance(bins, int) and not isinstance(bins, bool) and bins >= 1
-        edges = isinstance(bins, (list, tuple)) and all(low < edge < high for edge in bins) and list(bins) == sorted(bins)
+        edges = (
+            isinstance(bins, (list, tuple)) and all(low < edge < high for edge in bins) and list(bins) == sorted(bins)
+        )
         require(sizes or edges, f"{expected} with bins", bins, "give a number of bins, or their inner edges in order")
         return Numbers.of(low, high, bins)
     return refuse(expected, f"{description!r}", _FORM)
