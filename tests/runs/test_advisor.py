@@ -11,8 +11,8 @@ from cli_runner import refused, run
 from discreet import methods
 from discreet.core.check import Refused
 from discreet.runs.planning.advisor import KINDS, LOSSES, RULES, Wanted, advise, usual_delta
-from discreet.runs.presets import PRESETS
 from discreet.runs.planning.step_cost import StepCost
+from discreet.runs.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 
