@@ -106,4 +106,6 @@ def test_the_records_of_a_table_count_as_private(place: Path) -> None:
 
 def test_a_run_that_is_not_finished_predicts_nothing(place: Path, tmp_path: Path) -> None:
     refused(run("predict", place / "more.csv", "--run", tmp_path), "a run")
-    refused(run("evaluate", place / "more.csv"), "--run, got none")
+    refused(run("evaluate", place / "more.csv"), "the directory of a run", "--run and a file")
+    charged = ("--run", place / "run", "--epsilon", "1")
+    refused(run("evaluate", place / "more.csv", *charged), "--run and a file alone, got --epsilon")
