@@ -48,7 +48,7 @@ def verdict(of: Comparison) -> str:
         return "No run finished."
     near = of.close_to_best
     usual = next((entry for entry in (best, *near) if entry.method == BASELINE), None)
-    shown = usual or best
+    shown = best if usual is None or of.repeats == 1 else usual  # one run decides nothing
     parts = [f"{shown.name} {_praise(of, shown)}: {_percent(shown.accuracy)} at epsilon {of.epsilon:g}"]
     plain = reference(of, "without privacy")
     if plain is not None:
@@ -64,6 +64,8 @@ def verdict(of: Comparison) -> str:
 
 
 def _praise(of: Comparison, shown: MethodResult) -> str:
+    if of.repeats == 1 and len(of.finished) > 1:
+        return "came first"
     if shown.method == BASELINE:
         return "suffices" if len(of.finished) > 1 else "was trained"
     base = next((entry for entry in of.finished if entry.method == BASELINE), None)
