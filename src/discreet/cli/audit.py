@@ -16,8 +16,8 @@ from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, emit, flag
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
+from discreet.core.own_files import is_own
 from discreet.core.plain import plain
-from discreet.data.own_files import is_own
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind
 from discreet.runs.config import RunConfig
 

@@ -22,6 +22,7 @@ from discreet.cli.usage import sentence
 from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
 
+COMPLETE = "_DISCREET_COMPLETE"  # the shell sets it to ask for completions
 ALL = "all"  # `--help all` lists the rare flags, too
 RECIPE_FLAGS = "recipe_flags"  # the field that takes the flags which the recipes give
 
@@ -136,7 +137,7 @@ def _recipe_flags(shown: Sequence[str]) -> list[inspect.Parameter]:
     return recipes.flags(shown)
 
 
-def _groups(command: Command, *, every: bool) -> dict[str, dict[str, inspect.Parameter]]:
+def _groups(command: Command, *, every: bool = False) -> dict[str, dict[str, inspect.Parameter]]:
     """The flags behind each parameter of the command: itself, or the fields of its dataclass."""
     groups: dict[str, dict[str, inspect.Parameter]] = {}
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -168,7 +169,9 @@ def _fields(annotation: Any) -> dict[str, dataclasses.Field[Any]]:
 
 def build(commands: Sequence[Command], words: Sequence[str] = ()) -> typer.Typer:
     """The program; `words` is the command line, whose methods show their own flags in the help."""
-    app = typer.Typer(cls=_Group, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    # The flags of completion are validated with pydantic: see `_without_validation`.
+    completes = COMPLETE in os.environ or (bool(words) and words[0].startswith("-"))
+    app = typer.Typer(cls=_Group, add_completion=completes, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(invoke_without_command=True)(_root)
     for command in commands:
         app.command(command.__name__, cls=_Command, epilog=_hint(command))(expanded(command, words))

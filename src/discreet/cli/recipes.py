@@ -29,7 +29,8 @@ RESERVED = frozenset(
         *("device", "directory", "download", "epochs", "epsilon", "eval_every", "everything", "help", "json"),
         *("learning_rate", "ledger", "main", "method", "methods", "micro_batch", "model", "momentum", "noise"),
         *("one_run", "optimizer", "other_repeats", "out", "public_data", "public_records", "quick", "rate"),
-        *("factory", "features", "hold_out", "label", "minutes", "parameters", "preset", "schema", "test"),
+        *("factory", "features", "file", "hold_out", "label", "minutes", "parameters", "place", "preset", "public"),
+        *("schema", "test"),
         *("record_shape", "records", "relation", "repeats", "run", "sampling", "schedule", "schedule_per"),
         *("seed", "seeds", "solve", "steps", "truth", "tune_on", "version", "weight_decay", "workers"),
     }

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from discreet.core.check import count, refuse, require
+from discreet.core.own_files import is_own
 from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256, Scale
-from discreet.data.own_files import is_own
 from discreet.data.sources import checksum, obtain, verified
 
 DATASETS = ("digits", *BENCHMARKS)  # the names that `load` knows; a path that ends in `.npz` is a file of the user

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, Final, Self, final
 
 from discreet.core import check
+from discreet.core.own_files import is_table
 from discreet.core.relation import Neighbouring
-from discreet.data.own_files import is_table
 from discreet.methods import METHODS
 from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, Sampling, TruncatedPoisson

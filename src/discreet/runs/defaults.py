@@ -8,11 +8,11 @@ import math
 from typing import TYPE_CHECKING
 
 from discreet.core import check
+from discreet.core.own_files import is_own, is_table
 from discreet.core.relation import Neighbouring
 from discreet.data import Task, load, published_records
 from discreet.data.features import extract, needs_public
 from discreet.data.features.store import Progress
-from discreet.data.own_files import is_own, is_table
 from discreet.data.tables import load_table, read_schema
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from discreet.core import check
+from discreet.core.own_files import is_table
 from discreet.core.plain import plain
 from discreet.data import build, tables
-from discreet.data.own_files import is_table
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig

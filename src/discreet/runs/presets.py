@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, final
 
 from discreet.core import check
-from discreet.data.own_files import is_table
+from discreet.core.own_files import is_table
 
 if TYPE_CHECKING:
     from discreet.runs.comparison.compare import CompareSettings

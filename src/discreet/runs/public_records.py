@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.core import check
+from discreet.core.own_files import is_own
 from discreet.data import Task, load
 from discreet.data.features import needs_public
-from discreet.data.own_files import is_own
 
 if TYPE_CHECKING:
     from torch.utils.data import TensorDataset

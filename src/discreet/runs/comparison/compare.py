@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Self, final
 
 from discreet.core import check
-from discreet.data.own_files import is_own
+from discreet.core.own_files import is_own
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.values import BudgetResult, Comparison, Reference, Setting

@@ -13,8 +13,8 @@ import numpy as np
 from discreet import runs
 from discreet.core import check
 from discreet.core.files import replace_file
+from discreet.core.own_files import is_own
 from discreet.data import DATASETS, Task
-from discreet.data.own_files import is_own
 from discreet.methods import METHODS
 from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
