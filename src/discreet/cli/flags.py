@@ -55,8 +55,17 @@ EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) step
 
 RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee", rare=True)]
 SamplingName = Literal[
-    *("poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"),
-    *("fixed-bins", "cyclic-poisson", "fixed-order", "reshuffled", "one-pass"),
+    "poisson",
+    "truncated-poisson",
+    "fixed-size",
+    "balls-in-bins",
+    "full-batch",
+    "own-loader",
+    "fixed-bins",
+    "cyclic-poisson",
+    "fixed-order",
+    "reshuffled",
+    "one-pass",
 ]
 SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee", rare=True)]
 CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee", rare=True)]

@@ -7,6 +7,7 @@ the rest. Test records are not used. So trials can be resumed, run in parallel, 
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from discreet.runs.defaults import features_of, load_task, public_of, usual_lear
 from discreet.runs.presets import defaults_for, usual
 
 FOLDER = "tuning"
-_NO_TABLE = dict.fromkeys(("label", "schema", "test", "hold_out"))  # of stand-in data
+_NO_TABLE: dict[str, Any] = dict.fromkeys(("label", "schema", "test", "hold_out"))  # of stand-in data
 LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
 RATES, CLIPS = (0.5, 1.0, 2.0), (1.0, 4.0)  # factors on the learning rate and the clipping norm

@@ -195,7 +195,7 @@ def advise(of: Wanted) -> Advice:
     steps, late = _in_time(of, steps, batch)
     recipe = methods.dp_sgd(clip=clip)
     plan = recipe.for_budget(epsilon=of.epsilon, delta=delta, records=of.records, batch=batch, steps=steps)
-    found = {
+    found: dict[str, Any] = {
         "method": "dp-sgd",
         "delta": delta,
         "batch": batch,
