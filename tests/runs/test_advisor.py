@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runner import refused, run
@@ -90,8 +91,17 @@ def test_plan_answers_what_it_was_not_told() -> None:
     assert question["epochs"] >= 1
 
 
-def test_expected_losses_are_those_of_the_measurement() -> None:
-    tasks = json.loads((ROOT / "results" / "advice.json").read_text(encoding="utf-8"))["tasks"]
+@pytest.fixture
+def tasks() -> dict[str, Any]:
+    """What was measured; without the file no loss may be promised."""
+    path = ROOT / "results" / "advice.json"
+    if not path.is_file():
+        assert LOSSES == ()
+        pytest.skip("not measured yet: python -m research.advice --out results/advice.json")
+    return dict(json.loads(path.read_text(encoding="utf-8"))["tasks"])
+
+
+def test_expected_losses_are_those_of_the_measurement(tasks: dict[str, Any]) -> None:
     measured = {
         (one["kind"], one["data"], one["records"], float(epsilon), round(100 * (one["without privacy"] - accuracy), 1))
         for one in tasks.values()
@@ -100,9 +110,8 @@ def test_expected_losses_are_those_of_the_measurement() -> None:
     assert set(LOSSES) == measured
 
 
-def test_no_neighbour_of_the_advised_settings_is_far_better() -> None:
+def test_no_neighbour_of_the_advised_settings_is_far_better(tasks: dict[str, Any]) -> None:
     """Within a point, on the data of the measurement; two points for digits, with 360 test records."""
-    tasks = json.loads((ROOT / "results" / "advice.json").read_text(encoding="utf-8"))["tasks"]
     for name, one in tasks.items():
         near = one["changed at epsilon 3"].values()
         assert max(near, default=0.0) - one["accuracy"]["3"] < (0.02 if one["data"] == "digits" else 0.01), name
