@@ -1,6 +1,7 @@
 """Private training with your own loader: accuracy with independent and with correlated noise, beside Poisson sampling.
 
-    python -m research.own_loader --out results/own-loader.json
+    python -m research.own_loader --out results/own-loader.json                   # train and measure
+    python -m research.own_loader --out results/own-loader.json --page docs/methods/dp-ftrl.md    # the table of a page
 
 Every row has the same certificate (epsilon, delta), data, model, batch size and number of epochs. Learning rate and
 averaging of the parameters are chosen for each row on seeds of their own; digits are public, so that costs nothing. The
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import statistics
 import time
@@ -26,7 +28,7 @@ from torch.utils.data import DataLoader
 import discreet
 from discreet import methods
 from discreet.core.command import package_versions
-from discreet.core.files import write_json
+from discreet.core.files import write_json, write_text
 from discreet.data import Task, build, load
 from discreet.methods.dp_ftrl.correlated_noise import Strategy
 from discreet.runs.training import measure
@@ -37,6 +39,7 @@ from research.command import typed
 CLIP: Final = 0.2
 RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 AVERAGE: Final = 0.95
+MARKS: Final = ("<!-- own-loader -->", "<!-- end -->")
 _REPLACE = discreet.Neighbouring.REPLACE_ONE
 
 
@@ -158,6 +161,20 @@ def findings(found: list[dict[str, Any]]) -> dict[str, Any]:
     return answer
 
 
+def write_page(results: Path, page: Path) -> None:
+    """Write the table of the results between the marks of a page."""
+    found = json.loads(results.read_text(encoding="utf-8"))
+    lines = ["| | neighbours | noise | test accuracy, mean and range of the seeds |", "|---|---|---|---|"]
+    for row in found["rows"]:
+        low, high = min(row["accuracies"]), max(row["accuracies"])
+        relation = row["certified"]["relation"]
+        accuracy = f"{100 * row['mean']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        lines.append(f"| {row['row']} | {relation} | {row['noise']:.2f} | {accuracy} |")
+    before, rest = page.read_text(encoding="utf-8").split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    write_text(page, "\n".join([f"{before}{MARKS[0]}", *lines, f"{MARKS[1]}{after}"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="digits")
@@ -170,9 +187,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--search-seeds", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--page", type=Path)
     flags = parser.parse_args()
+    if flags.page is not None:
+        write_page(flags.out, flags.page)
+        return
     torch.set_num_threads(1)
-    settings = {name: value for name, value in vars(flags).items() if name != "out"}
+    settings = {name: value for name, value in vars(flags).items() if name not in ("out", "page")}
     answer = experiment(flags)
     facts = {
         "command": typed("research.own_loader"),

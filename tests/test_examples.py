@@ -66,6 +66,41 @@ def test_opacus_side_by_side() -> None:
     assert ours > 0.5
 
 
+def test_smollm2_e2e(tmp_path: Path) -> None:
+    """On a tiny model with a few texts: the adapters move, and the budget holds."""
+    pytest.importorskip("gguf", reason="needs the extra research")
+    pytest.importorskip("sacrebleu", reason="needs the extra research")
+    import small_llama
+
+    module = example("smollm2_e2e")
+    known = small_llama.small()
+    facts = {f"name[Cafe {number}]": [f"the tea at Cafe {number}"] for number in range(40)}
+    room = max(len(known.prompt(module.e2e.request(about))) for about in facts) - 1
+    texts = module.Texts(module.e2e.encoded(known, facts, room=room))
+    trainer = module.main(known, texts, folder=str(tmp_path), public_records=40, batch=20, epochs=1)
+    assert trainer.state.global_step == 2
+    assert trainer.spent().certified.epsilon <= 8.0
+
+
+def test_adult_sklearn() -> None:
+    """Rows that are made up; the test of the real table is slow."""
+    module = example("adult_sklearn")
+    rich = "39, Private, 77516, Masters, 14, Married-civ-spouse, Exec-managerial, Husband, White, Male, 7000, 0, 50, "
+    poor = "25, Private, 77516, 10th, 6, Never-married, Other-service, Own-child, White, Female, 0, 0, 20, "
+    rows = (f"{rich}United-States, >50K\n" + f"{poor}Mexico, <=50K\n" * 2) * 100
+    parts = {"adult.data": rows.encode(), "adult.test": rows.replace("K\n", "K.\n").encode()}
+    found = module.main(parts, epsilon=50.0, repeats=1, delta=1e-5, batch=4096, steps=20)
+    assert found["accuracy"] > 0.9
+    assert found["epsilon"] <= 50.0
+    assert found["logistic_regression"]["accuracy"] == 1.0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_images_lightning(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="needs the extra lightning")
+    assert example("images_lightning").main(steps=60, folder=tmp_path) > 0.6  # a guess gives 0.1
+
+
 def python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 

@@ -8,8 +8,10 @@ page    write docs/records.md, results/records.svg and what `discreet presets` s
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,9 +67,8 @@ def _sweep(record: Record) -> None:
     from research.records.run import one_run
 
     for one in sweep_of(record):
-        held = _read()
-        values = one_run(one, RUN_FOLDER, held.get("sweep", {}).get(one.name, {}))
-        write_json(FILE, {**held, "sweep": {**held.get("sweep", {}), one.name: values}})
+        name, values = one.name, one_run(one, RUN_FOLDER, _read().get("sweep", {}).get(one.name, {}))
+        _change(lambda held, name=name, values=values: {**held, "sweep": {**held.get("sweep", {}), name: values}})  # type: ignore[misc]
         print(one.name, values["run"], flush=True)
 
 
@@ -77,16 +78,24 @@ def _read() -> dict[str, Any]:
 
 
 def _write(record: Record, values: dict[str, Any]) -> None:
-    """Other processes may have written other records meanwhile."""
-    held = _read()
-    held |= {
-        "command": "python -m research.records run",
-        "versions": package_versions("discreet", "torch", "numpy", "scipy"),
-        "records": {**held["records"], record.name: values},
-    }
-    order = [known.name for known in RECORDS]
-    held["records"] = {name: held["records"][name] for name in sorted(held["records"], key=order.index)}
-    write_json(FILE, held)
+    def changed(held: dict[str, Any]) -> dict[str, Any]:
+        records = {**held["records"], record.name: values}
+        order = [known.name for known in RECORDS]
+        return {**held, "records": {name: records[name] for name in sorted(records, key=order.index)}}
+
+    _change(changed)
+
+
+def _change(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Rewrite the file; other processes may measure other records meanwhile."""
+    RUN_FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(RUN_FOLDER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        facts = {
+            "command": "python -m research.records run",
+            "versions": package_versions("discreet", "torch", "numpy", "scipy"),
+        }
+        write_json(FILE, {**change(_read()), **facts})
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def _section(name: str, one: Values) -> str:
     known, runs = one["settings"], one["runs"]
     each = ", ".join(f"{100 * run['accuracy']:.2f}" for run in runs)
     auc = f" Area under the ROC curve: {one['auc']['mean']:.3f}." if "auc" in one else ""
+    gap = 100 * (one["without_privacy"] - one["accuracy"]["mean"])
     reached = "reached" if 100 * one["accuracy"]["mean"] >= one["target"] else "not reached"
     lines = [
         f"## {one['data']} at epsilon {one['epsilon']:g}",
@@ -78,7 +79,8 @@ def _section(name: str, one: Values) -> str:
         f"{' + '.join(known['features'])}, model `{known['model']}`, batch {known['batch']}, {known['steps']} steps, "
         f"clip {known['clip']:g}, learning rate {known['reach']:g}/clip, {known['schedule']} decay, momentum "
         f"{known['momentum']:g}. Runs: {each} %.{auc} Peak memory {max(run['peak_megabytes'] for run in runs)} MB. "
-        f"Target {one['target']:g} %: {reached}.",
+        f"Target {one['target']:g} %: {reached}. Privacy costs {gap:.1f} points: the same head reaches "
+        f"{percent(one['without_privacy'])} % on these features without it.",
     ]
     if one["published"]:
         heads = ["published", "epsilon", "accuracy", "accounting", "extra data"]

@@ -18,6 +18,7 @@ _HOME = {
     "FullBatch": "discreet.stages.sampling",
     "Budget": "discreet.runs.budget",
     "BudgetLimit": "discreet.runs.budget",
+    "GridNoise": "discreet.stages.grid_noise",
     "Horizon": "discreet.stages.sampling",
     "LogRange": "discreet.runs.tuning.space",
     "Neighbouring": "discreet.core.relation",
@@ -31,6 +32,7 @@ _HOME = {
     "Refused": "discreet.core.check",
     "Reshuffled": "discreet.stages.participation",
     "RunConfig": "discreet.runs.config",
+    "Schema": "discreet.data.schema",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
     "check": "discreet.training.model_check",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from discreet.core.relation import Neighbouring as Neighbouring
     from discreet.core.streams import Streams as Streams
     from discreet.data import features as features
+    from discreet.data.schema import Schema as Schema
     from discreet.engine.fix import fix as fix
     from discreet.engine.public import public as public
     from discreet.runs.budget import Budget as Budget
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from discreet.runs.statement import statement as statement
     from discreet.runs.tuning.space import LogRange as LogRange
     from discreet.runs.tuning.sweep import tune as tune
+    from discreet.stages.grid_noise import GridNoise as GridNoise
     from discreet.stages.participation import CyclicPoisson as CyclicPoisson
     from discreet.stages.participation import FixedBins as FixedBins
     from discreet.stages.participation import FixedOrder as FixedOrder

@@ -246,3 +246,22 @@ def test_delta_of_cyclic_poisson_is_below_the_certificate() -> None:
     # Negative control: the price of plain Poisson sampling at the mean rate is too low.
     cheap = CyclicPoissonRun(rate=rate / 2, noise=noise, coefficients=(1.0,), parts=1, steps=steps)
     assert certify(Charge.of(cheap), delta=delta, relation=ADD).epsilon < epsilon
+
+
+@pytest.mark.parametrize("rule", ["sign", "drop"])
+def test_contributions_that_react_to_releases_gain_nothing(rule: str) -> None:
+    """A record whose contributions depend on what was released; both directions, false alarms below 1e-6."""
+    steps, delta, draws = 4, 1e-2, 300_000
+    matrix = Toeplitz(bsr(3))
+    event = CorrelatedRun(noise=2.5, coefficients=bsr(3), inverse=False, steps=steps, most=steps, apart=1)
+    epsilon = certify(Charge.of(event), delta=delta, relation=ADD).epsilon
+    column, rng = matrix.column(steps), np.random.default_rng(7)
+    for joined in (True, False):
+        ratio, sent = np.zeros(draws), np.zeros((steps, draws))
+        for step in range(steps):
+            sent[step] = np.where(ratio >= 0, 1, -1) if rule == "sign" else np.where(ratio > 2, 0, 1)
+            shift = column[: step + 1][::-1] @ sent[: step + 1] / 2.5
+            seen = rng.standard_normal(draws) + (shift if joined else 0.0)
+            ratio += shift * seen - shift**2 / 2
+        found, error = hockey_stick(ratio if joined else -ratio, epsilon)
+        assert found <= delta + 5 * error

@@ -65,6 +65,7 @@ def test_a_directory_that_is_deleted_and_begun_anew_pays_again(visits: Path) -> 
     assert len(state(visits)["entries"]) == 2  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_comparison_pays_for_all_of_its_runs_at_once(visits: Path) -> None:
     words = ["compare", "--methods", "dp-sgd,psac", "--epsilon", "0.6", "--repeats", 1, *flags(visits, "c")]
     assert run(*words).code == 0
@@ -86,6 +87,9 @@ def test_an_evaluation_is_a_charged_count(visits: Path) -> None:
     refused(run("evaluate", visits / "a", *too_much), "what is left")
     assert state(visits) == before
     assert sorted(path.name for path in (visits / "a").glob("evaluation-*")) == ["evaluation-0.jsonl"]
+    lost = run("evaluate", visits / "a", *words[:-2], "--data", visits / "none.npz")
+    assert lost.code == 3  # it was charged before the records were looked for
+    assert (visits / "a" / "evaluation-1.jsonl").exists()
 
 
 def test_the_best_of_some_methods_is_a_search(visits: Path) -> None:

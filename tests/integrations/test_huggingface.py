@@ -306,9 +306,8 @@ def test_the_clip_is_max_grad_norm(tmp_path: Path) -> None:
 
 def heads() -> Iterator[tuple[str, Any, dict[str, Tensor]]]:
     torch.manual_seed(0)
-    bert = dict(
-        vocab_size=19, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_labels=3
-    )
+    small_sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert: dict[str, Any] = {"vocab_size": 19, "num_labels": 3, **small_sizes}
     ids = torch.randint(0, 19, (4, 6))
     yield "causal", small.llama(), {"input_ids": ids, "labels": ids.clone()}
     for problem, labels in (

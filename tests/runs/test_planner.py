@@ -10,7 +10,8 @@ import pytest
 
 from discreet.core.check import Refused
 from discreet.methods import METHODS
-from discreet.runs.planning.planner import Answer, Price, Question, answer
+from discreet.report.planned import returning
+from discreet.runs.planning.planner import RETURNING, Answer, Price, Question, answer
 from discreet.runs.planning.step_cost import measure
 
 ASKED = Question(
@@ -73,6 +74,19 @@ def test_every_sampler_is_priced_and_none_is_cheaper_than_poisson(found: Answer)
     assert prices["full-batch"].steps == 2
     # Full batch, two steps: the Gaussian mechanism at z / sqrt(2).
     assert prices["full-batch"].effective == prices["full-batch"].noise / 1000  # type: ignore[operator]
+
+
+def test_correlated_noise_is_priced_by_how_records_come_back() -> None:
+    found = answer(dataclasses.replace(ASKED, epochs=4, methods=("dp-sgd", "dp-ftrl")))
+    prices = dict(found.methods[1].samplers)
+    assert set(prices) == set(RETURNING)
+    noise = {name: price.noise for name, price in prices.items() if price.noise is not None}
+    assert noise["fixed-order"] == pytest.approx(2 * noise["fixed-bins"], rel=0.01)  # replace-one
+    assert noise["one-pass"] < noise["fixed-order"] < noise["reshuffled"]
+    assert "banded inverse" in prices["cyclic-poisson"].why
+    (line,) = returning(found)
+    assert line.startswith("dp-ftrl: noise ")
+    assert "reshuffled (replace-one)" in line
 
 
 def test_a_sampler_that_takes_long_says_so(found: Answer) -> None:

@@ -196,6 +196,8 @@ def test_no_noise_is_said_in_words(tmp_path: Path) -> None:
         ({"sampling": "truncated-poisson", "cap": 90}, "batches cut to 90 records"),
         ({"sampling": "full-batch", "steps": 2, "batch": None}, "all records in every step"),
         ({"method": "adaptive-quantile", "parameters": (("quantile", 0.6),)}, "quantile=0.6"),
+        ({"method": "dp-ftrl", "parameters": (("bands", 3),)}, "always at the same place"),
+        ({"method": "bandmf", "parameters": (("bands", 2),)}, "one of 2 parts, which take turns"),
     ],
 )
 def test_other_samplers_and_methods(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -479,3 +481,20 @@ def test_what_is_settled_stays_so(method: str, tmp_path: Path) -> None:
     again, same = settle(RunConfig.from_json(config.to_json()), task)
     assert again == config
     assert same.digest == plan.digest
+
+
+def test_the_best_checkpoint_is_chosen_by_public_records_only(tmp_path: Path) -> None:
+    config = RunConfig(out=str(tmp_path / "a"), epsilon=3.0, delta=1e-4, steps=6, eval_every=1, keep_best=True, seed=0)
+    unsteady = dataclasses.replace(config, model="softmax", learning_rate=50.0, batch=64, average=0.0)
+    result = train(unsteady)
+    assert result.test_accuracy == max(accuracy for _, accuracy, _ in result.curve)
+    assert result.test_accuracy > result.curve[-1][1]  # the last one was not the best
+    model = build("softmax", shape=(1, 8, 8), classes=10, seed=0)
+    model.load_state_dict(torch.load(tmp_path / "a" / "model.pt", weights_only=True))
+    assert training_module.measure(model, load("digits").test)[0] == result.test_accuracy
+    hidden = dataclasses.replace(config, out=str(tmp_path / "b"), method="dpsgd-dc", model="softmax")
+    hidden = dataclasses.replace(
+        hidden, sampling="full-batch", batch=None, parameters=(("smoothness", 1.0),), learning_rate=0.1
+    )
+    with pytest.raises(Refused, match="iterates may all be seen"):
+        train(hidden)

@@ -21,7 +21,7 @@ from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.stages.clipping import FlatClip
-from discreet.stages.plan import Plan, Recipe
+from discreet.stages.plan import Recipe
 from discreet.stages.sampling import BallsInBins, OwnLoader
 from discreet.stages.schedule import Table
 from discreet.stages.values import PrivateState
@@ -159,7 +159,7 @@ def test_a_run_may_be_resumed_many_times(place: Place) -> None:
 def test_the_control_a_resume_that_replays_steps_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that all of this guards against: going on at the checkpoint's step instead of the ledger's."""
     place.begin(saved_at=3, stopped_at=5)
-    monkeypatch.setattr(Plan, "steps_paid", lambda _, charges: charges - 2)
+    monkeypatch.setattr(checkpoint, "next_step", lambda _, ledger: ledger.length - 2)
     run = place.resume()
     before = loop.weights(run.model)
     with pytest.raises(Refused, match="a crashed step stays charged and is not run again"):

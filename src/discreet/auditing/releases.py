@@ -292,7 +292,7 @@ def observing_releases(plan: Plan, listener: Listener) -> Plan:
 
 
 @final
-class ObservedMechanism:
+class ObservedMechanism(Mechanism):
     """A mechanism that passes its input and output to a listener: an attacker who knows both worlds knows the sums."""
 
     def __init__(self, inner: Mechanism, listener: OnNoise) -> None:

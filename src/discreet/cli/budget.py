@@ -14,7 +14,7 @@ from discreet.runs.budget import Budget, BudgetLimit
 
 
 def budget(
-    file: Annotated[Path, typer.Argument(help="The budget file, one for each dataset.", show_default=False)],
+    budget: Annotated[Path, typer.Argument(help="The budget file, one for each dataset.", show_default=False)],
     epsilon: shared.EpsilonFlag = None,
     delta: shared.DeltaFlag = None,
     relation: shared.RelationFlag = None,
@@ -23,17 +23,17 @@ def budget(
 ) -> None:
     """Make the budget file of a dataset, or show what is left of it."""
     if epsilon is not None or delta is not None:
-        check_file(file)
+        check_file(budget)
         limit = BudgetLimit(
             epsilon=shared.required_epsilon(epsilon),
             delta=shared.required_delta(delta),
             relation=relation or Neighbouring.ADD_REMOVE,
         )
-        Budget.create(file, limit, data=data)
+        Budget.create(budget, limit, data=data)
     else:
         given = data or relation
         check.require(not given, "--epsilon and --delta with a new file", "neither", "give the limit of these records")
-    state = Budget(file).read()
+    state = Budget(budget).read()
     if as_json:
         entries = [{"what": entry.what, "part": entry.part} for entry in state.entries]
         limit = state.limit
@@ -42,4 +42,4 @@ def budget(
         return
     from discreet.report import terminal
 
-    terminal.show(terminal.budget_table(str(file), state))
+    terminal.show(terminal.budget_table(str(budget), state))

@@ -8,13 +8,13 @@ from typing import Annotated, Literal, final
 from discreet.cli import flags as shared
 from discreet.cli import recipes
 from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required
-from discreet.cli.tune import TuneFlags, tune
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.errors import RunStopped
 from discreet.core.files import check_directory
 from discreet.runs.comparison import compare as comparison
 from discreet.runs.folder import RunFolder
+from discreet.runs.paying import is_paid
 
 
 @final
@@ -56,8 +56,9 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
         return INTERRUPTED
     except Exception as error:
         spent = _charges(settings.out)
-        if spent > charged:
-            raise RunStopped(spent, settings.out, settings.command) from error
+        paid = settings.budget is not None and is_paid(settings.budget, settings.out)
+        if spent > charged or paid:
+            raise RunStopped(spent or 1, settings.out, settings.command) from error
         raise
     if as_json:
         emit({**found.to_json(), "page": str(written.page), "file": str(written.data)})
@@ -68,6 +69,8 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
 
 def _release_best(task: TaskFlags, flags: CompareFlags, as_json: bool) -> int:
     """A search over methods: the number of runs is secret, and the choice is paid for."""
+    from discreet.cli.tune import TuneFlags, tune
+
     others = [f"--{name.replace('_', '-')}" for name in given(flags, leave_out=("epsilon", "methods", "release"))]
     remedy = "drop it: with --release best one run is shown, and nothing about the others"
     check.require(not others, "--epsilon and --methods with --release best", " and ".join(others), remedy)

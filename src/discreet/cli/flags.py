@@ -54,19 +54,9 @@ StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
 EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
 
 RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee", rare=True)]
-SamplingName = Literal[
-    "poisson",
-    "truncated-poisson",
-    "fixed-size",
-    "balls-in-bins",
-    "full-batch",
-    "own-loader",
-    "fixed-bins",
-    "cyclic-poisson",
-    "fixed-order",
-    "reshuffled",
-    "one-pass",
-]
+_Drawn = Literal["poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"]
+_Returning = Literal["fixed-bins", "cyclic-poisson", "fixed-order", "reshuffled", "one-pass"]
+SamplingName = Literal[_Drawn, _Returning]
 SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee", rare=True)]
 CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee", rare=True)]
 

@@ -24,7 +24,18 @@ Given = Mapping[str, str | bool | None]  # the generated flags of one command, b
 RESERVED = frozenset(
     {
         *("accept_delta", "accept_uncertified", "as_json", "average", "batch", "budget", "calibrate_to_claim"),
-        *("folder", "held_out", "not_before", "part", "release", "runs", "score_on_test", "shape", "space"),
+        *(
+            "folder",
+            "held_out",
+            "keep_best",
+            "not_before",
+            "part",
+            "release",
+            "runs",
+            "score_on_test",
+            "runs_shape",
+            "space",
+        ),
         *("canaries", "canary", "cap", "checkpoint_every", "classes", "curve", "data", "data_dir", "delta"),
         *("device", "directory", "download", "epochs", "epsilon", "eval_every", "everything", "help", "json"),
         *("learning_rate", "ledger", "main", "method", "methods", "micro_batch", "model", "momentum", "noise"),

@@ -41,6 +41,9 @@ class TrainFlags:
         Literal["constant", "linear", "cosine"] | None, flag("How the learning rate falls.", "Training", rare=True)
     ] = None
     average: Annotated[float | None, flag("Decay of the parameters' average; 0: none.", "Training", rare=True)] = None
+    keep_best: Annotated[
+        bool, flag("Publish the best checkpoint by the test records, declared public.", "Training", rare=True)
+    ] = False
     checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training", rare=True)] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
     seed: Annotated[int | None, flag("Repeatable, but NOT private.", "Training")] = None

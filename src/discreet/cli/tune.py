@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 import typer
 
@@ -25,7 +25,7 @@ class TuneFlags:
     epsilon: shared.EpsilonFlag = None
     method: shared.MethodFlag = None
     runs: Annotated[float | None, flag("Expected number of candidates; the true number is secret.", "Search")] = None
-    shape: Annotated[float | None, flag("Shape of its law: 0 logarithmic (default), 1 geometric.", "Search")] = None
+    runs_shape: Annotated[float | None, flag("Shape of its law: 0 logarithmic, 1 geometric.", "Search")] = None
     held_out: Annotated[
         float | None, flag("Share of the records that scores candidates, by a noisy count (default: 0.1).", "Search")
     ] = None
@@ -76,10 +76,11 @@ def _settings(task: TaskFlags, flags: TuneFlags, space: list[str]) -> TuneSettin
     check.require(not both, "--held-out or --score-on-test", "both", "drop one of them")
     out: Path = required_out(task.out)
     check_directory(out)
-    own = given(flags, leave_out=("recipe_flags", "runs", "shape", "held_out", "score_on_test", "not_before"))
+    own = given(flags, leave_out=("recipe_flags", "runs", "runs_shape", "held_out", "score_on_test", "not_before"))
     parameters = recipes.arguments(method, flags.recipe_flags)
     settings = {"out": str(out), **task.settings(), **own, "epsilon": shared.required_epsilon(flags.epsilon)}
     config = RunConfig(**settings, parameters=tuple(parameters.items()))
-    law = given(flags, leave_out=(*own, "recipe_flags", "score_on_test", "epsilon", "method"))
-    scored = {"held_out": 0.0} if flags.score_on_test else {}
-    return TuneSettings(config=config, space=Space.parse(space), **{**law, **scored})
+    law = {"runs": flags.runs, "shape": flags.runs_shape, "not_before": flags.not_before}
+    law["held_out"] = 0.0 if flags.score_on_test else flags.held_out
+    chosen: dict[str, Any] = {name: value for name, value in law.items() if value is not None}
+    return TuneSettings(config=config, space=Space.parse(space), **chosen)

@@ -5,9 +5,10 @@ the number of threads or on how a draw is split. Every value takes the same work
 polar) would be faster and reveal the noise through its timing.
 
 The work is done by a compiled twin of this module (generators/_normals.c) on as many threads as torch uses, where it
-could be built and the processor has the instructions. Elsewhere NumPy and torch do it here, on one thread: Python
-threads spent as long waiting for the interpreter lock as working; torch's threads synchronise after every call, which
-took fifty times as long on busy cores and deadlocks after a fork.
+could be built and the processor has the instructions. Elsewhere NumPy and torch do it here, and gain nothing from
+threads: Python threads spent as long waiting for the interpreter lock as working; torch's logarithm, cosine and sine
+(of MKL) wait for all threads after every call, which takes twenty times as long on busy cores. NumPy's own take three
+times as long as torch's.
 """
 
 import math
@@ -159,3 +160,14 @@ def add_scaled(values: Values, noise: Floats, std: float) -> None:
     """values += std * noise in float64, rounded once. The noise is overwritten."""
     noise *= std
     np.add(values, noise, out=values, casting="same_kind")
+
+
+def transform(words: npt.NDArray[np.int64]) -> Floats:
+    """The normals of given words, pair by pair; a multiple of 32 words."""
+    if compiled is None:
+        buffers = Buffers.of(len(words))
+        buffers.words[:] = words
+        return buffers.box_muller()
+    made = np.empty(len(words))
+    compiled.transform(words, made)
+    return made

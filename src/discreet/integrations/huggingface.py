@@ -198,6 +198,8 @@ class PrivateTraining:
     def _close(self) -> None:
         if self.private is not None:
             self.private.close()
+            if self.private.ledger.length == 0:  # nothing was charged: the run may begin again
+                self.ledger.unlink(missing_ok=True)
 
     def _clip_grad_norm(self, model: Any) -> None:
         """Do nothing: every record is clipped already."""

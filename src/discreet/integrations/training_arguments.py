@@ -11,9 +11,11 @@ from transformers import Trainer, TrainingArguments, default_data_collator
 import discreet
 from discreet.integrations.refusal import refuse, require
 
+Collator = Callable[[list[Any]], Any]
+
 DEFAULT_CLIP: Final = float(TrainingArguments.max_grad_norm)  # cannot be told from a value that was not given
 _PAD: Final = 'pad every record to one public length: padding="max_length", max_length=128'
-_UNSUITED: Final = (
+_UNSUITED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     # attribute, the values that are fine, what to do
     ("train_sampling_strategy", ("random",), "leave it out: the plan draws the batches"),
     ("group_by_length", (False,), "leave it out: the plan draws the batches"),
@@ -80,14 +82,15 @@ def plan_of(
 
 
 def _steps(args: TrainingArguments, per_epoch: int) -> int:
-    return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+    return int(args.max_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
 
 
-def training_collator(collator: Any, *, is_own: bool) -> Callable[[list[Any]], Any]:
+def training_collator(collator: Collator, *, is_own: bool) -> Collator:
     """The collator of training records. Padding to the longest record of a batch is refused by name."""
     if getattr(collator, "padding", None) not in (True, "longest"):
         return collator
     if not is_own:  # what Trainer takes if it is given a tokenizer; records of one length need no padding
-        return default_data_collator
+        alike: Collator = default_data_collator
+        return alike
     expected = "records of one public length"
     return refuse(expected, f"{type(collator).__name__}, which pads to the longest record of a batch", _PAD)

@@ -39,11 +39,9 @@ SCHEDULES: Final = ("constant", "linear", "cosine")
 
 # Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
-    {
-        "accept_large_delta": False,
-        **dict.fromkeys(("public_records", "preset", "features", "schedule", "budget")),
-        **dict.fromkeys(("label", "schema", "test", "hold_out")),
-    }
+    {"accept_large_delta": False, "keep_best": False}
+    | dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))
+    | dict.fromkeys(("label", "schema", "test", "hold_out"))
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
@@ -79,6 +77,8 @@ class RunConfig:
                                No epsilon protects these records
     public_data                the training records are public, so their accuracy may be shown
     budget                     the budget file of the records; the run is charged to it before they are read
+    keep_best                  publish the parameters with the best accuracy on the test records, which you declare
+                               public; a choice by private records would have to be paid for (see `discreet.tune`)
     eval_every                 steps between evaluations; checkpoint_every likewise
     out                        a directory that does not exist yet
     """
@@ -123,6 +123,7 @@ class RunConfig:
     test: str | None = None
     hold_out: float | None = None
     budget: str | None = None
+    keep_best: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))

@@ -13,10 +13,12 @@ from discreet.accounting.charges import Charge
 from discreet.accounting.events import CountQuery
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
+from discreet.core.errors import RunStopped
 from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.runs.budget import Budget
+from discreet.runs.config import RunConfig
 from discreet.runs.defaults import load_task, settle
 from discreet.runs.folder import RunFolder
 from discreet.runs.scoring import accuracy_of, noisy_count, right_predictions
@@ -82,10 +84,17 @@ def evaluate(
                 path.unlink()  # nothing was charged
                 raise
         ledger.append(CountQuery(sigma), step=0)
-    task = load_task(config if data is None else dataclasses.replace(config, data=data))
+    try:
+        count = _count(config if data is None else dataclasses.replace(config, data=data), folder, sigma)
+    except Exception as error:
+        raise RunStopped(1, path, "the same command, which is charged again") from error
+    return Evaluation(accuracy=accuracy_of(count, records), error=sigma / records, certified=proven, ledger=path)
+
+
+def _count(config: RunConfig, folder: RunFolder, sigma: float) -> float:
+    task = load_task(config)
     chosen, plan = settle(config, task)
     streams = Streams.from_os()
     model = make_model(chosen, task, plan, streams)
     model.load_state_dict(torch.load(folder.model, weights_only=True))
-    count = noisy_count(right_predictions(model, task.test, chosen.device), sigma, streams.noise)
-    return Evaluation(accuracy=accuracy_of(count, records), error=sigma / records, certified=proven, ledger=path)
+    return noisy_count(right_predictions(model, task.test, chosen.device), sigma, streams.noise)

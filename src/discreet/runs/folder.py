@@ -5,6 +5,7 @@ run.json               config, versions, command, data, fingerprints of the keys
 metrics.jsonl          public values over steps
 ledger.jsonl           every charge, written before its release
 checkpoint/state.pt    released parameters, to resume from
+checkpoint/best.pt     the parameters of the best evaluation so far, if the run keeps them
 checkpoint/lock        held by the training process; it is free once that process has ended
 model.pt               the released weights, a state dict without code
 result.json            the outcome
@@ -40,6 +41,7 @@ class RunFolder:
         self.checkpoint = self.directory / "checkpoint" / "state.pt"
         self.lock = self.directory / "checkpoint" / "lock"
         self.model = self.directory / "model.pt"
+        self.best = self.directory / "checkpoint" / "best.pt"
         self.result = self.directory / "result.json"
         self.statement = self.directory / "privacy-statement.md"
 

@@ -13,6 +13,12 @@ from discreet.runs.folder import read_json
 RECEIPT = "budget.json"  # in the directory of a run: which entry of which budget paid for it
 
 
+def is_paid(budget: str | Path, directory: Path) -> bool:
+    """Whether the budget file holds a charge for this directory."""
+    receipt = directory / RECEIPT
+    return receipt.exists() and Budget(budget).holds(read_json(receipt)["entry"])
+
+
 def pay(budget: str | Path, directory: Path, charge: Charge, relation: Neighbouring, *, what: str) -> None:
     """Charge a run to the budget file, once for its directory. Call it before the records are read.
 

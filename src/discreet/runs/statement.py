@@ -13,6 +13,7 @@ from discreet.data import Task
 from discreet.runs.config import RunConfig
 from discreet.runs.tuning.bill import TuneBill, TuneSettings
 from discreet.runs.tuning.space import Axis, LogRange
+from discreet.stages.grid_noise import GridNoise
 from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
@@ -54,7 +55,7 @@ def statement(private: Private, *, data: str) -> str:
     remedy = "finish the run: its certificate covers the final parameters only"
     check.require(is_covered, expected, f"{spent.steps} steps", remedy)
     rows = _rows(plan, spent, data, f"{plan.method} ({plan.bounder})")
-    return _page(spent, plan.horizon.records, rows, [_START], [_SCORES, *_NOT_COVERED])
+    return _page(plan, spent, rows, [_START], [_SCORES, *_NOT_COVERED])
 
 
 def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resumes: int) -> str:
@@ -63,7 +64,7 @@ def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resum
     if config.public_records is not None:
         rows.insert(1, ("public records", f"{config.public_records}, which the user declares unprotected"))
     not_covered = [_EVALUATION, *_NOT_COVERED, *([_PUBLIC] if config.public_data else [])]
-    return _page(spent, plan.horizon.records, rows, _interruptions(resumes), not_covered)
+    return _page(plan, spent, rows, _interruptions(resumes), not_covered)
 
 
 def tune_statement(
@@ -92,7 +93,7 @@ def tune_statement(
         ("covers", "the chosen model, its settings and its score; listing other runs would cost all of them"),
         ("randomness", KEYED),
     ]
-    return _page(spent, bill.records, rows, [_HIDDEN], [_SCORES, _NOT_COVERED[-1]])
+    return _page(plan, spent, rows, [_HIDDEN], [_SCORES, _NOT_COVERED[-1]])
 
 
 def _axis(axis: Axis) -> str:
@@ -110,16 +111,17 @@ _HIDDEN = (
 
 
 def _page(
-    spent: Spent, records: int | None, rows: Sequence[tuple[str, str]], also: Sequence[str], not_covered: Sequence[str]
+    plan: Plan, spent: Spent, rows: Sequence[tuple[str, str]], also: Sequence[str], not_covered: Sequence[str]
 ) -> str:
+    limits = (_ON_GRID, *_LIMITS[1:]) if isinstance(plan.mechanism, GridNoise) else _LIMITS
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     parts = [
         "# Privacy statement",
-        _headline(spent, records),
+        _headline(spent, plan.horizon.records),
         *(f"**Warning:** {warning}." for warning in spent.warnings),
         table,
         "## What it rests on",
-        _bullets([*(text for text in spent.certified.assumptions if text != SEEDED), *_LIMITS, *also]),
+        _bullets([*(text for text in spent.certified.assumptions if text != SEEDED), *limits, *also]),
         "## What is not covered",
         _bullets(not_covered),
     ]
@@ -183,6 +185,11 @@ _LIMITS = (
     "real numbers: the proof does not cover attacks on the last bits",
     "The numbers of records, batch and steps that the plan used are public",
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
+)
+
+_ON_GRID = (
+    "The Gaussian noise was rounded to a grid exactly, so the proof covers the last bits of what was released; the "
+    "sums of gradients before the noise are floating-point numbers, whose rounding it does not cover"
 )
 
 _START = (

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from discreet.core import check
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
@@ -89,6 +90,7 @@ def train_on(
     folder = RunFolder(config.out)
     is_new = not folder.directory.exists()
     config, plan = settle(config, task)
+    check_keeps_best(config, plan, task)
     if resume:
         folder.check_begun()
         config.check_resumes(load_config(config.out))
@@ -122,6 +124,15 @@ def features_progress(listener: Listener | None) -> Progress | None:
     if listener is None:
         return None
     return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))
+
+
+def check_keeps_best(config: RunConfig, plan: Plan, task: Task) -> None:
+    """Refuse to choose a checkpoint where that would cost privacy that is not paid for."""
+    if config.keep_best:
+        remedy = "drop keep_best: the certificate covers the final parameters only"
+        check.require(plan.analysis.visible, "a method whose iterates may all be seen", config.method, remedy)
+        remedy = "choose by public test records, or pay for the choice with `discreet tune`"
+        check.require(len(task.test) > 0, "public test records to choose a checkpoint by", "none", remedy)
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -276,9 +287,23 @@ class _TrainingPart:
             values |= {"train_accuracy": right}  # JSON has no NaN: a model that diverged has no loss
             values |= {name: value if math.isfinite(value) else None for name, value in losses.items()}
         self._folder.add_metrics(**values)
+        if self._config.keep_best:
+            self._keep_best(accuracy if averaged is None else averaged)
         news = RunProgress(step=step, steps=self._plan.horizon.steps, epsilon=epsilon, seeded=spent.seeded)
         self._last = dataclasses.replace(news, accuracy=accuracy, averaged_accuracy=averaged)
         return self._last
+
+    def _keep_best(self, accuracy: float) -> None:
+        """Keep the parameters if no evaluation was better. The test records are public, so the choice is free."""
+        file = self._folder.best
+        if not file.exists() or accuracy > torch.load(file, weights_only=True)["accuracy"]:
+            kept = {"accuracy": accuracy, "step": self.private.progress.step, "weights": self._weights()}
+            replace_file(file, lambda stream: torch.save(kept, stream))
+
+    def _weights(self) -> dict[str, Any]:
+        private = self.private
+        with private.averaged() if private.average is not None else contextlib.nullcontext():
+            return {name: value.detach().cpu().clone() for name, value in private.model.state_dict().items()}
 
     def _finish(self, seconds: float) -> RunResult:
         """Write the model, the statement and the result, in this order: a result means that every file is there."""
@@ -288,9 +313,13 @@ class _TrainingPart:
         last = self._last
         if last is None or last.step != private.progress.step:
             last = self._evaluate()
+        weights = self._weights()
+        if self._config.keep_best:
+            best = torch.load(folder.best, weights_only=True)
+            weights, kept = best["weights"], best["accuracy"]
+            averaged = None if last.averaged_accuracy is None else kept
+            last = dataclasses.replace(last, accuracy=kept, averaged_accuracy=averaged)
         assert last.accuracy is not None
-        with private.averaged() if private.average is not None else contextlib.nullcontext():
-            weights = {name: value.detach().cpu().clone() for name, value in private.model.state_dict().items()}
         replace_file(folder.model, lambda file: torch.save(weights, file))
         spent = private.spent()
         text = run_statement(self._config, self._plan, self._task, spent, self._resumes)

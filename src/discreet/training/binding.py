@@ -31,7 +31,7 @@ def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: in
     check.require(isinstance(plan, Plan), "a Plan", f"a {type(plan).__name__}", remedy)
     plan.certificate()  # refuses a plan that cannot be certified
     # The plan must draw the batches itself, so loaders and iterable datasets are refused.
-    own = "or use recipe.using(sampling=discreet.OwnLoader())"
+    own = "or use recipe.using(sampling=discreet.OwnLoader()), or methods.dp_ftrl with FixedOrder, Reshuffled, OnePass"
     expected = "a dataset, from which the plan draws batches"
     remedy = f"pass loader.dataset; {own}, data=None, and iterate private.over(loader)"
     check.require(not isinstance(data, DataLoader), expected, "a DataLoader", remedy)

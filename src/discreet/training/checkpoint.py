@@ -158,7 +158,7 @@ class Checkpoint:
         Returns a function that undoes it.
         """
         own: list[tuple[Any, Any]] = [(parameters.model, self.model), (parameters.optimizer, self.optimizer)]
-        own += zip(schedulers, self.schedulers or [None] * len(schedulers), strict=True)
+        own += [] if self.schedulers is None else zip(schedulers, self.schedulers, strict=True)
         parts = [(part, state) for part, state in own if state is not None]
         parts += [] if parameters.average is None else [(parameters.average, self.average)]
         before = [(part, copy.deepcopy(part.state_dict())) for part, _ in parts]

@@ -1,6 +1,6 @@
 """The optimizer step that the caller takes on a released gradient, after `Private.release`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, final
 
@@ -44,6 +44,7 @@ class Handover:
     def __init__(self, between: ModelBetweenBatches, keep: Callable[[], None]) -> None:
         self._between, self._keep = between, keep
         self._released: Gradients | None = None  # they wait for the optimizer
+        self._loop: Iterator[Any] | None = None
         self._is_checked = self._is_own_step = False
         self.is_on = False
 
@@ -58,13 +59,24 @@ class Handover:
         check.require(not self.is_due, expected, got, "call optimizer.step() once after private.release(...)")
 
     @contextmanager
-    def turned_on(self) -> Iterator[None]:
-        """Leave the updates of the block to the caller."""
+    def turned_on(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
+        """Leave the updates of the block to the caller, and give the one loop of all such blocks.
+
+        An error ends the loop, so that no batch stays open.
+        """
         self.is_on = True
+        self._loop = batches() if self._loop is None else self._loop
         try:
-            yield
+            yield self._loop
+        except BaseException:
+            self._end_loop()
+            raise
         finally:
             self.is_on = False
+
+    def _end_loop(self) -> None:
+        if isinstance(self._loop, Generator):
+            self._loop.close()
 
     @contextmanager
     def own_step(self) -> Iterator[None]:
@@ -87,6 +99,7 @@ class Handover:
         try:
             yield self
         finally:
+            self._end_loop()
             for hook in hooks:
                 hook.remove()
 

@@ -109,7 +109,7 @@ class NoiseKeys:
             self._write()
             return
         remedy = (
-            "use shuffle=False; or sampling=Reshuffled(); or FixedOrder(checked=False), if only augmentation differs"
+            "use shuffle=False, sampling=discreet.Reshuffled(), or discreet.FixedOrder(checked=False) for augmentation"
         )
         check.require(known == digest, f"batch {place} of the first pass again", "another batch", remedy)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class Private:
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
         self._device = device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
-        self._step, self._releasing = cast(PrivateStep | None, None), cast(Iterator[Any] | None, None)
+        self._step: PrivateStep | None = None
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
         self._can_repeat = self._is_repeated = False
         self._declared_noted: set[str] = set()
@@ -241,9 +241,9 @@ class Private:
         """
         check_handover(self.plan)
         self._handover.check_done()
-        self._releasing, step = self._releasing or self._batches(), self.progress.step
-        with self._handover.turned_on():
-            for batch in self._releasing:
+        step = self.progress.step
+        with self._handover.turned_on(self._batches) as batches:
+            for batch in batches:
                 if batch is not None:
                     self.step(losses_of(batch))
                 if self.progress.step > step:

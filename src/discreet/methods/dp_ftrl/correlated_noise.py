@@ -64,10 +64,12 @@ class CorrelatedNoise(Mechanism):
 
     def recall(self, drawn: Iterable[Stream], size: int, step: int) -> dict[str, PrivateState]:
         """The history before `step`, by drawing the noise of the steps before it again."""
-        streams = list(drawn)
-        history = _History(self.matrix, size, step - len(streams))
-        for stream in streams:
+        # If C^-1 is banded, older noise has no effect any more.
+        kept = deque(drawn, maxlen=len(self.coefficients) - 1) if self.inverse else drawn
+        history = _History(self.matrix, size)
+        for stream in kept:
             history.advance(stream)
+        history.next = step
         return {HISTORY: PrivateState(history)}
 
     def release(
@@ -88,7 +90,7 @@ class CorrelatedNoise(Mechanism):
         if held is None:
             remedy = "resume from a checkpoint with the run's ledger: a new factorisation must be charged"
             check.require(context.step == 0, "the noise of earlier steps", f"none at step {context.step}", remedy)
-            held = context.secrets[HISTORY] = PrivateState(_History(self.matrix, context.layout.size, 0))
+            held = context.secrets[HISTORY] = PrivateState(_History(self.matrix, context.layout.size))
         history: _History = held.reveal_to_mechanism()
         return history
 
@@ -97,16 +99,16 @@ class CorrelatedNoise(Mechanism):
 class _History:
     """The last vectors of noise, newest first: of C^-1 z if C is banded, of z if C^-1 is."""
 
-    def __init__(self, matrix: Toeplitz, size: int, step: int) -> None:
-        self._matrix, self._size, self._next = matrix, size, step
+    def __init__(self, matrix: Toeplitz, size: int) -> None:
+        self._matrix, self._size, self.next = matrix, size, 0  # the step of the next noise
         self._past: deque[Tensor] = deque(maxlen=len(matrix.coefficients) - 1)
 
     def at(self, step: int, stream: Stream) -> Tensor:
         """The noise of `step`. Steps that were left out since the last call have noise too, which nobody sees."""
         remedy = "take the steps in order: noise that was used once must not be used again"
-        check.require(step >= self._next, f"step {self._next} or a later one", f"step {step}", remedy)
-        while self._next < step:
-            self.advance(stream.at(self._next))
+        check.require(step >= self.next, f"step {self.next} or a later one", f"step {step}", remedy)
+        while self.next < step:
+            self.advance(stream.at(self.next))
         return self.advance(stream.at(step))
 
     def advance(self, stream: Stream) -> Tensor:
@@ -122,7 +124,7 @@ class _History:
         if not self._matrix.inverse:
             noise.div_(first)
         self._past.appendleft((fresh if self._matrix.inverse else noise).float())
-        self._next += 1
+        self.next += 1
         return noise
 
 

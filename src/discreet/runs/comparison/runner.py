@@ -85,7 +85,8 @@ class ComparisonRunner:
 
     def __init__(self, settings: CompareSettings, listener: Listener, *, root: Path) -> None:
         self._settings, self._listener, self._root = settings, listener, root
-        self.task = load_task(settings)
+        self._count = len(settings.chosen) * len(settings.keys)
+        self.task = load_task(settings, self._extracting)
         # Invalid shared settings are refused here, before anything is trained.
         shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
         self.shared = shared
@@ -94,7 +95,6 @@ class ComparisonRunner:
         )
         check_delta(settings.delta, self.horizon.records, accepted=settings.accept_large_delta)
         self._model = build(str(shared.model), shape=self.task.shape, classes=self.task.classes, seed=0)
-        self._count = len(settings.chosen) * len(settings.keys)
         self._jobs: list[_Job] = []
         self._ordered: list[_Job] = []
         self._finished: dict[int, TrainedRun] = {}
@@ -199,6 +199,9 @@ class ComparisonRunner:
             config=digest(_compared(job.config)),
         )
 
+    def _extracting(self, name: str, done: int, total: int) -> None:
+        self._tell(Phase.CALIBRATING, f"features {name}", None, 0, step=done, steps=total)
+
     def _tell_run(self, phase: Phase, job: _Job, **news: Any) -> None:
         self._tell(phase, job.row.candidate.name, job.seed, job.index, **news)
 
@@ -218,7 +221,7 @@ class ComparisonRunner:
             epsilon=of.epsilon,
             delta=of.delta,
             relation=str(shared.relation),
-            sampling=shared.sampling,
+            sampling=str(shared.sampling),
             seeds=of.seeds,
             repeats=len(of.keys),
             public=task.public,

@@ -59,6 +59,8 @@ class TuneSettings:
         fits = self.held_out == 0 or config.sampling == "poisson"
         remedy = "use Poisson sampling, or score on public test records: held_out=0, --score-on-test"
         check.require(fits, "Poisson sampling with held-out records", f"sampling={config.sampling}", remedy)
+        remedy = "drop keep_best: a search pays for one choice, among its runs"
+        check.require(not config.keep_best, "the last parameters of each candidate", "keep_best", remedy)
         BestOfRuns((((CountQuery(1.0), 1),),), self.runs, self.shape)  # refuses a law that does not exist
         self.space.check_against(config)
 

@@ -54,8 +54,8 @@ class HiddenFolder:
         if not self._state.exists():
             remedy = "its charge stays spent; begin a new search in another directory"
             check.require(not charged, f"the hidden state of this search in {self.directory}", "none", remedy)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            os.chmod(self.directory, 0o700)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.chmod(self.directory, 0o700)  # if it was there
             runs = law.draw(_uniform())
             drawn = [space.draw([_uniform() for _ in space.axes]) for _ in range(runs)]
             body = {"settings": drawn, "ties": [_uniform() for _ in drawn], "split": os.urandom(32).hex()}

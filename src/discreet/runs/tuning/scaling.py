@@ -45,6 +45,50 @@ class ScalingResult:
     run: RunResult
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class ScalingBill:
+    """The cost of all trials, their scores and the final run; the runs with their noise.
+
+    trials  the run of each small epsilon, to be tried with every learning rate
+    """
+
+    trials: Mapping[float, RunConfig]
+    final: RunConfig
+    charge: Charge
+    certificate: Certificate
+    sigma: float = _SCORE_SIGMA
+
+
+def scaling_bill(
+    config: RunConfig, rates: Sequence[float], *, shares: tuple[float, float] = (0.1, 0.2), held_out: float = 0.1
+) -> ScalingBill:
+    """Calibrate the final run so that everything together is within the budget, before a record is read."""
+    low, high = shares
+    check.require(0 < low < high < 1, "shares 0 < low < high < 1", f"{shares}", "e.g. (0.1, 0.2)")
+    check.require(len(set(rates)) > 1, "at least two learning rates", f"{rates}", "e.g. (0.5, 1, 2, 4)")
+    check.require(0 < held_out < 1, "0 < held_out < 1", f"held_out={held_out}", "e.g. 0.1")
+    epsilon, config = config.epsilon, complete(config)
+    if epsilon is None:
+        check.refuse("epsilon", "none", "give the budget of everything together")
+    relation, records = Neighbouring(config.relation), records_of(config, None)
+    part = dataclasses.replace(config, records=round(records * (1 - held_out)), budget=None)
+    trials = {share * epsilon: dataclasses.replace(part, epsilon=share * epsilon) for share in shares}
+    # A record is in the training part or in the scoring part; charging it for both is simple, and the counts are cheap.
+    spent = Charge(((CountQuery(_SCORE_SIGMA), len(shares) * len(rates)),))
+    for trial in trials.values():
+        spent = spent + plan_of(trial, None).charge() * len(rates)
+    whole = dataclasses.replace(config, epsilon=None, noise=1.0, records=records, budget=None)
+
+    def total(noise: float) -> Charge:
+        return spent + plan_of(dataclasses.replace(whole, noise=noise), None).charge()
+
+    noise = calibrate_noise(total, epsilon=epsilon, delta=config.delta, relation=relation)
+    proven = certify(total(noise), delta=config.delta, relation=relation)
+    final_run = dataclasses.replace(whole, noise=noise)
+    return ScalingBill(trials=trials, final=final_run, charge=total(noise), certificate=proven)
+
+
 def scale_linearly(
     config: RunConfig, rates: Sequence[float], *, shares: tuple[float, float] = (0.1, 0.2), held_out: float = 0.1
 ) -> ScalingResult:
@@ -52,44 +96,25 @@ def scale_linearly(
 
     config  the final run; its epsilon pays for everything, its `out` holds the trials and the final run
     """
-    low, high = shares
-    check.require(0 < low < high < 1, "shares 0 < low < high < 1", f"{shares}", "e.g. (0.1, 0.2)")
-    check.require(len(rates) > 1, "at least two learning rates", f"{rates}", "e.g. (0.5, 1, 2, 4)")
-    epsilon, config, out = config.epsilon, complete(config), Path(config.out)
-    if epsilon is None:
-        check.refuse("epsilon", "none", "give the budget of everything together")
-    relation, records = Neighbouring(config.relation), records_of(config, None)
-    part = dataclasses.replace(config, records=round(records * (1 - held_out)), budget=None)
-    small = {share: dataclasses.replace(part, epsilon=share * epsilon) for share in shares}
-    spent = Charge(((CountQuery(_SCORE_SIGMA), 2 * len(rates)),))
-    for trial in small.values():
-        spent = spent + plan_of(trial, None).charge() * len(rates)
-    whole = dataclasses.replace(config, epsilon=None, noise=1.0, records=records)
-    noise = calibrate_noise(
-        lambda z: spent + plan_of(dataclasses.replace(whole, noise=z), None).charge(),
-        epsilon=epsilon,
-        delta=config.delta,
-        relation=relation,
-    )
-    last = dataclasses.replace(whole, noise=noise, budget=None)
-    total = spent + plan_of(last, None).charge()
-    proven = certify(total, delta=config.delta, relation=relation)
+    bill, out = scaling_bill(config, rates, shares=shares, held_out=held_out), Path(config.out)
+    proven = bill.certificate
     if config.budget is not None:
-        pay(config.budget, out, total, relation, what=f"linear scaling rule into {out}")
-    _write_ledger(out, total, proven)
+        pay(config.budget, out, bill.charge, proven.relation, what=f"linear scaling rule into {out}")
+    _write_ledger(out, bill.charge, proven)
     task = load_task(config)
     training, scoring = split_task(task, held_out, Streams.from_os().init.public_key)
     best: dict[float, float] = {}
     trials: list[tuple[float, float, float]] = []
-    for share, trial in small.items():
+    for epsilon, trial in bill.trials.items():
         for index, rate in enumerate(rates):
-            run = dataclasses.replace(trial, learning_rate=rate, out=str(out / f"trial-{share:g}-{index}"))
+            run = dataclasses.replace(trial, learning_rate=rate, out=str(out / f"trial-{epsilon:g}-{index}"))
             train_on(training, dataclasses.replace(run, eval_every=10**9, checkpoint_every=100))
-            score = score_of(run, training, scoring, _SCORE_SIGMA, records * held_out)
-            trials.append((share * epsilon, rate, score))
-        best[share] = max(trials[-len(rates) :], key=lambda one: one[2])[1]
-    rate = extrapolated({share * epsilon: best[share] for share in shares}, epsilon, rates)
-    result = train_on(task, dataclasses.replace(last, learning_rate=rate, out=str(out / "final")))
+            score = score_of(run, training, scoring, bill.sigma, records_of(bill.final, task) * held_out)
+            trials.append((epsilon, rate, score))
+        best[epsilon] = max(trials[-len(rates) :], key=lambda one: one[2])[1]
+    assert config.epsilon is not None
+    rate = extrapolated(best, config.epsilon, rates)
+    result = train_on(task, dataclasses.replace(bill.final, learning_rate=rate, out=str(out / "final")))
     return ScalingResult(learning_rate=rate, trials=tuple(trials), certified=proven, run=result)
 
 

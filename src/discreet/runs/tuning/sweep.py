@@ -176,7 +176,8 @@ class _Sweep:
         run_jobs(f"{__name__}:train_candidate", orders, self, workers=self._settings.workers, saves=True)
         if self._failure is not None:
             self.hidden.keep_reason(self._failure)  # a message may name the candidate, and with it how many there are
-            raise RuntimeError(f"a candidate could not be trained; {self.hidden.reason} says why, to you alone")
+            remedy = f"read {self.hidden.reason}, which is for you alone, and rerun the command"
+            check.refuse("every candidate to be trained", "one that could not be", remedy)
         scores = [self.hidden.score(index) or {} for index in range(len(held.settings))]
         best = max(range(len(scores)), key=lambda index: (scores[index]["score"], held.ties[index]))
         while time.time() < self._begun + self._settings.not_before:

@@ -1,0 +1,186 @@
+"""scikit-learn's estimators: a public schema, the same run as through `Private`, and scikit-learn's own checks."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import estimator_checks_generator
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import discreet
+from discreet import Private, Refused, Streams, methods
+from discreet.integrations.sklearn import CLIP, PrivateClassifier, PrivateRegressor
+
+SCHEMA = {"age": {"bounds": [0, 100]}, "city": {"categories": ["Delft", "Leiden", "Gouda"]}}
+RECORDS = 2000
+
+
+def people(records: int = RECORDS, seed: int = 0) -> tuple[Any, Any]:
+    """Rows of age and city, and who is old or in Leiden."""
+    drawn = np.random.default_rng(seed)
+    age = drawn.uniform(0, 100, records).round(1)
+    city = drawn.choice(["Delft", "Leiden", "Gouda"], records)
+    table = np.stack([age.astype(object), city.astype(object)], axis=1)
+    return table, np.where((age > 60) | (city == "Leiden"), "yes", "no")
+
+
+def classifier(**options: Any) -> PrivateClassifier:
+    schema = dict(zip(("x0", "x1"), SCHEMA.values(), strict=True))
+    settings = {"records": RECORDS, "schema": schema, "target": {"categories": ["no", "yes"]}, "epsilon": 3.0}
+    return PrivateClassifier(**{**settings, "streams": Streams.seeded(1), **options})
+
+
+def test_it_learns_and_says_what_it_spent() -> None:
+    model = classifier().fit(*people())
+    assert model.score(*people(seed=1)) > 0.85  # the likelier class has 0.6; 4 standard errors are 0.04
+    assert model.epsilon_ == model.certificate_.epsilon <= 3.0
+    assert model.certificate_.delta == 1 / (10 * RECORDS)
+    assert "the rows given to fit" in model.statement_
+    assert model.classes_.tolist() == ["no", "yes"]
+    assert np.allclose(model.predict_proba(people()[0]).sum(1), 1)
+
+
+def test_a_perceptron_learns_what_a_line_cannot() -> None:
+    table, _ = people(4000)
+    labels = np.where((table[:, 0] > 50) == (table[:, 1] == "Leiden"), "yes", "no")
+    settings: dict[str, Any] = {"epsilon": 30.0, "records": 4000, "delta": 1e-5, "steps": 200}
+    line, perceptron = (classifier(hidden=hidden, **settings).fit(table, labels) for hidden in ((), (16,)))
+    assert line.score(table, labels) < 0.86
+    assert perceptron.score(table, labels) > 0.94
+
+
+def test_same_certificate_and_weights_as_private() -> None:
+    table, labels = people(400)
+    model = classifier(records=400, steps=6).fit(table, labels)
+    plan = methods.dp_sgd(clip=CLIP).for_budget(epsilon=3.0, delta=1 / 4000, records=400, batch=50, steps=6)
+    schema = discreet.Schema.of(SCHEMA)
+    rows = F.normalize(torch.from_numpy(schema.encode({"age": table[:, 0], "city": table[:, 1]})), dim=1)
+    net = nn.Linear(schema.width, 2)
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    optimizer = torch.optim.SGD(net.parameters(), lr=80.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 6)
+    data = TensorDataset(rows, torch.from_numpy((labels == "yes").astype(np.int64)))
+    private = Private(net, optimizer, plan, data, streams=Streams.seeded(1), micro_batch=8192)
+    for x, y in private:
+        if private.step(F.cross_entropy(net(x), y, reduction="none")):
+            schedule.step()
+    assert model.certificate_ == private.spent().certified
+    for mine, other in zip(model.model_.parameters(), net.parameters(), strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-6)
+
+
+def test_runs_are_keyed_by_the_operating_system() -> None:
+    models = [classifier(streams=None, steps=3).fit(*people(200)) for _ in range(2)]
+    assert not any(model.certificate_.seeded for model in models)
+    assert not torch.equal(models[0].model_.weight, models[1].model_.weight)
+
+
+def test_data_frames() -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    table, labels = people()
+    frame = pandas.DataFrame({"age": table[:, 0].astype(float), "city": table[:, 1]})
+    model = classifier(schema=SCHEMA).fit(frame, labels)
+    assert model.feature_names_in_.tolist() == ["age", "city"]
+    assert (model.predict(frame) == classifier().fit(table, labels).predict(table)).all()
+    with pytest.raises(Refused, match="none of x0"):
+        classifier(schema=SCHEMA).fit(table, labels)
+    with pytest.raises(Refused, match="the columns age, city, job"):
+        classifier(schema={**SCHEMA, "job": {"categories": ["a"]}}).fit(frame, labels)
+
+
+def test_in_a_pipeline_and_cloned_and_pickled() -> None:
+    line = make_pipeline(FunctionTransformer(), clone(classifier(streams=None)))
+    line.fit(*people())
+    assert pickle.loads(pickle.dumps(line)).score(*people()) > 0.8
+
+
+def test_the_ledger(tmp_path: Path) -> None:
+    classifier(ledger=tmp_path / "ledger", steps=3).fit(*people())
+    with pytest.raises(Refused, match="ledger"):
+        classifier(ledger=tmp_path / "ledger", steps=3).fit(*people())
+
+
+def test_regression() -> None:
+    drawn = np.random.default_rng(3)
+    x = drawn.uniform(0, 1, (3000, 2))
+    y = 300 * x[:, 0] + 100 * (x[:, 1] > 0.5) + 50
+    settings = {"records": 3000, "schema": {"*": {"bounds": [0, 1]}}, "target": {"bounds": [0, 500]}}
+    for hidden in ((), (16,)):
+        model = PrivateRegressor(epsilon=3.0, hidden=hidden, streams=Streams.seeded(4), **settings).fit(x, y)
+        assert model.score(x, y) > 0.6
+        assert model.epsilon_ <= 3.0
+    assert model.predict(x).min() > -100
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no records": ({"records": None}, "a public number of records"),
+    "no schema": ({"schema": None}, "a public description of the columns"),
+    "no classes": ({"target": None}, "the public classes"),
+    "bounds for classes": ({"target": {"bounds": [0, 1]}}, "the public classes"),
+    "one class": ({"target": {"categories": ["no"]}}, "more than one class"),
+    "another label": ({"target": {"categories": ["no", "maybe"]}}, "labels among the public classes"),
+    "a column less": ({"schema": {"x0": {"bounds": [0, 1]}}}, "none of x1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    options, message = REFUSED[name]
+    with pytest.raises(Refused, match=message):
+        classifier(**options).fit(*people(50))
+
+
+# scikit-learn's checks ------------------------------------------------------------------------------------
+
+
+class AnyClassifier(PrivateClassifier):  # type: ignore[misc]
+    """For data that the checks make up: its classes count as public."""
+
+    def _classes(self, y: Any) -> Any:
+        classes = np.unique(y)
+        if len(classes) < 2:
+            raise ValueError("Classifier can't train when only one class is present.")
+        return classes
+
+
+class AnyRegressor(PrivateRegressor):  # type: ignore[misc]
+    """Likewise for its bounds."""
+
+    def _bounds(self, y: Any) -> tuple[float, float]:
+        return float(np.min(y)) - 1, float(np.max(y)) + 1
+
+
+ANY = {"records": 50, "schema": {"*": {"bounds": [-5, 5]}}, "steps": 2, "epsilon": 50.0, "delta": 1e-3}
+NOT_APPLICABLE = {
+    "check_classifiers_train": "a private model of 30 records has no given accuracy",
+    "check_classifiers_regression_target": "numbers are classes if they are declared so",
+    "check_regressors_train": "a private model of 30 records has no given score",
+    "check_methods_sample_order_invariance": "not exact in float32",
+    "check_methods_subset_invariance": "not exact in float32",
+}
+CHECKS = [
+    pytest.param(estimator, check, id=f"{type(estimator).__name__}-{check.func.__name__}")
+    for make in (AnyClassifier, AnyRegressor)
+    for estimator, check in estimator_checks_generator(make(**ANY), legacy=True)
+]
+
+
+@pytest.mark.parametrize(("estimator", "check"), CHECKS)
+def test_checks_of_scikit_learn(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = check.func.__name__
+    if name in NOT_APPLICABLE:
+        pytest.skip(NOT_APPLICABLE[name])
+    # Checks compare fits with each other: here every fit has the same noise.
+    monkeypatch.setattr(Streams, "from_os", classmethod(lambda cls: cls.seeded(0)))
+    check(estimator)
