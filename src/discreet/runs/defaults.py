@@ -187,3 +187,12 @@ def check_device(name: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         check.refuse(f"a device of this machine as device={name!r}", reason, "leave the device out to use the CPU")
+
+
+def check_keeps_best(config: RunConfig, plan: Plan, task: Task) -> None:
+    """Refuse to choose a checkpoint where that would cost privacy that is not paid for."""
+    if config.keep_best:
+        remedy = "drop keep_best: the certificate covers the final parameters only"
+        check.require(plan.analysis.visible, "a method whose iterates may all be seen", config.method, remedy)
+        remedy = "choose by public test records, or pay for the choice with `discreet tune`"
+        check.require(len(task.test) > 0, "public test records to choose a checkpoint by", "none", remedy)

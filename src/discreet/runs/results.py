@@ -91,3 +91,12 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
     values = {name: body[name] for name in names}
     return RunResult(**values, spent=spent, curve=curve, statement=statement, directory=directory)
+
+
+def curve_of(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
+    """One point for each evaluated step; the latest evaluation of a step counts."""
+    points = {}
+    for values in metrics:
+        step, averaged = values["step"], values["test_accuracy_averaged"]
+        points[step] = step, values["test_accuracy"] if averaged is None else averaged, float(values["epsilon"])
+    return tuple(points[step] for step in sorted(points))

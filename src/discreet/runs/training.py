@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet.core import check
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
@@ -24,11 +23,11 @@ from discreet.data import Task, build
 from discreet.data.features.store import Progress
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
-from discreet.runs.defaults import check_device, complete, every_of, load_task, settle
+from discreet.runs.defaults import check_device, check_keeps_best, complete, every_of, load_task, settle
 from discreet.runs.folder import RunFolder, read_json, resume_line, run_facts
 from discreet.runs.paying import pay
 from discreet.runs.public_records import load_public
-from discreet.runs.results import CurvePoint, RunOutline, RunProgress, RunResult, result_from_json
+from discreet.runs.results import RunOutline, RunProgress, RunResult, curve_of, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
@@ -124,15 +123,6 @@ def features_progress(listener: Listener | None) -> Progress | None:
     if listener is None:
         return None
     return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))
-
-
-def check_keeps_best(config: RunConfig, plan: Plan, task: Task) -> None:
-    """Refuse to choose a checkpoint where that would cost privacy that is not paid for."""
-    if config.keep_best:
-        remedy = "drop keep_best: the certificate covers the final parameters only"
-        check.require(plan.analysis.visible, "a method whose iterates may all be seen", config.method, remedy)
-        remedy = "choose by public test records, or pay for the choice with `discreet tune`"
-        check.require(len(task.test) > 0, "public test records to choose a checkpoint by", "none", remedy)
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -334,7 +324,7 @@ class _TrainingPart:
             steps=private.progress.step,
             lost=private.progress.step - private.updates,
             resumes=self._resumes,
-            curve=_curve(folder.read_metrics()),
+            curve=curve_of(folder.read_metrics()),
             statement=text,
             directory=folder.directory,
         )
@@ -355,15 +345,6 @@ def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple
         total -= scores.double().log_softmax(1).gather(1, labels[:, None]).sum().item()
     model.train(was_training)
     return right / max(len(y), 1), total / max(len(y), 1)
-
-
-def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
-    """One point for each evaluated step; the latest evaluation of a step counts."""
-    points = {}
-    for values in metrics:
-        step, averaged = values["step"], values["test_accuracy_averaged"]
-        points[step] = step, values["test_accuracy"] if averaged is None else averaged, float(values["epsilon"])
-    return tuple(points[step] for step in sorted(points))
 
 
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
