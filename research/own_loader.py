@@ -108,10 +108,11 @@ def train(row: Row, plan: Plan, task: Task, model: str, rate: float, seed: int) 
         private.close()
 
 
-def experiment(flags: argparse.Namespace) -> dict[str, Any]:
-    task, found = load(flags.data), []
+def experiment(flags: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Measure every row and write the results after each; rows of an interrupted experiment are kept."""
+    task, found = load(flags.data), _kept(flags.out, facts)
     records = len(task.train)
-    for row in rows(flags.bands):
+    for row in rows(flags.bands)[len(found) :]:
         started = time.perf_counter()
         plan = row.recipe.for_budget(
             epsilon=flags.epsilon, delta=flags.delta, records=records, batch=flags.batch, epochs=flags.epochs
@@ -139,7 +140,15 @@ def experiment(flags: argparse.Namespace) -> dict[str, Any]:
             }
         )
         print(f"{row.name:36} noise {plan.noise:8.3f} lr {rate:5g} {statistics.mean(accuracies):.4f}", flush=True)
-    return {"rows": found, "findings": findings(found)}
+        write_json(flags.out, {"rows": found, **facts})
+    write_json(flags.out, {"rows": found, "findings": findings(found), **facts})
+
+
+def _kept(out: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    same = before.get("settings") == facts["settings"] and before.get("versions") == facts["versions"]
+    rows: list[dict[str, Any]] = before["rows"] if same else []
+    return rows
 
 
 def findings(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -194,14 +203,13 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     settings = {name: value for name, value in vars(flags).items() if name not in ("out", "page")}
-    answer = experiment(flags)
     facts = {
         "command": typed("research.own_loader"),
         "settings": {**settings, "clip": CLIP, "rates": list(RATES), "average": AVERAGE},
         "versions": package_versions("discreet", "torch", "numpy", "scipy"),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    write_json(flags.out, {**answer, **facts})
+    experiment(flags, facts)
 
 
 if __name__ == "__main__":

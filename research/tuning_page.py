@@ -15,13 +15,15 @@ from discreet.core.files import write_text
 
 def table(body: Mapping[str, Any]) -> str:
     """The mean test accuracy of each arm with its standard error, and the command."""
-    lines = ["| task | arm | epsilon of a run | test accuracy | worst of the repetitions |", "|---|---|---|---|---|"]
+    lines = ["| task | arm | epsilon of a run | test accuracy | one in twenty is below |", "|---|---|---|---|---|"]
     for row in body["rows"]:
         error = 100 * (row["standard_error"] or 0.0)
         cells = (row["problem"], row["arm"], f"{row['epsilon_of_a_run']:.2f}")
-        lines.append(f"| {' | '.join(cells)} | {100 * row['mean']:.2f} ± {error:.2f} % | {100 * row['least']:.2f} % |")
+        lines.append(
+            f"| {' | '.join(cells)} | {100 * row['mean']:.2f} ± {error:.2f} % | {100 * row['one_in_twenty']:.2f} % |"
+        )
     total = f"epsilon {body['epsilon']:g} and delta {body['delta']:g} for everything that an arm does"
-    runs = f"mean over {body['rows'][0]['runs']} repetitions ± its standard error"
+    runs = f"mean ± its standard error, from {body['runs']} trained candidates for each search"
     return "\n".join([f"Test accuracy at {total}; {runs}:", "", *lines, "", f"    {body['command']}"])
 
 

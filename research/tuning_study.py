@@ -1,10 +1,11 @@
 """What tuning is worth: advised defaults, private selection and the linear scaling rule at one total epsilon.
 
-    python -m research.tuning_study --repeats 40 --out results/tuning.json
+    python -m research.tuning_study --runs 60 --out results/tuning.json
 
 Every arm may use the same certified (epsilon, delta) for everything that it does, the choice included. Noise, law of K,
 score and settings are those of `discreet.tune`; the training loop is a plain one for linear models, whose per-record
-gradient norms have a closed form, so that an arm can be repeated often. The file also compares it with the library.
+gradient norms have a closed form. Searches are simulated from a pool of trained candidates. The file also compares the
+plain loop with the library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.accounting.accountants import certify
+from discreet.accounting.best_of_runs import RunLaw
 from discreet.accounting.charges import Charge
 from discreet.core.command import package_versions
 from discreet.core.relation import Neighbouring
@@ -142,15 +144,24 @@ def counted(weights: Tensor, data: Split, sigma: float) -> float:
     return float((right(weights, data).double() - 0.5).sum() + sigma * torch.randn(()))
 
 
-def searched(problem: Problem, settings: TuneSettings, bill: TuneBill) -> float:
-    """The test accuracy of the best of K candidates by their noisy counts."""
+Candidate = tuple[float, float]  # the noisy count on held-out records, and the test accuracy
+
+
+def candidate(problem: Problem, settings: TuneSettings, bill: TuneBill) -> Candidate:
+    """One run of a search, with a split of its own."""
     data, scoring = parts(problem.train)
-    best = (-math.inf, 0.0)
-    for _ in range(bill.law.draw(float(torch.rand((), dtype=torch.float64)))):
-        drawn = settings.space.draw(torch.rand(len(settings.space.axes), dtype=torch.float64).tolist())
-        weights = trained(problem, candidate_config(settings, bill, drawn, "unused"), data)
-        best = max(best, (counted(weights, scoring, bill.sigma), accuracy(weights, problem.test)))
-    return best[1]
+    drawn = settings.space.draw(torch.rand(len(settings.space.axes), dtype=torch.float64).tolist())
+    weights = trained(problem, candidate_config(settings, bill, drawn, "unused"), data)
+    return counted(weights, scoring, bill.sigma) / len(scoring[1]), accuracy(weights, problem.test)
+
+
+def searches(pool: Sequence[Candidate], law: RunLaw, count: int) -> list[float]:
+    """The test accuracies of `count` searches whose candidates are drawn from a pool of trained ones."""
+    found = []
+    for _ in range(count):
+        runs = law.draw(float(torch.rand((), dtype=torch.float64)))
+        found.append(max(pool[int(index)] for index in torch.randint(len(pool), (runs,)))[1])
+    return found
 
 
 def scaled(problem: Problem, bill: Any) -> float:
@@ -167,23 +178,28 @@ def scaled(problem: Problem, bill: Any) -> float:
     return accuracy(trained(problem, dataclasses.replace(bill.final, learning_rate=rate), problem.train), problem.test)
 
 
-Arm = tuple[Callable[[], float], float]  # one repetition, and the epsilon of one of its runs (of the final one)
-
-
-def arms(problem: Problem) -> dict[str, Arm]:
-    def tuned(runs: float, shape: float) -> Arm:
-        settings = TuneSettings(config=problem.config, space=problem.space, runs=runs, shape=shape, held_out=HELD_OUT)
+def rows_of(problem: Problem, runs: int) -> Iterator[Mapping[str, Any]]:
+    """One row for each arm, from `runs` trained models each."""
+    plain = [accuracy(trained(problem, problem.config, problem.train), problem.test) for _ in range(max(2, runs // 3))]
+    yield _row(problem.name, "advised defaults", EPSILON, plain, _error(plain))
+    for mean, shape in ((3.0, 0.0), (10.0, 0.0), (10.0, 1.0)):
+        settings = TuneSettings(config=problem.config, space=problem.space, runs=mean, shape=shape, held_out=HELD_OUT)
         bill = bill_of(settings)
-        return lambda: searched(problem, settings, bill), max(map(_epsilon, map(Charge, bill.event.candidates)))
-
+        pool = [candidate(problem, settings, bill) for _ in range(runs)]
+        means = []
+        for _ in range(100):  # the error of a pool of this size, by the bootstrap
+            again = [pool[int(index)] for index in torch.randint(len(pool), (len(pool),))]
+            means.append(statistics.mean(searches(again, bill.law, 200)))
+        epsilon = max(map(_epsilon, map(Charge, bill.event.candidates)))
+        name = f"tune, {mean:g} runs expected" + (f", shape {shape:g}" if shape else "")
+        yield _row(problem.name, name, epsilon, searches(pool, bill.law, 4000), statistics.stdev(means))
     rule = scaling_bill(problem.config, problem.rates, held_out=HELD_OUT)
-    return {
-        "advised defaults": (lambda: accuracy(trained(problem, problem.config, problem.train), problem.test), EPSILON),
-        "tune, 3 runs expected": tuned(3.0, 0.0),
-        "tune, 10 runs expected": tuned(10.0, 0.0),
-        "tune, 10 runs expected, shape 1": tuned(10.0, 1.0),
-        "linear scaling rule": (lambda: scaled(problem, rule), _epsilon(settle(rule.final, None)[1].charge())),
-    }
+    last = [scaled(problem, rule) for _ in range(max(2, runs // 9))]
+    yield _row(problem.name, "linear scaling rule", _epsilon(settle(rule.final, None)[1].charge()), last, _error(last))
+
+
+def _error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _epsilon(charge: Charge) -> float:
@@ -204,25 +220,23 @@ def checked() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--runs", type=int, default=60, help="trained candidates of each arm")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.manual_seed(given.seed)
     body = {"command": typed("research.tuning_study"), "epsilon": EPSILON, "delta": DELTA, "seed": given.seed}
     body |= {"versions": package_versions("discreet", "torch", "numpy", "scipy"), "adult_defaults": checked()}
-    every = [(problem.name, arm, *run) for problem in problems() for arm, run in arms(problem).items()]
-    scores: dict[tuple[str, str, float], list[float]] = {}
-    for _ in range(given.repeats):  # interleaved, so that an interrupted study has every arm
-        for name, arm, run, epsilon in every:
-            scores.setdefault((name, arm, epsilon), []).append(run())
-        rows = [_row(*key, values) for key, values in scores.items()]
-        given.out.write_text(json.dumps({**body, "rows": rows}, indent=2) + "\n")
+    rows: list[Mapping[str, Any]] = []
+    for problem in problems():
+        for row in rows_of(problem, given.runs):
+            rows.append(row)
+            given.out.write_text(json.dumps({**body, "runs": given.runs, "rows": rows}, indent=2) + "\n")
 
 
-def _row(problem: str, arm: str, epsilon: float, values: list[float]) -> Mapping[str, Any]:
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    held = {"mean": statistics.mean(values), "standard_error": error, "least": min(values), "runs": len(values)}
+def _row(problem: str, arm: str, epsilon: float, values: Sequence[float], error: float) -> Mapping[str, Any]:
+    worst = sorted(values)[len(values) // 20]
+    held = {"mean": statistics.mean(values), "standard_error": error, "one_in_twenty": worst}
     return {"problem": problem, "arm": arm, "epsilon_of_a_run": epsilon, **held}
 
 

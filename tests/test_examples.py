@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import discreet
 from fixed_keys import fix_keys
+from research import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,6 +84,24 @@ def test_smollm2_e2e(tmp_path: Path) -> None:
     assert trainer.spent().certified.epsilon <= 8.0
 
 
+@pytest.mark.slow
+def test_minilm_reviews(tmp_path: Path) -> None:
+    """On a tiny encoder with made-up words: one of them means yes."""
+    pytest.importorskip("pandas", reason="needs the extra research")
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=30, num_labels=2, **sizes))
+    words = torch.randint(3, 30, (240, 8))
+    words[:, 1] = torch.where(torch.arange(240) % 2 == 0, 1, 2)
+    mask = torch.ones(8, dtype=torch.long)
+    rows = [{"input_ids": row, "attention_mask": mask, "labels": 2 - row[1]} for row in words]
+    module = example("minilm_reviews")
+    found = module.main(model, rows[:200], rows[200:], folder=str(tmp_path), epsilon=20.0, batch=64, epochs=2)
+    assert found["epsilon"] <= 20.0
+    assert 0.0 <= found["eval_accuracy"] <= 1.0
+
+
 def test_adult_sklearn() -> None:
     """Rows that are made up; the test of the real table is slow."""
     module = example("adult_sklearn")
@@ -99,6 +119,17 @@ def test_adult_sklearn() -> None:
 def test_images_lightning(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="needs the extra lightning")
     assert example("images_lightning").main(steps=60, folder=tmp_path) > 0.6  # a guess gives 0.1
+
+
+@pytest.mark.parametrize("name", notebooks.CALLS)
+def test_notebooks_are_those_of_the_examples(name: str) -> None:
+    written = (ROOT / "examples" / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert written == notebooks.made(name), "run python -m research.notebooks"
+    cells = json.loads(written)["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    for text in code:
+        compile(text, name, "exec")
+    assert "__main__" not in "".join(code)
 
 
 def python_blocks(page: str) -> list[str]:

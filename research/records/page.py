@@ -153,7 +153,8 @@ def figure(held: Values) -> str:
     axes.grid(axis="x", color="#e5e7eb")
     axes.spines[["top", "right", "left"]].set_visible(False)
     if found:
-        axes.legend(loc="upper left", fontsize=8, frameon=False)
+        axes.set_ylim(0.4, len(found) + 0.6)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=4, fontsize=8, frameon=False)
     text = io.StringIO()
     drawing.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(drawing)

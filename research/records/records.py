@@ -32,6 +32,7 @@ class Record:
     grid    (clip, learning rate times clip) that were tried on a split of the training records; the preset has the best
     before  how many other settings were tried on such a split before
     auc     whether the area under the ROC curve is measured, too
+    micro_batch  records in memory at once, where another number than the usual one is faster
     """
 
     data: str
@@ -41,6 +42,7 @@ class Record:
     grid: tuple[tuple[float, float], ...]
     before: int = 0
     auc: bool = False
+    micro_batch: int | None = None
     published: tuple[Published, ...] = ()
 
     @property
@@ -48,9 +50,10 @@ class Record:
         return f"{self.data}-{self.epsilon:g}"
 
     def command(self, out: str = "runs/record") -> str:
+        faster = f" --micro-batch {self.micro_batch}" if self.micro_batch else ""
         return (
-            f"discreet train --data {self.data} --preset {self.preset} --epsilon {self.epsilon:g} --delta {DELTA:g} "
-            f"--out {out}"
+            f"discreet train --data {self.data} --preset {self.preset} --epsilon {self.epsilon:g} --delta {DELTA:g}"
+            f"{faster} --out {out}"
         )
 
 
@@ -66,7 +69,12 @@ _RDP: Final = "RDP, Poisson sampling assumed"
 
 RECORDS: Final = (
     Record(
-        data="fashion-mnist", preset="best", epsilon=1.0, grid=((0.05, 25.0), (0.05, 12.0), (0.05, 50.0)), target=88.6
+        data="fashion-mnist",
+        preset="best",
+        epsilon=1.0,
+        grid=((0.05, 25.0), (0.05, 12.0), (0.05, 50.0)),
+        target=88.6,
+        micro_batch=1024,
     ),
     Record(
         data="fashion-mnist",
@@ -74,6 +82,7 @@ RECORDS: Final = (
         epsilon=3.0,
         grid=((0.1, 70.0), (0.1, 35.0), (0.1, 140.0)),
         target=89.9,
+        micro_batch=1024,
         published=(Published(source=_SCATTERNET, epsilon=3.0, accuracy=89.7, accounting=_RDP, extra="none"),),
     ),
     Record(
@@ -110,7 +119,7 @@ RECORDS: Final = (
                 source="Wide ResNet from scratch (De et al. 2022)",
                 epsilon=8.0,
                 accuracy=81.4,
-                accounting=_RDP,
+                accounting="as reported",
                 extra="none",
             ),
         ),

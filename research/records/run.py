@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ Values = dict[str, Any]
 
 def config_of(record: Record, out: Path) -> runs.RunConfig:
     return runs.RunConfig(
-        data=record.data, preset=record.preset, epsilon=record.epsilon, delta=DELTA, out=str(out), seed=None
+        data=record.data,
+        preset=record.preset,
+        epsilon=record.epsilon,
+        delta=DELTA,
+        micro_batch=record.micro_batch,
+        out=str(out),
     )
 
 
@@ -36,19 +41,19 @@ def settings_of(record: Record) -> Defaults:
     return usual(config_of(record, Path("unused")))
 
 
-def chosen(record: Record) -> Values:
-    """Try the grid on a split of the training records; the test records are not used."""
-    config = runs.complete(config_of(record, Path("unused")))
-    known, part = settings_of(record), split(load_task(config))
+def tried(record: Record, trials: list[Values]) -> Iterator[Values]:
+    """The trials of the grid that are missing, on a split of the training records; the test records are not used."""
+    config, known = runs.complete(config_of(record, Path("unused"))), settings_of(record)
     assert known.steps is not None
-    shared = {"steps": known.steps, "batch": known.batch, "seed": 0}
-    trials = [attempt(config, part, clip=clip, reach=reach, **shared) for clip, reach in record.grid]
-    told = "four fifths of the training records train, every fifth scores"
-    return {"split": told, "before": record.before, "trials": plain(tuple(trials))}
+    missing = [pair for pair in record.grid if pair not in [(trial["clip"], trial["reach"]) for trial in trials]]
+    part = split(load_task(config)) if missing else None
+    for clip, reach in missing:
+        assert part is not None
+        yield plain(attempt(config, part, clip=clip, reach=reach, steps=known.steps, batch=known.batch, seed=0))
 
 
 def measured(record: Record, held: Values, folder: Path, others: Iterable[Values]) -> Values:
-    """The record with one run more, and its references if those are missing; runs of other settings are dropped."""
+    """The record with one run more, or with its references after the last; runs of other settings are dropped."""
     settings = settings_of(record)
     key = digest(settings)
     if held.get("digest") != key:
@@ -56,9 +61,8 @@ def measured(record: Record, held: Values, folder: Path, others: Iterable[Values
     number = len(held["runs"]) + 1
     if number <= RUNS:
         held = {**held, "runs": [*held["runs"], _run(record, folder / record.name / f"os-{number}")]}
-    config = runs.complete(config_of(record, folder))
-    if "majority" not in held and len(held["runs"]) == RUNS:
-        held |= _references(settings, config, others)
+    elif "majority" not in held:
+        held = {**held, **_references(settings, runs.complete(config_of(record, folder)), others)}
     accuracies = [run["accuracy"] for run in held["runs"]]
     summary = {"settings": plain(settings), "accuracy": plain(Estimate.of(accuracies)), "command": record.command()}
     if record.auc:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.data.features.sentences import SentenceEncoder
+from discreet.data.features.sentences import WEIGHTS, WEIGHTS_SHA256, SentenceEncoder
 from discreet.data.sources import roots
 from research.tasks.files import published, write_npz
 
@@ -35,7 +35,7 @@ def review_features(*, train: int = 6000, test: int = 1500, note: Callable[[str]
     file = roots(None)[0] / f"reviews-minilm-{train}-{test}.npz"
     if file.is_file():
         return file
-    texts, labels = _reviews()
+    texts, labels = reviews()
     order = sorted(range(len(texts)), key=lambda i: hashlib.sha256(f"reviews:{i}".encode()).digest())
     encoder = SentenceEncoder.minilm(length=LENGTH)
     held = {}
@@ -45,7 +45,13 @@ def review_features(*, train: int = 6000, test: int = 1500, note: Callable[[str]
     return write_npz(file, held)
 
 
-def _reviews() -> tuple[list[str], list[int]]:
+def encoder_folder() -> Path:
+    """The folder of the encoder, its weights verified."""
+    return published(WEIGHTS, WEIGHTS_SHA256, _HOW).parent
+
+
+def reviews() -> tuple[list[str], list[int]]:
+    """Every review with a text, in the order of the file, and whether the reviewer recommends."""
     import pandas  # with pyarrow; the encoder needs neither
 
     file = published(_REVIEWS, REVIEWS_SHA256, _HOW)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from discreet.accounting import ledger as module
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event, Free, Gaussian, NonPrivate, PoissonSampled, Queries
-from discreet.accounting.ledger import Ledger, merge, read
+from discreet.accounting.ledger import FIXED_PLANS, Ledger, merge, read
 from discreet.core.check import Damaged, Refused
 from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
@@ -430,10 +430,12 @@ def test_resume_refuses_a_changed_ledger(tmp_path: Path) -> None:
 def test_a_run_in_two_ledgers_costs_the_same(tmp_path: Path, events: list[Event], split: int) -> None:
     whole = write(tmp_path / "whole", events)
     parts = [write(tmp_path / "one", events[:split]), write(tmp_path / "two", events[split:])]
-    assert merge(parts) == merge(parts[::-1]) == merge([whole]) == read(whole).charge()
-    assert merge(parts) == Charge(tuple((event, 1) for event in events))
+    assert merge(parts) == merge(parts[::-1])
+    assert merge([whole]) == read(whole).charge() == Charge(tuple((event, 1) for event in events))
+    assert merge(parts).certified == merge([whole]).certified
+    assert merge(parts).assumptions == (FIXED_PLANS,)  # two runs compose if neither chose the other's plan
     if any(not isinstance(event, Free) for event in events):
-        assert merge([*parts, whole]) != merge([whole])
+        assert merge([*parts, whole]).certified != merge([whole]).certified
 
 
 def test_merge_refuses_two_relations_and_the_same_ledger_twice(tmp_path: Path) -> None:

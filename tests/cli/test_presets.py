@@ -56,6 +56,20 @@ def test_a_preset_is_for_dp_sgd_unless_another_method_is_named(tmp_path: Path) -
     refused(run("train", *words), "a preset for digits (best, image, text, table)")
 
 
+@pytest.mark.slow
+def test_a_search_on_a_stand_in_uses_its_features(tmp_path: Path, public: Path) -> None:
+    """Every method has six trials; the stand-in has images of another size."""
+    chance = np.random.default_rng(1)
+    for name, side in (("own", 8), ("stand-in", 12)):
+        x, y = chance.integers(0, 256, (200, 1, side, side), dtype=np.uint8), np.arange(200) % 10
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
+    words = ("--data", tmp_path / "own.npz", "--classes", "10", "--records", "200", "--features", "scattering")
+    words += ("--public-records", public, "--model", "head", "--methods", "auto-s", "--epsilon", "3", "--delta", "1e-5")
+    words += ("--batch", "40", "--steps", "2", "--tune-on", tmp_path / "stand-in.npz", "--out", tmp_path / "page")
+    tuned = run("compare", *words, "--json").json["tuned"]
+    assert (tuned["trials"], tuned["model"]) == (6, "head")
+
+
 def test_a_comparison_on_public_features(tmp_path: Path, public: Path) -> None:
     words = ("--data", "digits", "--features", "scattering", "--public-records", public, "--model", "head")
     words += ("--methods", "dp-sgd,auto-s", "--epsilon", "3", "--delta", "1e-5", "--batch", "200", "--steps", "3")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.core import normals
+from discreet.core import generators, normals
+from discreet.core.check import Refused
 from discreet.core.generators import chacha, on_device
 from discreet.core.streams import Stream, Streams
 
@@ -108,6 +111,22 @@ def test_sums_are_rounded_once() -> None:
     noisy = value.clone()
     on_device.add_(KEY, 0, noisy, 1 / 3)
     assert torch.equal(noisy, (value.double() + drawn(5000) * (1 / 3)).float())
+
+
+def test_a_fused_kernel_is_used_only_if_it_gives_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    found = types.ModuleType("triton_normals")
+    monkeypatch.setitem(sys.modules, "discreet.core.generators.triton_normals", found)
+    monkeypatch.setattr(generators, "triton_normals", found, raising=False)
+    for kernel in (on_device._add_, lambda key, first, flat, std: on_device._add_(key, first + 1, flat, std)):
+        found.add_ = kernel  # type: ignore[attr-defined]
+        on_device._fused.cache_clear()
+        if kernel is on_device._add_:
+            assert on_device._fused(cpu) is kernel
+        else:
+            with pytest.raises(Refused, match="the same noise"):
+                on_device._fused(cpu)
+    on_device._fused.cache_clear()
 
 
 # Streams --------------------------------------------------------------------------------------------------

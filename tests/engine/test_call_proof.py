@@ -57,6 +57,9 @@ SPATIAL: dict[str, Callable[[], Made]] = {
     "one group": lambda: (F.group_norm, (x(32, 6, 6), 1), {}),
     "pad": lambda: (F.pad, (x(16, 6, 6), (0, 0, 0, 0, 4, 4)), {}),
     "pad images": lambda: (F.pad, (x(16, 20, 20), (2, 2, 1, 1)), {"mode": "reflect"}),
+    "chunk": lambda: (Tensor.chunk, (x(6, 12), 3, 2), {}),
+    "chunk in two sizes": lambda: (Tensor.chunk, (x(6, 7), 3), {"dim": -1}),
+    "unflatten": lambda: (Tensor.unflatten, (x(6, 12), 2, (3, 4)), {}),
     "layer norm": lambda: (F.layer_norm, (x(5, 30), (30,), torch.randn(30), torch.randn(30)), {}),
 }
 
@@ -80,6 +83,33 @@ def test_smaller_sizes_show_the_same(make: Callable[[], Made]) -> None:
     entries = [sum(torch.Size(leaf.shape(1)).numel() for leaf in call.leaves) for call in (small, whole)]
     assert entries[0] < entries[1]
     assert prove(small).outputs == prove(whole).outputs == (RecordAxis(0),) * len(prove(small).outputs)
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("func", [torch.lstm, torch.gru, torch.rnn_tanh], ids=lambda func: func.__name__)
+def test_recurrent_functions_are_proven_at_smaller_sizes(func: Any, both_ways: bool) -> None:
+    kinds = {torch.lstm: nn.LSTM, torch.gru: nn.GRU, torch.rnn_tanh: nn.RNN}
+    cell = kinds[func](9, 8, num_layers=2, batch_first=True, bidirectional=both_ways)
+    states = [torch.zeros(4 if both_ways else 2, 7, 8) for _ in range(2 if func is torch.lstm else 1)]
+    hidden = tuple(states) if func is torch.lstm else states[0]
+    args = (x(20, 9), hidden, cell._flat_weights, True, 2, 0.0, True, both_ways, True)
+    reading = Reading(7)
+    rows = {id(args[0]): RecordAxis(0), **{id(state): RecordAxis(1) for state in states}}
+    reading.describe_call(args, {}, lambda tensor: Origin(rows.get(id(tensor), PUBLIC), 1))
+    small = provable_small(func, args, {}, reading)
+    assert small is not None
+    assert small.leaves[0].shape(67) == [67, 3, 2]
+    assert prove(small).outputs == (RecordAxis(0), *[RecordAxis(1)] * len(states))
+
+
+def test_a_number_of_records_behind_a_condition() -> None:
+    """Random conditions are all false for five records in one of 32 cases."""
+    records = x()
+    for _ in range(100):
+        call = (Tensor.__setitem__, (records * 1, records > 0, 7), {})
+        reading = Reading(7)
+        reading.describe_call(call[1], {}, lambda tensor: Origin(RecordAxis(0), 1))
+        assert not prove(provable(*call, reading, exact=False)).keeps_apart
 
 
 def test_the_number_of_records_stays() -> None:

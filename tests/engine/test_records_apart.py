@@ -248,7 +248,7 @@ def test_losses_that_numpy_wrote_into_are_refused() -> None:
         array /= losses.detach().numpy().mean()
         private.step(losses * weights)
 
-    refused("no watched call made|was read", body=body, line="losses.detach().numpy()|losses * weights")
+    refused("no watched call made", body=body, line="losses.detach().numpy()|losses * weights")
 
 
 def test_writing_through_data_is_seen() -> None:
@@ -291,7 +291,7 @@ def test_a_number_that_was_read_is_refused() -> None:
         losses = each(model(x), y)
         private.step(losses / losses.std().item())
 
-    refused("was read at", body=body, line="losses.std().item()")
+    refused("the number", body=body, line="losses.std().item()")
 
 
 def test_a_branch_on_what_was_read_is_refused() -> None:
@@ -316,12 +316,11 @@ def test_a_branch_on_what_was_read_is_refused() -> None:
 def test_a_branch_before_the_losses_of_the_first_step_is_refused() -> None:
     def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
         outputs = model(x)
-        if (outputs.argmax(1) == y).float().mean() > 0.5:
+        if x.min() < 0:
             outputs = outputs * 2
         private.step(each(outputs, y))
 
-    message = refused("was read at", body=body, line="outputs.argmax(1) == y")
-    assert "read it after private.step(losses)" in message
+    refused("same calls with the same numbers", body=body, line="outputs = outputs * 2")
 
 
 def test_a_number_that_was_read_in_the_step_before_is_refused() -> None:

@@ -106,7 +106,7 @@ SIZES: dict[str, Run] = {
     "unique_consecutive": lambda x: x * len(x.argmax(1).unique_consecutive()),
     "masked_select": lambda x: x * len(x.masked_select(x > 0)),
     "argwhere": lambda x: x * torch.argwhere(x > 0).shape[0],
-    "bincount": lambda x: x * len(x.argmax(1).bincount()),
+    "bincount": lambda x: x * len((100 * x[:, 0].abs()).long().bincount()),
     "repeat_interleave": lambda x: x * len(x.argmax(1).repeat_interleave(x.argmax(1))),
 }
 PLACES: dict[str, Run] = {

@@ -120,6 +120,32 @@ def test_the_log_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCapture
     assert "would come from records without noise: loss" in caplog.text
 
 
+def test_logs_of_a_training_batch_are_refused(tmp_path: Path) -> None:
+    class Talkative(huggingface.PrivateTrainer):
+        def compute_loss_per_record(self, model: Any, inputs: Any) -> Tensor:
+            losses = super().compute_loss_per_record(model, inputs)
+            self.log({"my_loss": float(losses.detach().mean())})
+            return losses
+
+    args = small.arguments(tmp_path)
+    run = Talkative(small.adapted(), args, train_dataset=small.records(), streams=Streams.seeded(1), **small.BUDGET)
+    with pytest.raises(Refused, match=r"a log of public values, got \['my_loss'\]"):
+        run.train()
+    assert not run.ledger.exists()  # nothing was charged
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"bf16": True}, marks=pytest.mark.slow), {"gradient_checkpointing": True}, {"warmup_steps": 2}],
+)
+def test_settings_of_trainer(options: dict[str, Any], tmp_path: Path) -> None:
+    run = small.trainer(tmp_path, max_steps=4, **options)
+    before = weights(run.model)
+    run.train()
+    assert (weights(run.model) != before).float().mean() > 0.9
+    assert read(run.ledger).length == 4
+
+
 def test_a_seeded_run_says_so_and_a_real_one_is_keyed_by_the_system(tmp_path: Path) -> None:
     runs = [small.trainer(tmp_path / str(number), seed=None, max_steps=2) for number in range(2)]
     for run in runs:

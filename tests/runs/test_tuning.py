@@ -53,17 +53,17 @@ def settings_of(config: RunConfig, **others: Any) -> TuneSettings:
 
 
 def test_the_bill_is_within_the_budget_for_every_combination_of_costs(config: RunConfig) -> None:
-    space = Space.of({**SPACE, "batch": (30, 60), "steps": (2, 8)})
+    space = Space.of({**SPACE, "batch": (30, 60)})
     settings = TuneSettings(config=config, space=space)
     bill = bill_of(settings)
     assert 2.9 < bill.certificate.epsilon <= 3.0
-    assert len(bill.noises) == 8
-    assert len(bill.event.candidates) == 5  # batch x steps, and the score; the clip changes no cost
+    assert len(bill.noises) == 4
+    assert len(bill.event.candidates) == 3  # one for each batch, and the score; the clip changes no cost
     for batch in (30, 60):
-        drawn = {"learning_rate": 1.0, "clip": 0.5, "batch": batch, "steps": 8}
+        drawn = {"learning_rate": 1.0, "clip": 0.5, "batch": batch}
         run = candidate_config(settings, bill, drawn, "x")
         assert (run.batch, run.records) == (batch, 216)
-        assert run.noise == bill.noises[("batch", batch), ("clip", 0.5), ("steps", 8)]
+        assert run.noise == bill.noises[("batch", batch), ("clip", 0.5)]
 
 
 def test_a_public_score_costs_nothing_and_needs_no_held_out_records(config: RunConfig) -> None:

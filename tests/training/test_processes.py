@@ -40,7 +40,7 @@ def run_of(plan: Plan, dataset: Any, net: Any = None, **options: Any) -> tuple[P
     drawn = []
     for x, y, number in run:
         run.step(loop.losses(run.model, x, y))
-        drawn.append(number.tolist())  # after the step: what is read before it could decide the losses
+        drawn += [] if run.is_rehearsal else [number.tolist()]
     return run, drawn
 
 

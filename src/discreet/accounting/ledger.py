@@ -12,6 +12,7 @@ A torn last line comes from a crash inside `append`, before its release. It is c
 disk also tears lines: `read` refuses it; `resume` keeps it and appends one charge of the planned event.
 """
 
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -20,13 +21,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 from discreet.accounting import ledger_chain as chain
 from discreet.accounting.charges import Charge
 from discreet.accounting.events import Event
 from discreet.core import check
 from discreet.core.files import sync_directory
+
+FIXED_PLANS: Final = "no run's plan was chosen by the results of another of these runs"
 
 
 def read(path: str | os.PathLike[str]) -> chain.LedgerRecord:
@@ -53,7 +56,7 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
         check.require(record.relation is relation, f"relation {relation}", f"{record.relation} in {path}", remedy)
         total = total + record.charge()
     check.require(bool(seen), "at least one ledger", "none", "name the ledgers of the runs to compose")
-    return total
+    return total if len(seen) == 1 else dataclasses.replace(total, assumptions=(*total.assumptions, FIXED_PLANS))
 
 
 @final

@@ -8,6 +8,7 @@ tensors as the first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 import torch
@@ -30,10 +31,15 @@ def checkpoint_frame() -> Any | None:
     return held.get("frame")
 
 
+Repeating = Callable[[Any, Any, Callable[[Any, Any, Any], Any]], AbstractContextManager[None]]
+"""Watches the second run of a region, given its frame, its inputs and what runs its calls."""
+
+
 class Repeats(Protocol):
     """What a region needs of the recorder of its pass."""
 
     tracked: dict[int, Tracked]
+    repeating: Repeating | None
 
     def call_at(self, position: int) -> Call:
         """The call that the probe learned at this position."""
@@ -69,7 +75,11 @@ class CheckpointedRegion:
 
     def _run_again(self, *args: Any) -> None:
         self._position, self._filled = self._start, 0
-        with CallWatch(self, DECOMPOSITIONS, forbidden={}):  # the first run was checked
+        calls, repeating = (
+            CallWatch(self, DECOMPOSITIONS, forbidden={}),
+            self._recorder.repeating,
+        )  # the first was checked
+        with calls if repeating is None else repeating(self._frame, args, calls.handle):
             self._again(*args)
         if self._filled != len(self.uses):
             refuse(

@@ -11,7 +11,7 @@ weights. Index legend: N records, Q queries, G groups of parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,11 @@ from discreet.engine.layout import Layout, Mask
 from discreet.engine.model_state import Snapshot
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
+from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.support import parameters_in, refuse_unsupported, trainable
+from discreet.engine.support import check_trained, refuse_unsupported, trainable
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.unscripted import Unscripted
@@ -91,6 +92,7 @@ class Engine:
         self.model = model
         self._roots = [Tracked(name, parameter) for name, parameter in trainable(model)]
         require(bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained")
+        self._trained = {root.name: root.tensor for root in self._roots}
         self.layout = Layout(
             tuple(root.name for root in self._roots), tuple(tuple(root.tensor.shape) for root in self._roots)
         )
@@ -123,7 +125,7 @@ class Engine:
         """
         count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
         self.discard()
-        self._trains_the_same()
+        check_trained(self.model, self._trained)
         left = [f"{root.name}.grad" for root in self._roots if root.tensor.grad is not None]
         require(
             not left,
@@ -135,7 +137,14 @@ class Engine:
         self._before = Snapshot(self.model)
 
     def follow(
-        self, batch: Any, records: int, views: int = 1, *, private: Any = (), public: Sequence[Tensor] = ()
+        self,
+        batch: Any,
+        records: int,
+        views: int = 1,
+        *,
+        private: Any = (),
+        public: Sequence[Tensor] = (),
+        kind: BatchKind = BatchKind.FREE,
     ) -> None:
         """Watch every torch call on the tensors of `batch` from here to `check`.
 
@@ -145,7 +154,7 @@ class Engine:
         self._is_followed = True
         constants = {id(tensor) for tensor in public}
         places = places_in(batch, records * views)
-        self.watch.open([(t, PUBLIC if id(t) in constants else at) for t, at in places], records, private)
+        self.watch.open([(t, PUBLIC if id(t) in constants else at) for t, at in places], records, private, kind)
 
     def check(self, losses: Tensor) -> None:
         """Refuse losses in which a record moves another one, call by call; the watch ends where they are accepted.
@@ -159,12 +168,11 @@ class Engine:
             "call private.step once for each batch, inside `for batch in private` (keep the iterator of next(...))",
         )
         self.watch.finish(losses)
-        self.watch.close()
 
     def backward(self, losses: Tensor) -> None:
         """One backward pass from the per-sample losses, shape [records]."""
         records = self._open_records()
-        self._trains_the_same()
+        check_trained(self.model, self._trained)
         if self._before is not None:
             self._before.compare(self.model)
         rows = records * self._views
@@ -185,7 +193,8 @@ class Engine:
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
         self._watching = False
         passes, self._passes = self._passes, []
-        with _fresh_graph(), untouched(self._roots, UNSEEN):
+        followed = self.watch.backward_pass() if self._is_followed else nullcontext()
+        with followed, _fresh_graph(), untouched(self._roots, UNSEEN):
             uses = [use for one in passes for use in one.recorder.uses]
             for use in uses:
                 use.gradient = None  # a backward pass of the caller's own may have left one
@@ -271,15 +280,6 @@ class Engine:
                 own.copy_(flat if part is None else flat.index_select(1, part))
         return rows
 
-    def _trains_the_same(self) -> None:
-        trained = dict.fromkeys(id(p) for p in parameters_in(self.model) if p.requires_grad)  # each once
-        require(
-            list(trained) == [id(root.tensor) for root in self._roots],
-            "the same trainable parameters as at construction",
-            "others: some were frozen, unfrozen, added or replaced",
-            "build a new Private after changing what is trained",
-        )
-
     def discard(self) -> None:
         """Forget the open micro-batch."""
         self.watch.close()
@@ -330,6 +330,7 @@ class Engine:
         if self.watch.is_open:
             calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)
             watching.enter_context(self.watch.running(calls.handle))
+            recorder.repeating = self.watch.repeating
         else:
             watching.enter_context(CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN))
 

@@ -13,7 +13,7 @@ from discreet.engine.record_watch import RecordWatch
 
 
 def public(value: Any) -> Any:
-    """Declare that a number, a choice, a tensor or a module does not come from the records.
+    """Declare that a number, a choice, a tensor or a module, or a list of them, does not come from the records.
 
         loss = loss * discreet.public(temperature)
         if discreet.public(step > 100): ...
@@ -23,7 +23,7 @@ def public(value: Any) -> Any:
     numbers and released parameters are public; whatever was computed from a batch is not. A tensor, or a module with
     its parameters and buffers, stays public in later steps, whatever is written into it between them.
     """
-    line = user_line() or ""
+    line = user_line()
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     watches = [mode for mode in modes if isinstance(mode, RecordWatch)]
     if isinstance(value, (Tensor, nn.Module)):
@@ -34,6 +34,8 @@ def public(value: Any) -> Any:
         return DeclaredFloat(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return DeclaredInt(value)
+    if type(value) in (tuple, list):
+        return type(value)([public(one) for one in value])
     for watch in watches:
         watch.declare(value)
     return value

@@ -1,82 +1,77 @@
 """The watch over one step: every torch call between the batch that is given and the losses that come back.
 
-    watch.open(batch, records, views); augment(batch); ...the user's loop...; watch.finish(losses)
+    watch.open(batch, records); augment(batch); ...the user's loop...; watch.finish(losses)
+    with watch.backward_pass(): losses.sum().backward()
 
 Guarantee: losses that `finish` accepts have one entry per record, and no call that made them moved an entry of one
 record by another record, whatever the values of the records and of the parameters are; each call was proven by itself
-(proof/call_proof.py). Values that come from elsewhere do not reach them (proof/lineage.py), nor do values that were
-read out of the tensors (proof/program.py).
+(proof/call_proof.py). A value that reaches Python, in whatever way, changes neither the losses nor their gradients:
+
+    which calls make the losses, with which numbers, on which tensors   proof/program.py, as in the rehearsals
+    tensors from elsewhere                                              proof/lineage.py
+    code that runs in the backward pass                                 custom_backward.py, regions.py (hooks: refused)
+    memory that autograd reads again                                    proof/lineage_table.py (versions, exports)
+    modes, and seeds of generators                                      surroundings.py
+    functions inside which no call is seen                              unscripted.py
+    parameters and buffers                                              model_state.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from discreet.core.check import refuse, require
-from discreet.engine.checkpointed import checkpoint_frame
+from discreet.engine.custom_backward import CustomBackwards
 from discreet.engine.proof.blame import (
-    BY_PLACE,
     CHANGED,
-    READS,
+    REHEARSAL_FAILED,
+    TAMPERED,
     UNKNOWN,
-    blame_for,
-    here,
     is_uninitialised,
     line_of_the_call,
     refuse_losses,
     user_line,
 )
 from discreet.engine.proof.call_forms import Reading
-from discreet.engine.proof.custom_backward import backward_of
+from discreet.engine.proof.judgement import Judged, judged
 from discreet.engine.proof.lineage import (
     DECLARED,
     MIXED,
     PUBLIC,
     SOLE,
-    Blame,
     Lineage,
     Origin,
-    PublicRows,
     live_tensors,
     version_of,
     versions_of,
 )
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.program import KnownPrograms
-from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place, tensors_of_result
-from discreet.engine.proof.public_rows import is_rows, public_rows, rows_of_memory
-from discreet.engine.proof.verdicts import SIZED, Form, form_of, mixed, settings_for, verdict_on
+from discreet.engine.proof.program import BatchKind, KnownPrograms
+from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
+from discreet.engine.proof.public_rows import rows_of_memory
+from discreet.engine.proof.verdicts import SIZED, form_of, settings_for
 from discreet.engine.proof.watched_functions import (
     DATA_GET,
     DATA_SET,
     FILLS,
-    HIDDEN,
     HOOKS,
     QUIET,
+    RECURRENT,
     SPECIAL,
     TO_MEMORY,
     is_slice,
-    saved_tensors_hooks,
 )
 from discreet.engine.records_held import tensors_held_by
-from discreet.engine.trace.capture import RecordAxis, name_of
-from discreet.engine.trace.library_questions import public_answer
-
-
-class _Judged(NamedTuple):
-    """What a call made: the lineage of each tensor, what mixed records, which numbers followed the number of records,
-    and how public tensors follow it."""
-
-    places: Sequence[Place]
-    blame: Blame | None = None
-    numbers: Numbers = ALL_FOLLOW
-    rows: Sequence[PublicRows | None] | None = None
+from discreet.engine.regions import Regions
+from discreet.engine.surroundings import Surroundings
+from discreet.engine.trace.capture import RecordAxis, name_of, tensors_in
+from discreet.engine.unscripted import unwatch_scripts, watch_scripts
 
 
 def _autocast() -> str:
@@ -89,34 +84,43 @@ class RecordWatch(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.table = LineageTable(model, self._with_backward)
+        self._backwards = CustomBackwards()
+        self.table = LineageTable(model, self._backwards.note)
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
-        self._programs = KnownPrograms()
-        self._records, self._opened = 0, 0
+        self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
+        self._surroundings = Surroundings(RecordWatch)
+        self._regions = Regions(self.table)
+        self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
-        self._read: tuple[int, str] | None = None  # the first value that was read
-        self._read_now: tuple[int, str] | None = None  # the first of this batch
+        self._is_inside = False  # inside of a function that is proven as a whole
         self._declared: list[Any] = []
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
     # -- one batch -------------------------------------------------------------------------------------
 
-    def open(self, places: list[tuple[Tensor, RecordAxis | Lineage]], records: int, private: Any = None) -> None:
+    def open(
+        self,
+        places: list[tuple[Tensor, RecordAxis | Lineage]],
+        records: int,
+        private: Any = None,
+        kind: BatchKind = BatchKind.FREE,
+    ) -> None:
         """Watch from here on; `places` says where the records lie in the tensors of the batch.
 
         private  what holds records before the first batch, such as the data
         """
         self.close()
-        self._records = records
+        self._surroundings.open()
+        self._records, self.kind = records, kind
         self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
-        self._opened = self.table.clock
+        DECLARED.new_batch()
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared, self.is_open, self._read_now = [], True, None
-        _push_mode(self)
+        self._declared = []
+        self._push()
 
     def take_stock(self, private: Any) -> None:
         """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
@@ -140,10 +144,24 @@ class RecordWatch(TorchFunctionMode):
                     self.table.withhold(tensor)
 
     def close(self) -> None:
-        """Stop watching: remove this mode, and no other, from wherever it is on the stack."""
+        """Stop watching, and forget the tensors of the batch."""
+        self._pop()
+        self.forward = None
+        self._regions.forget()
+        self._backwards.forget()
+        self.table.forget()
+
+    def _push(self) -> None:
+        self.is_open = True
+        _push_mode(self)
+        watch_scripts(self._check_scripted)
+
+    def _pop(self) -> None:
+        """Remove this mode, and no other, from wherever it is on the stack."""
         if not self.is_open:
             return
-        self.is_open, self.forward = False, None
+        self.is_open = False
+        unwatch_scripts(self._check_scripted)
         above = []
         while torch._C._len_torch_function_stack():
             mode = _pop_mode()
@@ -152,17 +170,26 @@ class RecordWatch(TorchFunctionMode):
             above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)
-        self.table.forget()
 
     @property
     def declared_at(self) -> list[str]:
         """The lines that declare values public, in order."""
         return list(DECLARED.outside_of_steps | self.declarations)
 
+    def rehearse(self, sizes: Sequence[int]) -> None:
+        """Losses have to be made for rehearsals of these numbers of records first."""
+        self._programs.sizes, self._programs.needs_rehearsal = frozenset(sizes), True
+
     @property
-    def wants_another_size(self) -> bool:
-        """Whether losses were not compared for two numbers of records yet."""
-        return self._programs.wants_another_size
+    def needs_rehearsal(self) -> bool:
+        """Whether the newest way to make losses was not rehearsed yet."""
+        return self._programs.needs_rehearsal
+
+    @property
+    def is_rehearsed(self) -> bool:
+        """Whether the losses of the batch that came last may be used."""
+        is_ready = self.kind is BatchKind.REHEARSED and not self.needs_rehearsal
+        return is_ready or self.kind is BatchKind.FREE
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -191,14 +218,13 @@ class RecordWatch(TorchFunctionMode):
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
-        if not self.is_open:
-            return
         with self.paused():
             origin = self.table.find(losses)
             if not self.table.unchanged():
                 origin = Origin(MIXED, 0, blame=CHANGED)
             if origin.lineage is MIXED:
                 refuse_losses(origin)
+            require(self.table.is_memory_unchanged(), *TAMPERED)
             place = origin.lineage
             require(
                 place is not PUBLIC,
@@ -212,18 +238,55 @@ class RecordWatch(TorchFunctionMode):
                     "losses in another order",
                     "keep the record as the first axis",
                 )
-            read = self._read_now if self._declared and self._programs.has_any else self._read
-            self._programs.check(origin, self._records, read, tuple(self._declared))
+            self._surroundings.close()
+            self._programs.check(origin, self._records, tuple(self._declared), self.kind)
+        self._pop()
+
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """The block runs the backward pass of the losses: code of the user's in it is watched, too."""
+        self._backwards.begin(self._resumed, self.table)
+        try:
+            yield
+        finally:
+            self._backwards.end()
+            self._pop()
+        with self.paused():
+            require(self.table.is_memory_unchanged(), *TAMPERED)
+            self._backward_programs.check(self._backwards.made(), self._records, tuple(self._declared), self.kind)
+
+    @contextmanager
+    def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:
+        """Calls inside the block are watched again."""
+        before, was_open = (self.forward, self._is_paused), self.is_open
+        self.forward, self._is_paused = forward, False
+        if not was_open:
+            self._push()
+        try:
+            yield
+        finally:
+            if not was_open:
+                self._pop()
+            self.forward, self._is_paused = before
+
+    def repeating(
+        self, frame: Any, inputs: Any, forward: Callable[[Any, Any, Any], Any]
+    ) -> AbstractContextManager[None]:
+        """Inside the block a checkpointed region runs again: it must make the same calls on the same tensors."""
+        return self._regions.repeating(frame, inputs, self._resumed(forward))
 
     # -- one call --------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_paused or not self.is_open:
+        if self._is_paused or not self.is_open or func in QUIET:
             return func(*args, **kwargs)
         table = self.table
-        if func in QUIET and not table.has_sizes_by_values:
-            return func(*args, **kwargs)
+        if self._is_inside and self.forward is not None:
+            return self.forward(func, args, kwargs)
+        if func == DATA_GET:
+            func = Tensor.detach  # the same, but writes are counted
+        self._surroundings.check()
         reading = Reading(self._records, values=func not in SIZED)
         description = reading.describe_call(args, kwargs, table.find)
         if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
@@ -232,39 +295,36 @@ class RecordWatch(TorchFunctionMode):
         if is_special:
             self._prepare(func, reading)
         blamed, on_records = reading.mixed_and_private()
-        if on_records and (is_special or saved_tensors_hooks(False) is not None):
-            self._refuse_hooks(func)
+        region = self._regions.calls_at(func) if on_records else None
+        for generator in reading.generators:
+            self._surroundings.draw(generator)
         versions = versions_of(tensors)
         started = table.clock
-        try:
-            result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
-        except Exception:
-            self._note_error(on_records)
-            raise
+        result = self._run(func, args, kwargs)
         if table.clock != started:
             return result  # taken apart into calls that were watched
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
             self._write_slice(args)
             return result
-        if is_special and func in TO_MEMORY:
-            self._special(func, args, reading)
+        if is_special and func in TO_MEMORY and tensors:
+            table.export(tensors[0])
         made = [result] if type(result) is Tensor else tensors_of_result(result)
         now = versions_of(tensors)
         written = [] if now == versions else [i for i, version in enumerate(versions) if now[i] != version]
         if written:
             made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         elif not made:
-            if on_records or blamed is not None:
-                self._note_reading(func, blamed)
             return result
         form = form_of(func, description, tuple(reading.declared))
         clock, where = table.tick(), line_of_the_call()
         parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
+        if region is not None:
+            region.append(digest)
         if blamed is not None:
-            places, blame, numbers, rows = _Judged([MIXED] * len(made), blamed.blame)
+            places, blame, numbers, rows = Judged([MIXED] * len(made), blamed.blame)
         else:
-            places, blame, numbers, rows = self._judged(form, func, args, kwargs, reading, made, on_records=on_records)
+            places, blame, numbers, rows = judged(form, func, args, kwargs, reading, made, on_records=on_records)
         if numbers is not ALL_FOLLOW:
             description = settings_for(form, description, numbers, self._records)
         if blame is None and rows is None and made[0] is result and not written:  # nearly always: one new tensor
@@ -276,6 +336,17 @@ class RecordWatch(TorchFunctionMode):
             origins.append(Origin(place, digest + i, clock, func, description, parents, own, where, row, output=i))
         table.put_all(made, origins, reading, written)
         return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            self._is_inside = func in RECURRENT
+            return func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
+        except Exception as error:
+            if self.kind is BatchKind.REHEARSAL:
+                error.add_note(REHEARSAL_FAILED)
+            raise
+        finally:
+            self._is_inside = False
 
     def _write_slice(self, args: Any) -> None:
         """Note `target[index] = value` as a copy into a view: the view shows which entries were written."""
@@ -289,10 +360,9 @@ class RecordWatch(TorchFunctionMode):
         empty = Origin(PUBLIC, 1, rows=rows_of_memory(view, self._records))
         description = reading.describe((view, value), lambda tensor: empty if tensor is view else came)
         form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
-        found = _Judged([MIXED], came.blame)
+        found = Judged([MIXED], came.blame)
         if came.lineage is not MIXED:
-            on_records = came.lineage is not PUBLIC
-            found = self._judged(form, func, (view, value), {}, reading, [view], on_records=on_records)
+            found = judged(form, func, (view, value), {}, reading, [view], on_records=came.lineage is not PUBLIC)
         digest = hash((form.digest, came.digest))
         settings = (description, ()), repr(index)
         rows = found.rows[0] if found.rows else None
@@ -300,96 +370,30 @@ class RecordWatch(TorchFunctionMode):
         self.table.note_write(view, origin)
 
     def _prepare(self, func: Any, reading: Reading) -> None:
-        """A tensor that is overwritten, every entry, holds nothing of before."""
-        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            reading.origins[0] = Origin(PUBLIC, 1, rows=rows_of_memory(reading.tensors[0], self._records))
-
-    def _special(self, func: Any, args: Any, reading: Reading) -> None:
-        """Ways to a tensor's memory that leave its version as it is."""
-        if func == DATA_SET:
-            self.table.replace_memory(args[0], self.table.find(args[1]))
-        elif func == DATA_GET:
-            self.table.share_memory(args[0])
-        elif reading.tensors:
-            self.table.export(reading.tensors[0])
-
-    def _judged(
-        self, form: Form, func: Any, args: Any, kwargs: Any, reading: Reading, made: list[Tensor], *, on_records: bool
-    ) -> _Judged:
-        """The lineage of what a call made, if nothing that it took was mixed."""
-        if func in HIDDEN:
-            return _Judged([MIXED] * len(made), here(HIDDEN[func]))
-        if func is Tensor.__deepcopy__:
-            return _Judged([reading.origins[0].lineage])
-        has_rows = any(origin.rows is not None for origin in reading.origins)
-        if not on_records:
-            if reading.opaque is not None:
-                verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")
-                return _Judged(verdict.outputs, blame_for(func, verdict))
-            rows = public_rows(form, func, args, kwargs, reading, made) if form.follows or has_rows else None
-            return _Judged([PUBLIC] * len(made), rows=rows)
-        if self._records == 1:
-            return _Judged([SOLE] * len(made))
-        verdict = verdict_on(form, func, args, kwargs, reading, made)
-        read = [PublicRows(proven=frozenset([(verdict.followed, frozenset())]))] * len(made) if has_rows else None
-        if verdict.rows and not all(is_rows(reading.origins[i], axis) for i, axis in verdict.rows):
-            verdict = mixed(made, BY_PLACE)
-        blame = blame_for(func, verdict) if MIXED in verdict.outputs else None
-        return _Judged(verdict.outputs, blame, verdict.numbers, read)
-
-    def _note_error(self, on_records: bool) -> None:
-        """An error tells something about the records, to whoever catches it."""
-        if on_records:
-            self._note(user_line() or "")
-
-    def _note_reading(self, func: Any, blamed: Origin | None) -> None:
-        if public_answer(func) is not None:
-            return
-        by_size = func in QUIET and blamed is not None and blamed.blame is not None and blamed.blame.sized_by_values
-        if self._read_now is None and (by_size or (func not in QUIET and name_of(func) in READS)):
-            where = user_line(but_not_torch=True)
-            if where is not None:
-                self._note(where)
-
-    def _note(self, where: str) -> None:
-        read = self.table.tick(), where
-        self._read, self._read_now = self._read or read, self._read_now or read
-
-    def _refuse_hooks(self, func: Any) -> None:
-        if HOOKS.get(func):
+        """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
+        if HOOKS.get(func) and reading.tensors[0].requires_grad:
             refuse(
                 f"a step whose gradients autograd computes: {HOOKS[func]}",
                 f"{name_of(func)} at {user_line()}",
                 "remove the hook; private.step bounds every record's gradient",
             )
-        if saved_tensors_hooks(False) is not None and checkpoint_frame() is None:
+        if func == DATA_SET:
             refuse(
-                "saved tensors that come back as they were",
-                f"saved_tensors_hooks around {name_of(func)} at {user_line()}",
-                "remove them, and use a smaller micro_batch, which saves memory too",
+                "tensors whose memory stays theirs until the losses are taken",
+                f"`tensor.data = ...` at {user_line()}",
+                "compute a new tensor",
             )
+        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
+            reading.origins[0] = Origin(PUBLIC, 1, rows=rows_of_memory(reading.tensors[0], self._records))
 
-    def _with_backward(self, tensor: Tensor, origin: Origin) -> Origin:
-        return backward_of(tensor, origin, self)
-
-    @contextmanager
-    def watched(self, place: RecordAxis | Lineage, tensors: list[Tensor]) -> Iterator[Callable[[Tensor], Origin]]:
-        """Calls inside the block are watched, with records along `place`; values of them may not be read."""
+    def _check_scripted(self, args: Any) -> None:
+        if self._is_paused or not self.is_open:
+            return
         with self.paused():
-            for index, tensor in enumerate(tensors):
-                self.table.put(tensor, Origin(place, hash(("gradient", index))))
-        before, self._read, self._read_now = (self._read, self._read_now), None, None
-        forward, self.forward = self.forward, None
-        paused, self._is_paused = self._is_paused, False
-        is_on = any(one is self for one in _get_current_function_mode_stack())
-        try:
-            with nullcontext() if is_on else self:
-                yield self.table.find
-            if self._read is not None:
-                refuse(
-                    "a backward pass that does not read values of the records",
-                    f"a value that was read at {self._read[1]}",
-                    "compute each record's gradient from that record's values alone, without a branch",
-                )
-        finally:
-            (self._read, self._read_now), self.forward, self._is_paused = before, forward, paused
+            is_public = all(self.table.find(tensor).lineage is PUBLIC for tensor in tensors_in(args))
+        if not is_public:
+            refuse(
+                "losses in which each record stands alone, call by call",
+                f"a scripted function at {user_line()}, inside which no call is watched",
+                "call the Python function: leave torch.jit.script and torch.jit.trace out",
+            )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.checkpointed import CheckpointedRegion, checkpoint_frame
+from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.linear import OneHot, Outer, merge
 from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuffer, Part
@@ -93,6 +93,7 @@ class Recorder:
         self._position = self._place = 0
         self._regions: dict[Any, CheckpointedRegion] = {}
         self.dtypes: set[torch.dtype] = set()  # of the results of calls with parameters (autocast)
+        self.repeating: Repeating | None = None  # watches checkpointed regions that run again
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         result = func(*args, **kwargs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 
 _WRAPPERS = {
     "DistributedDataParallel": "pass the inner module: discreet sums over processes itself",
@@ -88,3 +88,22 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
         for tensor in held.values()
         if tensor is not None
     ]
+
+
+def check_trained(model: nn.Module, expected: dict[str, Tensor]) -> None:
+    """Refuse a model that trains other parameters than `expected`, or hooks on them."""
+    with torch._C.DisableTorchFunction():  # also inside the watch
+        trained = dict.fromkeys(id(p) for p in parameters_in(model) if p.requires_grad)  # each once
+        hooked = [name for name, tensor in expected.items() if tensor._backward_hooks]
+    require(
+        list(trained) == list(map(id, expected.values())),
+        "the same trainable parameters as at construction",
+        "others: some were frozen, unfrozen, added or replaced",
+        "build a new Private after changing what is trained",
+    )
+    require(
+        not hooked,
+        "gradients that autograd computes",
+        f"a hook on {', '.join(hooked[:1])}, which changes them out of sight",
+        "remove the hook; private.step bounds every record's gradient",
+    )

@@ -1,4 +1,4 @@
-"""Scripted functions of a model's library, run as the Python functions that they were made from.
+"""Scripted functions: a model's library runs the Python functions that they were made from, others are announced.
 
 The watch does not see calls inside a function that `torch.jit.script` compiled (DeBERTa has six). TorchScript keeps the
 Python function, which computes the same values. While a private pass runs, the modules that define the model's classes
@@ -8,7 +8,7 @@ hold the Python functions instead.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import nn
@@ -45,3 +45,33 @@ class Unscripted:
             if self._depth == 0:
                 for names, name, scripted, _ in self._found:
                     names[name] = scripted
+
+
+_TYPES: Final[tuple[Any, ...]] = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
+_RUN: Final = tuple(kind.__call__ for kind in _TYPES)
+_told: list[Callable[[Any], None]] = []
+
+
+def watch_scripts(tell: Callable[[Any], None]) -> None:
+    """Call `tell` with the arguments of every scripted function before it runs: torch shows its calls to no mode."""
+    if not _told:
+        for kind, run in zip(_TYPES, _RUN, strict=True):
+            kind.__call__ = _told_of(run)
+    _told.append(tell)
+
+
+def unwatch_scripts(tell: Callable[[Any], None]) -> None:
+    """Undo `watch_scripts`."""
+    _told.remove(tell)
+    if not _told:
+        for kind, run in zip(_TYPES, _RUN, strict=True):
+            kind.__call__ = run
+
+
+def _told_of(run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(scripted: Any, *args: Any, **kwargs: Any) -> Any:
+        for tell in _told:
+            tell((args, kwargs))
+        return run(scripted, *args, **kwargs)
+
+    return call

@@ -87,6 +87,7 @@ class PrivateTraining:
         self.private: discreet.Private | None = None
         self._average, self._data, self._streams = average, data, streams
         self._resume: Path | None = None
+        self._is_releasing = False  # while records are in hand
         self._movement: Movement | None = None
 
     # -- what is spent ---------------------------------------------------------------------------------
@@ -163,10 +164,17 @@ class PrivateTraining:
             private = self._begin() if self.private is None else self.private
             assert self._movement is not None
             self._movement.look(me.model, private.progress.step)
-            left = private.release(lambda batch: self.compute_loss_per_record(me.model, batch))
+            left = private.release(self._losses)
             got, remedy = "a ledger with all of them", "use the model of the checkpoint: the whole budget is spent"
             require(left, "a run with steps left", got, remedy)
         return torch.zeros((), device=me.args.device)  # the loss of a batch is private
+
+    def _losses(self, batch: Any) -> Tensor:
+        self._is_releasing = True
+        try:
+            return self.compute_loss_per_record(cast(Trainer, self).model, batch)
+        finally:
+            self._is_releasing = False
 
     def _begin(self) -> discreet.Private:
         """Start or continue the private run, now that model, optimizer and scheduler are what they will be."""
@@ -211,6 +219,8 @@ class PrivateTraining:
 
     def log(self, logs: dict[str, float], *args: Any, **others: Any) -> None:
         """Log public values: the certified epsilon so far instead of what `Trainer` says about training batches."""
+        remedy = "log metrics of public data: values of a training batch are not paid for"
+        require(not self._is_releasing, "a log of public values", f"{sorted(logs)} of a training batch", remedy)
         left_out = sorted(self.unlogged & set(logs))
         if left_out and self.private is not None:
             logger.info("not logged, because it would come from records without noise: %s", ", ".join(left_out))

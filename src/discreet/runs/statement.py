@@ -67,9 +67,7 @@ def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resum
     return _page(plan, spent, rows, _interruptions(resumes), not_covered)
 
 
-def tune_statement(
-    config: RunConfig, plan: Plan, task: Task, settings: TuneSettings, bill: TuneBill, result: TuneResult
-) -> str:
+def tune_statement(plan: Plan, task: Task, settings: TuneSettings, bill: TuneBill, result: TuneResult) -> str:
     """What a search has released and what it cost, as a Markdown page."""
     proven = bill.certificate
     spent = Spent(certified=proven, claimed=None, steps=plan.horizon.steps, statement=KEYED, warnings=plan.warnings)
@@ -93,15 +91,13 @@ def tune_statement(
         ("covers", "the chosen model, its settings and its score; listing other runs would cost all of them"),
         ("randomness", KEYED),
     ]
-    return _page(plan, spent, rows, [_HIDDEN], [_SCORES, _NOT_COVERED[-1]])
+    return _page(plan, spent, rows, [_HIDDEN], [_EVALUATION, _NOT_COVERED[-1]])
 
 
 def _axis(axis: Axis) -> str:
-    return (
-        f"{axis.low:g} to {axis.high:g}, log-uniform"
-        if isinstance(axis, LogRange)
-        else ", ".join(map(str, axis.values))
-    )
+    if isinstance(axis, LogRange):
+        return f"{axis.low:g} to {axis.high:g}, log-uniform"
+    return ", ".join(map(str, axis.values))
 
 
 _HIDDEN = (

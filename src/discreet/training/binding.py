@@ -183,7 +183,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Refuse an optimizer that does not hold exactly the trainable parameters of the model, or only wraps another."""
     # A wrapper may derive from Optimizer, but its parameter groups are those of the optimizer inside.
     bare = isinstance(optimizer, torch.optim.Optimizer) and "param_groups" in vars(optimizer)
-    remedy = "pass the optimizer itself"
+    remedy = "pass the optimizer itself; for one that another library has wrapped, pass optimizer.optimizer"
     check.require(bare, "a torch.optim.Optimizer", f"{type(optimizer).__name__}, which wraps one or is none", remedy)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     left_out = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]

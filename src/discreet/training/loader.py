@@ -48,19 +48,13 @@ class Loader:
         self._num_workers = num_workers
         self._rows = _Rows.of(dataset) if collate_fn is None and num_workers == 0 else None
 
-    def load(self, drawn: Iterator[Indices], wants_two_sizes: Callable[[], bool] = bool) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of each draw, in order.
-
-        wants_two_sizes  whether the next draw is to give micro-batches of two sizes. Workers load ahead, and with them
-                         a few draws more are cut in this way
-        """
+    def load(self, drawn: Iterator[Indices]) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of each draw, in order."""
 
         def cut(indices: Indices) -> Iterator[tuple[Indices, bool]]:
-            sizes = sizes_of_pieces(len(indices), self._micro_batch, two=wants_two_sizes())
-            start = 0
-            for number, size in enumerate(sizes, 1):
-                yield indices[start : start + size], number == len(sizes)
-                start += size
+            for start in range(0, max(len(indices), 1), self._micro_batch):
+                part = indices[start : start + self._micro_batch]
+                yield part, start + len(part) == len(indices)
 
         if self._num_workers == 0:
             for indices in drawn:
@@ -121,48 +115,3 @@ class _Rows:
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move all tensors of a nested structure to a device."""
     return replace(batch, lambda tensor: tensor.to(device))
-
-
-def sizes_of_pieces(records: int, largest: int, *, two: bool) -> list[int]:
-    """The sizes of the micro-batches of a draw; with `two`, of two sizes, each of them twice where that is possible.
-
-    Losses that depend on the number of records show it by a second number of records, before anything is released.
-
-    >>> sizes_of_pieces(12, 5, two=False), sizes_of_pieces(12, 12, two=True), sizes_of_pieces(12, 3, two=True)
-    ([5, 5, 2], [3, 2, 2, 3, 2], [3, 2, 2, 3, 2])
-    >>> [sizes_of_pieces(records, 9, two=True) for records in range(7)]
-    [[0], [1], [2], [2, 1], [2, 1, 1], [2, 1, 2], [2, 1, 1, 2]]
-    """
-    sizes: list[int] = []
-    if two and records >= 3 and largest >= 2:
-        less = min((records - 2) // 4, largest - 1)  # neighbours have no common factor
-        sizes = [less + 1, less, less, less + 1] if less > 0 else [2, 1]
-    left = records - sum(sizes)
-    if left or not sizes:
-        sizes += [min(largest, left - start) for start in range(0, max(left, 1), largest)]
-    return sizes
-
-
-def pieces_of(batch: Any, records: int) -> list[tuple[Any, int]]:
-    """A batch in pieces of two sizes; whole if it holds anything but tensors with one row for each record."""
-    if not is_cuttable(batch, records):
-        return [(batch, records)]
-    sizes = sizes_of_pieces(records, records, two=True)
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return [
-        (replace(batch, lambda tensor, start=start, size=size: tensor.narrow(0, start, size).clone()), size)  # type: ignore[misc]
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-
-
-def is_cuttable(batch: Any, records: int) -> bool:
-    """Whether a batch can be given in pieces of two sizes."""
-    return len(sizes_of_pieces(records, records, two=True)) > 1 and _is_rows(batch, records)
-
-
-def _is_rows(batch: Any, records: int) -> bool:
-    if isinstance(batch, Tensor):
-        return batch.dim() > 0 and batch.shape[0] == records
-    if isinstance(batch, (dict, tuple, list)):
-        return all(_is_rows(part, records) for part in (batch.values() if isinstance(batch, dict) else batch))
-    return batch is None

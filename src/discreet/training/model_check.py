@@ -263,7 +263,7 @@ class _Trial:
         private = Private(model, _optimizer(model), self._plan(), data, inputs=_arguments, streams=Streams.seeded(0))
         with closing(private):
             batches = private.over(self._copies())
-            while not private.step(self._losses(model, next(batches))):  # the first batch comes in pieces
+            while not private.step(self._losses(model, next(batches))):  # rehearsals come first
                 pass
             setup, before = self._clock() - started, self._memory_before()
 

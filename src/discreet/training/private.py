@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
+from discreet.engine.proof.program import BatchKind
 from discreet.engine.trace.capture import replace
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
@@ -39,12 +40,17 @@ from discreet.training.binding import (
     sampling_streams,
 )
 from discreet.training.handover import check_handover
-from discreet.training.loader import Loader, is_cuttable, pieces_of, to_device
+from discreet.training.loader import Loader, to_device
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
 from discreet.training.passes import Passes
+from discreet.training.rehearsal import made_up, rehearsal_sizes
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
+
+_MOST_ROUNDS: Final = (
+    4  # how often a batch is rehearsed whose declared choices change every time; then they are the user's word
+)
 
 
 @final
@@ -102,7 +108,6 @@ class Private:
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
         self._step: PrivateStep | None = None
         self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
-        self._can_repeat = self._is_repeated = False
         self._declared_noted: set[str] = set()
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
@@ -119,6 +124,8 @@ class Private:
             share = plan.horizon.size.batch / self.world.size
             alike = example if collate_fn is None else None
             self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
+            self._rehearsals = rehearsal_sizes(self.micro_batch)
+            self._engine.watch.rehearse(self._rehearsals)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
@@ -135,7 +142,7 @@ class Private:
     # -- the loop --------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the micro-batches of all remaining steps, on the device; the first batch in pieces of two sizes."""
+        """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
         yield from (batch for batch in self._batches() if batch is not None)
 
     def _batches(self) -> Iterator[Any]:
@@ -148,7 +155,7 @@ class Private:
         if self.plan.has_tests:
             tested = self.plan.sampling.batches(size, horizon, self._testing, start)
             drawn = (draw for one, other in zip(drawn, tested, strict=True) for draw in (one, other, other))
-        for micro in loader.load(drawn, lambda: self._engine.watch.wants_another_size):
+        for micro in loader.load(drawn):
             if self._step is None:
                 self._step = self._new_step()
                 yield from self._public_batches(loop)
@@ -183,23 +190,28 @@ class Private:
             if records == 0:
                 self._end_empty_sample()
                 continue
-            whole = to_device(batch, self._device)
-            pieces = pieces_of(whole, records) if self._engine.watch.wants_another_size else [(whole, records)]
-            for number, (piece, size) in enumerate(pieces, 1):
-                yield from self._given(piece, size, number == len(pieces), loop)
+            yield from self._given(to_device(batch, self._device), records, True, loop)
 
     def _given(self, batch: Any, records: int, is_last: bool, loop: object) -> Iterator[Any]:
-        """Yield a micro-batch; and again in pieces of two sizes, if its losses were made in a way that is new."""
+        """Yield a micro-batch; if its losses are made in a way that is new, after rehearsals."""
+        watch = self._engine.watch
+        for round_ in range(_MOST_ROUNDS):
+            if watch.needs_rehearsal:
+                for size in self._rehearsals:
+                    yield from self._offered(made_up(batch, records, size), size, BatchKind.REHEARSAL, loop)
+            kind = BatchKind.REHEARSED if round_ < _MOST_ROUNDS - 1 else BatchKind.FREE
+            yield from self._offered(batch, records, kind, loop, is_last=is_last)
+            if watch.is_rehearsed:
+                return
+
+    def _offered(
+        self, batch: Any, records: int, kind: BatchKind, loop: object, *, is_last: bool = False
+    ) -> Iterator[Any]:
         try:
-            yield self._offer(batch, records, is_last)
+            yield self._offer(batch, records, kind, is_last=is_last)
         finally:  # also if the user leaves the loop
             self._engine.watch.close()
         self._loop.go_on(loop)
-        if self._is_repeated:
-            self._is_repeated = False
-            pieces = pieces_of(batch, records)
-            for number, (piece, size) in enumerate(pieces, 1):
-                yield from self._given(piece, size, number == len(pieces), loop)
 
     def _public_batches(self, loop: object) -> Iterator[Any]:
         """The public records that the bounder learns from before this step, if it needs any, as batches of the loop."""
@@ -207,11 +219,7 @@ class Private:
             return
         drawn = self._step.draw_public(len(self._public))  # type: ignore[arg-type]
         for micro in self._public_loader.load(iter([drawn])):
-            try:
-                yield self._offer(micro.batch, micro.records, False)
-            finally:
-                self._engine.watch.close()
-            self._loop.go_on(loop)
+            yield from self._offered(micro.batch, micro.records, BatchKind.FREE, loop)
         self._step.end_learning()
 
     def step(self, losses: Tensor) -> bool:
@@ -219,16 +227,16 @@ class Private:
         with self._loop.taking():
             assert self._step is not None
             if self._step.is_testing:
-                self._engine.check(losses)
+                is_added = self._step.add_to_test(losses, self._records, self._views)
                 self._untested.compare(self.model)
-                self._step.add_to_test(losses, self._records, self._views)
             elif self._public is not None and self._step.is_learning:
+                is_added = True
                 self._step.learn(losses)
             else:
                 self._guard.losses(losses)
-                self._is_repeated = not self._step.add(losses, can_repeat=self._can_repeat)
-                if self._is_repeated:
-                    self._loop.postpone()
+                is_added = self._step.add(losses)
+            if not is_added:
+                self._loop.postpone()
         moved = self._loop.sample_ended and self._end_sample()
         self._between.remember()
         return moved
@@ -251,20 +259,28 @@ class Private:
         self._loop.check_ended(self.progress.step == self.plan.horizon.steps)
         return False
 
-    def _offer(self, batch: Any, records: int, is_last: bool) -> Any:
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether the current batch holds made-up records, on which the loop shows how it makes its losses.
+
+        Such batches come before the first batch, and before losses that a choice of `discreet.public` makes in a new
+        way. They add nothing to a sum, and `step` returns False.
+        """
+        return self._engine.watch.kind is BatchKind.REHEARSAL
+
+    def _offer(self, batch: Any, records: int, kind: BatchKind, *, is_last: bool) -> Any:
         self._handover.check_done()
         self._between.check()
-        can_cut = is_cuttable(batch, records)
         if self._views > 1:
             batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:
             self._untested = Snapshot(self.model)
         else:
             self._engine.begin(records, self._views)
-        self._engine.follow(batch, records, self._views, private=self._data)
+        self._engine.follow(batch, records, self._views, private=self._data, kind=kind)
         if self._augment is not None:
             batch = self._augment(batch)
-        self._records, self._can_repeat = records, is_last and can_cut
+        self._records = records
         self._loop.give(is_last=is_last)
         return batch
 

@@ -121,21 +121,25 @@ class PrivateStep:
             self._world.broadcast_(value)
         self._learning = None
 
-    def add(self, losses: Tensor, *, can_repeat: bool = False) -> bool:
+    def add(self, losses: Tensor) -> bool:
         """Add the bounded contributions of a micro-batch to the sums. Nothing is released.
 
-        Returns False, and adds nothing, if the losses were seen for one number of records only and can be made again.
+        Returns False, and adds nothing, for a rehearsal, and for losses that have to be rehearsed first.
         """
         self._engine.backward(losses)
-        if can_repeat and self._engine.watch.wants_another_size:
+        if not self._engine.watch.is_rehearsed:
             return False
         self._sums.add()
         return True
 
-    def add_to_test(self, losses: Tensor, records: int, views: int) -> None:
-        """Add a micro-batch of the batch that tests the update."""
+    def add_to_test(self, losses: Tensor, records: int, views: int) -> bool:
+        """Add a micro-batch of the batch that tests the update, likewise."""
         assert self._candidate is not None
+        self._engine.check(losses)
+        if not self._engine.watch.is_rehearsed:
+            return False
         self._candidate.add(losses, records, views)
+        return True
 
     def end_sample(self, parameters: Parameters) -> bool | None:
         """Finish the current batch.

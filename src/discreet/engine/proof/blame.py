@@ -26,10 +26,6 @@ VALUES: Final = frozenset(
     ]
 )
 """Methods that turn a tensor into numbers."""
-READS: Final = VALUES | {
-    *("__reduce_ex__", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr", "__deepcopy__")
-}
-"""Methods that give a tensor's values away."""
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 _DISCREET: Final = str(Path(__file__).parents[2]) + os.sep
@@ -68,23 +64,26 @@ CHANGED: Final = Blame(
 )
 
 
-def user_line(*, but_not_torch: bool = False) -> str | None:
-    """The innermost line outside torch and this library, quoted; None if torch's own code made the call itself."""
-    frame = sys._getframe(1)
-    is_nearest = True
+REHEARSAL_FAILED: Final = (
+    "discreet: this batch is a rehearsal, on which the loop shows how it makes its losses. Its records are made up: "
+    'whole numbers are 1, fractions lie between 0 and 1, strings are "1". The loop must take it.'
+)
+TAMPERED: Final = (
+    "tensors that hold what they held when the losses were made, until private.step returns",
+    "memory that was written to through NumPy or another library",
+    "copy the values before you change them",
+)
+
+
+def user_line() -> str:
+    """The innermost line outside torch and this library, quoted."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_DISCREET):
-            frame = frame.f_back  # type: ignore[assignment]
-            continue
-        if name.startswith(_TORCH):
-            if is_nearest and but_not_torch and not name.endswith(("_tensor.py", "overrides.py")):
-                return None
-            frame = frame.f_back  # type: ignore[assignment]
-            is_nearest = is_nearest and name.endswith(("_tensor.py", "overrides.py"))
-            continue
-        text = linecache.getline(name, frame.f_lineno).strip()
-        return f"{name}:{frame.f_lineno}" + (f" `{text}`" if text else "")
+        if not name.startswith((_DISCREET, _TORCH)):
+            text = linecache.getline(name, frame.f_lineno).strip()
+            return f"{name}:{frame.f_lineno}" + (f" `{text}`" if text else "")
+        frame = frame.f_back
     return "an unknown line"
 
 
@@ -134,14 +133,14 @@ def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
         remedy = "write it with torch functions on the tensors of the batch"
     else:
         remedy = "compute each record from its own values and the parameters alone"
-    return Blame(readable(func), user_line() or "", verdict.why, remedy, verdict.sized_by_values)
+    return Blame(readable(func), user_line(), verdict.why, remedy)
 
 
 def here(blame: Blame) -> Blame:
     """The same at the user's line."""
     if blame is UNKNOWN and _is_scaling():
         blame = SCALED
-    return replace(blame, where=user_line() or "")
+    return replace(blame, where=user_line())
 
 
 def _is_scaling() -> bool:

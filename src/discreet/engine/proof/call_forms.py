@@ -47,7 +47,18 @@ class Opaque(enum.Enum):
 class Reading:
     """One call, read once: its description, its tensors and their origins."""
 
-    __slots__ = ("declared", "multiples", "numbers", "opaque", "origins", "records", "rows", "tensors", "values")
+    __slots__ = (
+        "declared",
+        "generators",
+        "multiples",
+        "numbers",
+        "opaque",
+        "origins",
+        "records",
+        "rows",
+        "tensors",
+        "values",
+    )
 
     def __init__(self, records: int, numbers: Numbers = ALL_FOLLOW, *, values: bool = False) -> None:
         self.records, self.numbers, self.values = records, numbers, values
@@ -57,6 +68,7 @@ class Reading:
         self.origins: list[Origin] = []
         self.opaque: Opaque | None = None
         self.declared: list[Any] = []
+        self.generators: list[torch.Generator] = []
 
     def describe_call(self, args: Any, kwargs: Any, find: Callable[[Tensor], Origin]) -> Any:
         """The arguments of a call without their values; most are tensors and numbers, which take no recursion."""
@@ -129,8 +141,11 @@ class Reading:
             return tuple([self.describe(branch, find) for branch in tree])
         if isinstance(tree, (np.number, np.bool_)):
             return self.describe(tree.item(), find)
-        if isinstance(tree, (str, torch.Generator, range, complex, type, enum.Enum)):
-            return str(tree) if not isinstance(tree, torch.Generator) else "generator"
+        if isinstance(tree, torch.Generator):
+            self.generators.append(tree)
+            return "generator", tree.initial_seed()
+        if isinstance(tree, (str, range, complex, type, enum.Enum)):
+            return str(tree)
         if isinstance(tree, np.ndarray):
             self.opaque = Opaque.ARRAY
         else:

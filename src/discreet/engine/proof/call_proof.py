@@ -22,6 +22,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.engine.proof.generic_values import (
     SEED,
@@ -231,15 +232,18 @@ class _Proof:
         """Whether a record gets the same in a batch of few records and in one of many."""
         if self.draws or len(self.shapes) == 1:
             return True
-        many = [self._base(leaf, MANY, Pattern.MODERATE) for leaf in self.call.leaves]
-        few = [leaf.first(value) for leaf, value in zip(self.call.leaves, many, strict=True)]
-        larger, smaller = self._try(many, MANY), self._try(few, FEW)
-        if larger is None or smaller is None:
-            return False
-        return all(
-            agree(small, first(large, place) if isinstance(place, RecordAxis) else large)
-            for large, small, place in zip(larger.outputs, smaller.outputs, places, strict=True)
-        )
+        for pattern in (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE):  # random conditions may all be false
+            many = [self._base(leaf, MANY, pattern) for leaf in self.call.leaves]
+            few = [leaf.first(value) for leaf, value in zip(self.call.leaves, many, strict=True)]
+            larger, smaller = self._try(many, MANY), self._try(few, FEW)
+            if larger is None or smaller is None:
+                is_same = pattern is not Pattern.MODERATE
+            else:
+                trios = zip(larger.outputs, smaller.outputs, places, strict=True)
+                is_same = all(agree(s, first(m, at) if isinstance(at, RecordAxis) else m) for m, s, at in trios)
+            if not is_same:
+                return False
+        return True
 
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
@@ -346,13 +350,10 @@ class _Proof:
         ]
         if not pairs:
             return [None] * len(wanted), pulls
-        grads = torch.autograd.grad(
-            [tensor for tensor, _ in pairs],
-            [roots[i] for i in wanted],
-            [pull.to(tensor.dtype) for tensor, pull in pairs],
-            allow_unused=True,
-        )
-        return grads, pulls
+        tensors, gradients = zip(*((tensor, pull.to(tensor.dtype)) for tensor, pull in pairs), strict=True)
+        # torch.autograd.grad, which imports sympy to compare shapes: half a second.
+        inputs = tuple(roots[i] for i in wanted)
+        return _run_backward(tensors, gradients, False, False, inputs, True, accumulate_grad=False), pulls
 
     # -- values ----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import enum
 import gc
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -44,7 +45,6 @@ class Blame:
     where: str
     why: str
     remedy: str
-    sized_by_values: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,18 +148,24 @@ class ExistingTensors:
 
 @final
 class DeclaredTensors:
-    """The tensors and modules that the user declared public, each with a number that says by which line of code."""
+    """The tensors and modules that the user declared public, each with a number that says by which line of code, and
+    as which of those that the line declares from one batch to the next."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._counts: Counter[str] = Counter()  # how many tensors and modules each line declared
         self.outside_of_steps: dict[str, None] = {}  # lines that declare something while no step is watched
 
+    def new_batch(self) -> None:
+        self._counts.clear()
+
     def add(self, value: Tensor | nn.Module, where: str) -> None:
-        if isinstance(value, Tensor):
-            self._tensors[id(value)] = weakref.ref(value), hash(("declared", where))
-        else:
-            self._modules[id(value)] = weakref.ref(value), hash(("declared", where))
+        """Whatever was declared before keeps its number."""
+        known: dict[int, Any] = self._tensors if isinstance(value, Tensor) else self._modules
+        if id(value) not in known or known[id(value)][0]() is not value:
+            known[id(value)] = weakref.ref(value), hash(("declared", where, self._counts[where]))
+            self._counts[where] += 1
 
     def number_of(self, tensor: Tensor) -> int | None:
         """A number that stands for a declared tensor in every step; None for any other."""
@@ -216,10 +222,9 @@ def storage_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def memory_of(tensor: Tensor) -> int:
-    """A digest of all the memory that a tensor is a view of."""
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    return _content(whole)
+def memory_content(memory: torch.UntypedStorage) -> int:
+    """A digest of a memory."""
+    return _content(torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory))
 
 
 def _content(tensor: Tensor) -> int:

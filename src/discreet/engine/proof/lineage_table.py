@@ -28,7 +28,7 @@ from discreet.engine.proof.lineage import (
     Origin,
     SeenTensor,
     has_memory,
-    memory_of,
+    memory_content,
     storage_of,
     version_of,
 )
@@ -48,10 +48,28 @@ class _Write:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class _Exported:
+    """A memory that NumPy or another library can write to, and a digest of what it held."""
+
+    memory: torch.UntypedStorage
+    content: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Exported:
+        memory = tensor.untyped_storage()
+        return cls(memory, memory_content(memory))
+
+    def is_unchanged(self) -> bool:
+        return memory_content(self.memory) == self.content
+
+
 class LineageTable:
     """The lineage of every tensor in one step."""
 
-    def __init__(self, model: nn.Module, with_backward: Callable[[Tensor, Origin], Origin]) -> None:
+    def __init__(
+        self, model: nn.Module, with_backward: Callable[[Tensor, Origin, Callable[[Tensor], Origin]], Origin]
+    ) -> None:
         self._model, self._with_backward = model, with_backward
         self._existing: ExistingTensors | None = None
         self._held: dict[int, tuple[Tensor, Origin]] = {}  # parameters and buffers
@@ -59,12 +77,10 @@ class LineageTable:
         self._entries: dict[int, SeenTensor] = {}
         self._writes: dict[int, list[_Write]] = {}
         self._empties: dict[int, int] = {}  # memories of torch.empty, and when they were made
-        self._silent: set[int] = set()  # memories that can be written to without a new version
-        self._exported: dict[int, int] = {}  # what memories held when something outside torch got hold of them
+        self._exported: dict[int, _Exported] = {}  # memories that something outside torch got hold of
         self._used: list[Tensor] = []  # tensors of old that this step has used
         self._withheld: list[weakref.ref[Tensor]] = []
         self._records, self.clock = 0, 0
-        self.has_sizes_by_values = False
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -93,8 +109,7 @@ class LineageTable:
 
     def forget(self) -> None:
         """Forget the tensors of a step: what is left of them is mixed in the next."""
-        self._entries, self._writes, self._silent, self._exported, self._used = {}, {}, set(), {}, []
-        self._empties, self.has_sizes_by_values = {}, False
+        self._entries, self._writes, self._exported, self._used, self._empties = {}, {}, {}, [], {}
 
     def tick(self) -> int:
         self.clock += 1
@@ -110,7 +125,7 @@ class LineageTable:
                 is_as_seen = entry.version == tensor._version
             except RuntimeError:  # tensors of inference mode do not count writes
                 return Origin(MIXED, 0, blame=here(UNKNOWN))
-            is_quiet = not self._silent or storage_of(tensor) not in self._silent
+            is_quiet = not self._exported or storage_of(tensor) not in self._exported
             if is_as_seen and is_quiet and type(tensor.grad_fn) is entry.node:
                 if self._empties and entry.origin.lineage is MIXED:
                     return self._filled(tensor, entry.origin)
@@ -118,7 +133,9 @@ class LineageTable:
             return self._after_writes(tensor, entry)
         held = self._held.get(id(tensor))
         if held is not None and held[0] is tensor:
-            return held[1]
+            exported = self._exported.get(storage_of(tensor)) if self._exported else None
+            is_as_seen = exported is None or exported.is_unchanged()
+            return held[1] if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
         return self._unseen(tensor)
 
     def _unseen(self, tensor: Tensor) -> Origin:
@@ -151,7 +168,7 @@ class LineageTable:
         if origin is None and storage in self._held_storages and storage not in self._writes:
             origin = Origin(PUBLIC, hash(("held memory", storage, _geometry(tensor))))
         origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
-        return self.put(tensor, self._with_backward(tensor, origin))
+        return self.put(tensor, self._with_backward(tensor, origin, self.find))
 
     def _after_writes(self, tensor: Tensor, entry: SeenTensor) -> Origin:
         """The lineage of a tensor whose memory, or whose graph, changed since it was seen."""
@@ -159,9 +176,9 @@ class LineageTable:
         if self._empties and is_uninitialised(origin):
             return self._filled(tensor, origin)
         if type(tensor.grad_fn) is not entry.node:
-            origin = self._with_backward(tensor, origin)
+            origin = self._with_backward(tensor, origin, self.find)
         storage = storage_of(tensor)
-        if self._exported.get(storage, 0) != 0 and self._exported[storage] != memory_of(tensor):
+        if storage in self._exported and not self._exported[storage].is_unchanged():
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         writes = self._writes.get(storage, [])
         since = [write for write in writes if write.clock > entry.origin.clock]
@@ -196,7 +213,7 @@ class LineageTable:
     def _filled(self, tensor: Tensor, origin: Origin) -> Origin:
         """The lineage of a tensor of torch.empty: as it was, or that of what was written, if all of it was."""
         storage = storage_of(tensor) if has_memory(tensor) else 0
-        if not is_uninitialised(origin) or storage not in self._empties or storage in self._silent:
+        if not is_uninitialised(origin) or storage not in self._empties or storage in self._exported:
             return origin
         writes = [write for write in self._writes.get(storage, []) if write.clock > self._empties[storage]]
         if not writes or any(write.dtype != tensor.dtype or write.origin.lineage is MIXED for write in writes):
@@ -238,8 +255,6 @@ class LineageTable:
         for tensor, origin in zip(made, origins, strict=False):
             if id(tensor) in handed:
                 continue  # the call gave back what it got
-            if origin.blame is not None and origin.blame.sized_by_values:
-                self.has_sizes_by_values = True
             entries[id(tensor)] = SeenTensor(tensor, origin)
             if origin.func in HIDDEN and has_memory(tensor):
                 self._empties[storage_of(tensor)] = origin.clock
@@ -255,7 +270,7 @@ class LineageTable:
             write = _Write(origin.clock, _geometry(tensor), reading.origins[index].lineage, origin, tensor.dtype)
             self._writes.setdefault(storage, []).append(write)
             if storage in self._exported:
-                self._exported[storage] = memory_of(tensor)
+                self._exported[storage] = _Exported.of(tensor)
 
     def note_write(self, view: Tensor, origin: Origin) -> None:
         """A part of a memory of torch.empty was written."""
@@ -265,32 +280,23 @@ class LineageTable:
     def declare(self, tensor: Tensor) -> None:
         """The user says that a tensor is public; what watched calls made of the records is not."""
         entry = self._entries.get(id(tensor))
-        known = entry.origin if entry is not None and entry.tensor() is tensor else None
-        if known is not None and known.lineage is not PUBLIC:
-            is_unseen = known.blame is not None and known.blame.call in (UNKNOWN.call, CHANGED.call)
+        if entry is not None and entry.tensor() is tensor:
             require(
-                is_unseen,
+                not _is_of_records(entry.origin),
                 "discreet.public on a tensor that does not come from the records",
                 "a tensor that calls in this step made from the batch",
                 "declare tensors that come from parameters, constants or random numbers only",
             )
         self.put(tensor, Origin(PUBLIC, DECLARED.number_of(tensor) or 0))
 
-    def share_memory(self, tensor: Tensor) -> None:
-        """A view was made that can be written to without a new version."""
-        self._silent.add(storage_of(tensor))
-
     def export(self, tensor: Tensor) -> None:
         """Something outside torch got hold of the memory, and may write to it unseen."""
-        self._silent.add(storage_of(tensor))
-        self._exported.setdefault(storage_of(tensor), memory_of(tensor))
+        if has_memory(tensor) and not tensor.is_meta:
+            self._exported.setdefault(storage_of(tensor), _Exported.of(tensor))
 
-    def replace_memory(self, tensor: Tensor, origin: Origin) -> None:
-        """`tensor.data = other`."""
-        if id(tensor) in self._held and origin.lineage is not PUBLIC:
-            refuse_writing(origin)
-        made_by = origin.func, origin.settings, origin.parents, origin.blame, origin.where, origin.rows
-        self.put(tensor, Origin(origin.lineage, origin.digest, self.tick(), *made_by))
+    def is_memory_unchanged(self) -> bool:
+        """Whether memory that others can write to holds what it held, unless watched calls changed it."""
+        return all(one.is_unchanged() for one in self._exported.values())
 
     def unchanged(self) -> bool:
         """Whether the tensors of old that this step used hold what they held, unless watched calls changed them."""
@@ -304,6 +310,19 @@ _WRITTEN = Blame(
     "its records can no longer be told apart",
     "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
 )
+
+
+def _is_of_records(origin: Origin) -> bool:
+    """Whether watched calls made a tensor of records."""
+    ahead, seen = [origin], set[int]()
+    while ahead:
+        one = ahead.pop()
+        if one.lineage is SOLE or isinstance(one.lineage, RecordAxis):
+            return True
+        if id(one) not in seen:
+            seen.add(id(one))
+            ahead += one.parents
+    return False
 
 
 def _overlaps(tensor: Tensor) -> bool:

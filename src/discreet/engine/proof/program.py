@@ -1,16 +1,18 @@
 """Whether all batches make their losses by the same calls, with the same numbers.
 
-A value of a record can be read (`item`, `numpy`, a string of the batch, an error, `len`) and come back as a number in a
-call, or as the choice between two calls; neither can be seen. So there is one way to make losses, that of the first
-batch: the same calls on the same tensors, with the same numbers, up to sizes that follow the number of records. What
-else changes from batch to batch (a schedule, a random choice) must be declared with `discreet.public`.
+A value of a record can reach Python (`item`, `numpy`, a string of the batch, an error, `len`, a thread) and come back
+as a number in a call, or as the choice between two calls; neither can be seen. So there is one way to make losses, that
+of the rehearsals, which hold no record: the same calls on the same tensors, with the same numbers, up to sizes that
+follow the number of records. What else changes from batch to batch (a schedule, a random choice) must be declared with
+`discreet.public`.
 
-The number of records is private as well. The first step is cut into micro-batches of different sizes, so that numbers
-that depend on the size are refused before anything is released.
+The number of records is private as well. Rehearsals have two public sizes, so that numbers that depend on the size are
+refused before a record is read.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import linecache
 from dataclasses import dataclass, field
@@ -168,6 +170,14 @@ def _is_size(part: Any) -> bool:
     return type(part) is int or (isinstance(part, tuple) and len(part) == 2 and part[0] == "records")
 
 
+class BatchKind(enum.Enum):
+    """What a batch may show of the way in which losses are made."""
+
+    REHEARSAL = "made-up records, which show it"
+    REHEARSED = "records, whose losses are made as in rehearsals"
+    FREE = "records that show it themselves: public ones, or where a declared choice never comes twice"
+
+
 @final
 @dataclass
 class _Program:
@@ -188,43 +198,30 @@ class KnownPrograms:
 
     def __init__(self) -> None:
         self._programs: dict[tuple[Any, ...], _Program] = {}
-        self.wants_another_size = True  # the newest way was not seen for two numbers of records yet
+        self.sizes: frozenset[int] = frozenset()  # numbers of records that rehearsals have
+        self.needs_rehearsal = False  # whether the newest way was not rehearsed yet
 
-    @property
-    def has_any(self) -> bool:
-        return bool(self._programs)
-
-    def check(self, losses: Origin, records: int, read: tuple[int, str] | None, declared: tuple[Any, ...]) -> None:
+    def check(self, losses: Origin, records: int, declared: tuple[Any, ...], kind: BatchKind) -> None:
         """Refuse losses that are made in another way than the first.
 
-        read      when and where a value of the records was first read
         declared  choices of this step that the user declared public
         """
         known = self._programs.get(declared)
         if known is None:
-            if read is not None and read[0] < losses.clock:
-                _refuse_reading(read[1])
+            if kind is BatchKind.REHEARSED:
+                self.needs_rehearsal = True
+                return
             if len(self._programs) >= _MOST_CHOICES:
                 del self._programs[next(iter(self._programs))]  # it is compared anew when it comes back
-            self._programs[declared] = _Program(losses, records, {(losses.digest, records)})
-            self.wants_another_size = True
-            return
+            known = self._programs[declared] = _Program(losses, records, {(losses.digest, records)})
         seen = losses.digest, records
         if seen not in known.seen:
             comparison = ProgramComparison((known.records, records))
             if not comparison.same(known.first, losses):
                 _refuse_difference(comparison)
             known.seen.add(seen)
-        self.wants_another_size = len({size for _, size in known.seen}) < 2
-
-
-def _refuse_reading(where: str) -> None:
-    refuse(
-        "losses of the first batch that are made before a value of the records is read: what is read may decide what "
-        "comes after",
-        f"a value that was read at {where}, and calls on the way to the losses after it",
-        "read it after private.step(losses), or after the last call that makes the losses",
-    )
+        if kind is not BatchKind.FREE:
+            self.needs_rehearsal = not self.sizes <= {size for _, size in known.seen}
 
 
 def _refuse_difference(comparison: ProgramComparison) -> None:

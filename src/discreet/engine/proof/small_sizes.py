@@ -82,10 +82,16 @@ class _Bound:
             self._kwargs[name] = value
 
     def size(self, place: int, name: str) -> Sizes:
-        return self.sizes[self._index[id(self.get(place, name))]]
+        return self.size_of(self.get(place, name))
+
+    def size_of(self, tensor: Tensor) -> Sizes:
+        return self.sizes[self._index[id(tensor)]]
 
     def resize(self, place: int, name: str, sizes: Sizes) -> None:
-        self.sizes[self._index[id(self.get(place, name))]] = sizes
+        self.resize_tensor(self.get(place, name), sizes)
+
+    def resize_tensor(self, tensor: Tensor, sizes: Sizes) -> None:
+        self.sizes[self._index[id(tensor)]] = sizes
 
     def done(self) -> SmallCall:
         return SmallCall(tuple(self._args), self._kwargs, self.sizes, is_fixed=True)
@@ -185,6 +191,48 @@ def _pad(call: _Bound) -> SmallCall:
     return SmallCall(done.args, done.kwargs, done.sizes)
 
 
+def _along(call: _Bound, axis: Any, size: Callable[[int], int]) -> SmallCall:
+    """Functions that divide one axis: its size becomes `size` of it, the others are made smaller."""
+    sizes = list(map(_capped, call.size(0, "input")))
+    own = call.size(0, "input")[axis]
+    _whole(own)
+    sizes[axis] = size(own)
+    call.resize(0, "input", tuple(sizes))
+    return call.done()
+
+
+def _recurrent(call: _Bound) -> SmallCall:
+    """lstm(input, states, weights, has_biases, layers, dropout, train, bidirectional, batch_first) and its kind."""
+    sequence, states, weights, _, layers, dropout, train, both_ways, batch_first = (call.get(i, "") for i in range(9))
+    gates, directions = weights[0].shape[0] // weights[1].shape[1], 2 if both_ways else 1
+    each = len(weights) // (layers * directions)
+    if (dropout and train) or each not in (2, 4) or weights[1].shape[0] != gates * weights[1].shape[1]:
+        raise ValueError("draws, or projections")
+    sizes = list(call.size_of(sequence))
+    sizes[int(batch_first)], sizes[2] = min(sizes[int(batch_first)], 3), _EACH
+    call.resize_tensor(sequence, tuple(sizes))
+    for i, weight in enumerate(weights):
+        is_of_input = i % each == 0
+        inputs = _EACH * (directions if is_of_input and i >= each * directions else 1)
+        call.resize_tensor(weight, (gates * _EACH, inputs)[: weight.dim()])
+    for state in (states,) if isinstance(states, Tensor) else states:
+        call.resize_tensor(state, (*call.size_of(state)[:2], _EACH))
+    return call.done()
+
+
+def _chunk(call: _Bound) -> SmallCall:
+    """chunk(input, chunks, dim)."""
+    chunks = call.get(1, "chunks")
+    return _along(
+        call, call.get(2, "dim", 0), lambda size: size if size % chunks else chunks * min(size // chunks, _EACH)
+    )
+
+
+def _unflatten(call: _Bound) -> SmallCall:
+    """unflatten(input, dim, sizes)."""
+    return _along(call, call.get(1, "dim"), lambda size: size)
+
+
 def named(*names: str) -> frozenset[Any]:
     """Torch functions and methods by name, with their in-place and operator forms."""
     rooms, found = (torch, Tensor, F, torch.special), []
@@ -206,9 +254,13 @@ def _rules() -> Iterator[tuple[str, Callable[[_Bound], SmallCall]]]:
     yield "interpolate", _resample
     yield "group_norm", _group_norm
     yield "pad", _pad
+    yield "chunk", _chunk
+    yield "unflatten", _unflatten
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        yield name, _recurrent
 
 
-_RULES: Final = {getattr(room, name): rule for name, rule in _rules() for room in (torch, F) if hasattr(room, name)}
+_RULES: Final = {func: rule for name, rule in _rules() for func in named(name)}
 _NORMALISING: Final = named("layer_norm", "rms_norm")
 MOVES: Final = named(
     *("view", "reshape", "flatten", "unflatten", "expand", "chunk", "split", "unbind", "getitem", "transpose"),

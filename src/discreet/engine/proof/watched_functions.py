@@ -11,7 +11,18 @@ from discreet.engine.proof.blame import GRADIENTS, UNINITIALISED, UNKNOWN
 
 _GETTERS: Final = (
     *("shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "is_cuda", "is_sparse", "names"),
-    *("is_quantized", "is_nested", "is_meta", "is_mps", "itemsize", "nbytes", "is_mkldnn", "is_cpu", "output_nr"),
+    *(
+        "is_quantized",
+        "is_nested",
+        "is_meta",
+        "is_mps",
+        "itemsize",
+        "nbytes",
+        "is_mkldnn",
+        "is_cpu",
+        "output_nr",
+        "_version",
+    ),
 )
 _METHODS: Final = (
     *("dim", "size", "numel", "nelement", "ndimension", "__len__", "stride", "storage_offset", "is_floating_point"),
@@ -36,7 +47,7 @@ DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
 DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
 TO_MEMORY: Final = frozenset(
     [
-        *(DATA_GET, DATA_SET, Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr),
+        *(Tensor.numpy, Tensor.__array__, Tensor.untyped_storage, Tensor.data_ptr, Tensor.set_),
         *(Tensor.__dlpack__, Tensor.storage, Tensor.share_memory_),
     ]
 )
@@ -67,7 +78,9 @@ INDEXING: Final = frozenset(
     if getattr(room, name, None) is not None
 )
 """Functions that take whole numbers as places."""
-SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS
+RECURRENT: Final = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])
+"""Functions that are proven as one call, although the engine takes them apart: they make thousands."""
+SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS | {DATA_SET}
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 

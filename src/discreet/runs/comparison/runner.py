@@ -62,6 +62,13 @@ class _Row:
     unfit: str = ""
 
 
+def _samplers(rows: Iterable[_Row]) -> str:
+    """How the ranked methods draw their batches; correlated noise has samplers of its own."""
+    return " or ".join(
+        dict.fromkeys(str(row.config.sampling) for row in rows if row.plan is not None and not row.unfit)
+    )
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Job:
@@ -221,7 +228,7 @@ class ComparisonRunner:
             epsilon=of.epsilon,
             delta=of.delta,
             relation=str(shared.relation),
-            sampling=str(shared.sampling),
+            sampling=_samplers(rows) or str(shared.sampling),
             seeds=of.seeds,
             repeats=len(of.keys),
             public=task.public,

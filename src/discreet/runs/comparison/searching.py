@@ -71,7 +71,7 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
         classes=stand_in.classes,
         records=records,
         public_data=True,
-        model=target.shared.model if fits else defaults_for(data).model,
+        model=target.shared.model if fits or public.features else defaults_for(data).model,  # a head takes any width
         batch=int(min(target.horizon.size.batch, records // 4)),
         epochs=None,
         steps=min(target.horizon.steps, LONGEST),

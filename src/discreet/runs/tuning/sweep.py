@@ -236,7 +236,7 @@ class _Sweep:
             candidates=shown,
             directory=folder.directory,
         )
-        write_text(folder.statement, tune_statement(chosen, plan, task, settings, bill, result))
+        write_text(folder.statement, tune_statement(plan, task, settings, bill, result))
         write_json(folder.run, {"config": dataclasses.replace(chosen, records=settings.config.records).to_json()})
         write_json(folder.result, result.to_json())
         self.hidden.forget()

@@ -1,0 +1,51 @@
+"""What a watched call made: the lineage of its results, by the proof of the call, and who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from discreet.engine.proof.blame import BY_PLACE, blame_for, here
+from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Blame, PublicRows
+from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place
+from discreet.engine.proof.public_rows import is_rows, public_rows
+from discreet.engine.proof.verdicts import Form, mixed, verdict_on
+from discreet.engine.proof.watched_functions import HIDDEN
+
+
+class Judged(NamedTuple):
+    """What a call made: the lineage of each tensor, what mixed records, which numbers followed the number of records,
+    and how public tensors follow it."""
+
+    places: Sequence[Place]
+    blame: Blame | None = None
+    numbers: Numbers = ALL_FOLLOW
+    rows: Sequence[PublicRows | None] | None = None
+
+
+def judged(
+    form: Form, func: Any, args: Any, kwargs: Any, reading: Reading, made: list[Tensor], *, on_records: bool
+) -> Judged:
+    """The lineage of what a call made, if nothing that it took was mixed."""
+    if func in HIDDEN:
+        return Judged([MIXED] * len(made), here(HIDDEN[func]))
+    if func is Tensor.__deepcopy__:
+        return Judged([reading.origins[0].lineage])
+    has_rows = any(origin.rows is not None for origin in reading.origins)
+    if not on_records:
+        if reading.opaque is not None:
+            verdict = mixed(made, f"it takes {reading.opaque.value}, which was not watched")
+            return Judged(verdict.outputs, blame_for(func, verdict))
+        rows = public_rows(form, func, args, kwargs, reading, made) if form.follows or has_rows else None
+        return Judged([PUBLIC] * len(made), rows=rows)
+    if reading.records == 1:
+        return Judged([SOLE] * len(made))
+    verdict = verdict_on(form, func, args, kwargs, reading, made)
+    read = [PublicRows(proven=frozenset([(verdict.followed, frozenset())]))] * len(made) if has_rows else None
+    if verdict.rows and not all(is_rows(reading.origins[i], axis) for i, axis in verdict.rows):
+        verdict = mixed(made, BY_PLACE)
+    blame = blame_for(func, verdict) if MIXED in verdict.outputs else None
+    return Judged(verdict.outputs, blame, verdict.numbers, read)

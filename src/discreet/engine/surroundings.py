@@ -1,0 +1,89 @@
+"""What changes the effect of a watched call from outside: modes of the user's, and torch's generators.
+
+A function mode below the watch, or a dispatch mode, can give other results than the call that was proven. A generator
+that is seeded in the loop draws the same numbers in every step, which tells places in the batch apart, or numbers that
+a value of the records has chosen.
+"""
+
+from typing import Any, Final, final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from discreet.core.check import refuse
+from discreet.engine.proof.blame import user_line
+
+count_function_modes: Final = torch._C._len_torch_function_stack
+count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+seed_of_torch: Final = torch.default_generator.initial_seed
+_MOST_STATES: Final = 100_000
+
+
+@final
+class Surroundings:
+    """Modes and generators, from the first batch on."""
+
+    def __init__(self, own: type[TorchFunctionMode]) -> None:
+        self._own = own
+        self._below = 0  # how many function modes lie below the watch
+        self._seed: int | None = None
+        self._start = 0  # where torch's generator stood when the batch was given
+        self._used: dict[int, None] = {}  # where generators stood when numbers were drawn
+
+    def open(self) -> None:
+        """A batch is about to be given; the watch is not on yet."""
+        self._look()
+        if self._seed is None:
+            self._seed = seed_of_torch()
+        self.check()
+        self._start = _state(torch.default_generator)
+
+    def check(self) -> None:
+        """Inside a watched call: refuse unknown modes, and another seed than before."""
+        if count_function_modes() != self._below or count_dispatch_modes():
+            self._look()
+        if seed_of_torch() != self._seed:
+            _refuse_seed()
+
+    def close(self) -> None:
+        """The losses were made: refuse numbers that were drawn before."""
+        end = _state(torch.default_generator)
+        if end != self._start:
+            self.draw(self._start)
+            self.draw(end - 1)  # apart from the start of the next batch, which may stand where this one ended
+
+    def draw(self, state: int | torch.Generator) -> None:
+        """Numbers are drawn from a generator that stands here."""
+        state = _state(state) if isinstance(state, torch.Generator) else state
+        if state in self._used:
+            _refuse_seed()
+        self._used[state] = None
+        if len(self._used) > _MOST_STATES:
+            del self._used[next(iter(self._used))]
+
+    def _look(self) -> None:
+        self._below = count_function_modes()
+        below: list[Any] = [torch._C._get_function_stack_at(place) for place in range(self._below)]
+        for mode in (*below, *_get_current_dispatch_mode_stack()):
+            kind = type(mode)
+            is_torchs = kind is DeviceContext or kind.__module__.startswith("torch.")
+            if not (is_torchs or kind is self._own):
+                refuse(
+                    "torch calls that do what they say, between a batch and its losses",
+                    f"{kind.__name__}, a mode of {kind.__module__}, which may change them",
+                    "leave the `with` block of the mode out of the training loop",
+                )
+
+
+def _state(generator: torch.Generator) -> int:
+    return hash(generator.get_state().numpy().tobytes())
+
+
+def _refuse_seed() -> None:
+    refuse(
+        "random numbers that are new in every step",
+        f"a generator that was seeded inside the training loop, before {user_line()}",
+        "seed torch once, before the loop: numbers that come again tell the places in a batch apart",
+    )

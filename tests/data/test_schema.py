@@ -1,0 +1,83 @@
+"""A public schema: features that depend on one row and on the description alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from discreet import Refused, Schema
+from discreet.data.schema import BINS, Categories, Numbers, column
+
+
+def test_numbers_are_clamped_and_binned() -> None:
+    encoded = Numbers.of(0, 10, 5).encode([-3.0, 0.0, 1.9, 2.0, 9.9, 10.0, 1e300])
+    assert encoded[:, 0].tolist() == pytest.approx([0, 0, 0.19, 0.2, 0.99, 1, 1])
+    assert encoded[:, 1:].argmax(1).tolist() == [0, 0, 0, 1, 4, 4, 4]
+    assert (encoded[:, 1:].sum(1) == 1).all()
+
+
+def test_wide_bounds_get_bins_by_order_of_magnitude() -> None:
+    edges = Numbers.of(0, 99_999, 5).edges
+    assert [round(math.log10(edge + 1), 6) for edge in edges] == [1, 2, 3, 4]
+    assert Numbers.of(0, 1000).edges == tuple(np.linspace(0, 1000, BINS + 1)[1:-1].tolist())
+    assert Numbers.of(-5000, 5000).edges[7] == 0.0  # bounds on both sides of zero: bins of one width
+
+
+def test_categories_that_are_not_listed_have_no_feature() -> None:
+    encoded = Categories(("a", "b")).encode(np.array(["b", "c", "a", None], object))
+    assert encoded.tolist() == [[0, 1], [0, 0], [1, 0], [0, 0]]
+
+
+def test_features_of_a_row_do_not_depend_on_other_rows() -> None:
+    schema = Schema.of({"age": {"bounds": [0, 100]}, "city": {"categories": ["a", "b"]}})
+    drawn = np.random.default_rng(0)
+    table = {"age": drawn.uniform(-50, 500, 40), "city": drawn.choice(["a", "b", "c"], 40).astype(object)}
+    whole = schema.encode(table)
+    for row in range(40):
+        alone = schema.encode({name: values[row : row + 1] for name, values in table.items()})
+        assert np.array_equal(whole[row : row + 1], alone)
+    assert whole.shape == (40, schema.width)
+    assert np.abs(whole).max() <= 1  # whatever the values are
+
+
+def test_a_star_describes_the_rest() -> None:
+    schema = Schema.of({"*": {"bounds": [0, 1]}, "x1": {"categories": [3, 4]}}, ["x0", "x1", "x2"])
+    assert [type(one) for one in schema.columns.values()] == [Numbers, Categories, Numbers]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "a public description of the columns"),
+    "empty": ({}, "a public description of the columns"),
+    "no form": ({"x": {"mean": 3}}, "a description of column 'x'"),
+    "no mapping": ({"x": [0, 1]}, "a description of column 'x'"),
+    "one bound": ({"x": {"bounds": [3]}}, "with two bounds"),
+    "turned bounds": ({"x": {"bounds": [3, 1]}}, "low < high"),
+    "no number": ({"x": {"bounds": [0, math.inf]}}, "low < high"),
+    "not a number": ({"x": {"bounds": [math.nan, 1]}}, "low < high"),
+    "no category": ({"x": {"categories": []}}, "distinct categories"),
+    "twice": ({"x": {"categories": ["a", "a"]}}, "distinct categories"),
+    "no bins": ({"x": {"bounds": [0, 1], "bins": 0}}, "with bins"),
+    "edges outside": ({"x": {"bounds": [0, 1], "bins": [0.5, 2]}}, "with bins"),
+    "turned edges": ({"x": {"bounds": [0, 1], "bins": [0.7, 0.5]}}, "with bins"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_descriptions(name: str) -> None:
+    description, message = BAD[name]
+    with pytest.raises(Refused, match=message):
+        Schema.of(description)
+
+
+def test_columns_that_are_missing_on_either_side() -> None:
+    with pytest.raises(Refused, match="never learned from the records"):
+        Schema.of({"x": {"bounds": [0, 1]}}, ["x", "y"])
+    with pytest.raises(Refused, match="got no y"):
+        Schema.of({"x": {"bounds": [0, 1]}, "y": {"bounds": [0, 1]}}, ["x"])
+
+
+def test_edges_can_be_given() -> None:
+    assert column("x", {"bounds": [0, 10], "bins": [1, 5]}) == Numbers(0, 10, (1.0, 5.0))
