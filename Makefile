@@ -7,7 +7,7 @@ COMPILED := $(wildcard src/discreet/core/generators/*.[ch])
 # Stealing work leaves the tests of a file, and what they share, with one worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all lint reproduce bench clean
+.PHONY: run test test-all lint docs build reproduce bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 120 --truth results/truth-table.json \
@@ -20,10 +20,18 @@ test-all: $(VENV)/.installed-test lint
 	$(PYTEST)
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests research
-	$(BIN)/ruff format --check src tests research
+	$(BIN)/ruff check src tests research docs/site
+	$(BIN)/ruff format --check src tests research docs/site
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The documentation site in build/site; warnings are errors.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# A wheel and a source archive in dist/.
+build: $(VENV)/.installed-docs
+	$(BIN)/python -m build --outdir dist
 
 # make reproduce NAME=d2p2-table-2 [QUICK=1] [SEEDS=0,1] [OUT=folder]; without NAME it lists the experiments
 reproduce: $(VENV)/.installed-research
@@ -48,6 +56,11 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt setup.py $(COMPILED)
 $(VENV)/.installed-research: pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[research]"
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt setup.py $(COMPILED)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml constraints.txt setup.py $(COMPILED)

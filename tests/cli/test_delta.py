@@ -14,7 +14,8 @@ import loop
 from discreet import methods
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
-from discreet.runs import RunConfig, planner
+from discreet.runs import RunConfig
+from discreet.runs.planning import planner
 from discreet.stages.delta import delta_warning
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon

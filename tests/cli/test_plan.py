@@ -40,10 +40,8 @@ def test_without_a_model_time_and_memory_are_unknown() -> None:
     ("changes", "parts"),
     [
         ({"records": None}, ["--records"]),
-        ({"batch": None}, ["--batch"]),
-        ({"epochs": None}, ["--epochs"]),
         ({"epsilon": None}, ["--epsilon"]),
-        ({"delta": None}, ["--delta"]),
+        ({"records": None, "epsilon": None}, ["--records and --epsilon, got neither"]),
         ({"batch": "2000"}, ["batch <= records"]),
         ({"methods": "dp-sdg"}, ["did you mean dp-sgd"]),
         ({"model": "softmax"}, ["--record-shape"]),

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,14 +13,20 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+import torch
 from cli_runner import refused, replaced, run
 
 from discreet import runs
 from discreet.cli import recipes
 from discreet.methods import METHODS
+from discreet.report import progress
+from discreet.runs import training
 
 RUN = ("--data", "digits", "--model", "softmax", "--method", "dp-sgd", "--noise", "1.0", "--delta", "1e-5")
 RUN += ("--batch", "64", "--steps", "4")
+
+
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 
 
 def test_a_run_from_the_command_line(tmp_path: Path) -> None:
@@ -49,13 +56,12 @@ def test_a_run_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"out": None}, ["--out"]),
-        ({"delta": None}, ["--delta"]),
+        ({"out": None}, ["--out, got none", "--out runs/first"]),
+        ({"delta": None, "out": None}, ["--delta and --out, got neither", "--delta 1e-5 --out runs/first"]),
         ({"delta": "0"}, ["delta in (0, 1)"]),
-        ({"method": None}, ["--method"]),
         ({"method": "dp-sdg"}, ["did you mean dp-sgd"]),
         ({"epsilon": "3"}, ["epsilon", "noise"]),
-        ({"noise": None}, ["epsilon", "noise"]),
+        ({"noise": None}, ["Expected --epsilon, got none", "--epsilon 3"]),
         ({"noise": "-1"}, ["noise"]),
         ({"epochs": "3"}, ["epochs", "steps"]),
         ({"steps": "0"}, ["steps"]),
@@ -74,13 +80,36 @@ def test_a_run_from_the_command_line(tmp_path: Path) -> None:
         ({"relation": "replace-one"}, ["Poisson"]),
         ({"optimizer": "lbfgs"}, ["--optimizer"]),
         ({"learning_rate": "-1"}, ["learning_rate > 0"]),
+        ({"device": "abacus"}, ["device='abacus'", "leave the device out"]),
+        pytest.param(
+            {"device": "cuda"},
+            ["device='cuda'"],
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA"),
+        ),
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
 def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str | None], parts: list[str]) -> None:
     words = replaced((*RUN, "--out", str(tmp_path / "run")), **changes)
     refused(run("train", *words), *parts)
-    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+    assert not (tmp_path / "run").exists()  # a typo leaves no directory
+
+
+def test_a_directory_that_was_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    refused(run("train", *replaced((*RUN, "--out", str(tmp_path / "run")), model="oracle")), "oracle")
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_says_what_it_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(training, "TELL_EVERY", 0.0)
+    words = replaced((*RUN, "--out", str(tmp_path / "run"), "--eval-every", "2"), method=None)
+    first, second, *_ = run("train", *words).err.splitlines()
+    assert first.startswith("dp-sgd on digits: softmax with 650 parameters, 4 steps, batch 64 of 1,437 records")
+    assert "certified epsilon at the end" in first
+    assert re.fullmatch(r"step 1/4 · epsilon \d+\.\d+", second)
 
 
 def test_a_directory_without_a_run_cannot_go_on(tmp_path: Path) -> None:

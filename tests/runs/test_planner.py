@@ -11,8 +11,8 @@ import pytest
 from discreet.core.check import Refused
 from discreet.methods import METHODS
 from discreet.report.planned import returning
-from discreet.runs.planner import RETURNING, Answer, Price, Question, answer
-from discreet.runs.step_cost import measure
+from discreet.runs.planning.planner import RETURNING, Answer, Price, Question, answer
+from discreet.runs.planning.step_cost import measure
 
 ASKED = Question(
     records=1000,

@@ -21,7 +21,7 @@ from discreet.methods import Method
 from discreet.report import charts
 from discreet.runs.config import sampler_of
 from discreet.runs.folder_bill import folder_bill
-from discreet.runs.planner import epsilon_curve
+from discreet.runs.planning.planner import epsilon_curve
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table

@@ -16,6 +16,7 @@ from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, emit, flag
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
+from discreet.core.own_files import is_own
 from discreet.core.plain import plain
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind
 from discreet.runs.config import RunConfig
@@ -63,12 +64,12 @@ def audit(
 
 def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing import truth
-    from discreet.report import terminal
+    from discreet.report import progress, terminal
 
     effort = truth.QUICK if quick else truth.FULL
     planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
-    with terminal.audit_bar(len(planned), quiet=as_json) as listener:
+    with progress.audit_bar(len(planned), quiet=as_json) as listener:
         found = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept)
     _answer(truth.document(found, command=command_line()), out, as_json)
     if kept is not None:
@@ -93,13 +94,13 @@ def _in_words(row: AuditRow) -> AuditRow:
 
 def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out: Path | None, as_json: bool) -> int:
     from discreet.auditing.planted import CANARIES, audit_training
-    from discreet.report import terminal
+    from discreet.report import progress
 
-    is_public, got = config.public_data or not config.data.endswith(".npz"), f"{config.data}, not declared public"
+    is_public, got = config.public_data or not is_own(config.data), f"{config.data}, not declared public"
     remedy = "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark"
     check.require(is_public, "a run on public records", got, remedy)
     label = f"{config.method}, canaries"
-    with terminal.audit_bar(1, quiet=as_json) as listener:
+    with progress.audit_bar(1, quiet=as_json) as listener:
         canaries, on_step = CANARIES if count is None else count, functools.partial(listener, label)
         found = audit_training(config, kind=kind, canaries=canaries, on_step=on_step)
     _answer({**found.to_json(), "command": command_line()}, out, as_json)

@@ -25,32 +25,22 @@ class CompareFlags:
     epsilon: Annotated[str | None, flag("Certified epsilon of each run, e.g. 3, or several, e.g. 1,3,8.", "Budget")] = (
         None
     )
-    main: Annotated[
-        float | None, flag("The budget of the ranking, if there are several (default: the middle one).", "Budget")
-    ] = None
+    main: Annotated[float | None, flag("The budget of the ranking, if there are several.", "Budget", rare=True)] = None
     methods: Annotated[str | None, flag("Methods, as a list a,b,c (default: every certified one).")] = None
     repeats: Annotated[int | None, flag("Runs of each method (default: 3).")] = None
-    other_repeats: Annotated[int | None, flag("Runs of each method at the other budgets (default: as many).")] = None
-    tune_on: Annotated[
-        str | None, flag("First search learning rate and clip on this data, which you declare public: digits, own.npz.")
-    ] = None
+    other_repeats: Annotated[int | None, flag("Runs of each method at the other budgets.", rare=True)] = None
+    tune_on: Annotated[str | None, flag("First search learning rate and clip on this public data.")] = None
     release: Annotated[
         Literal["all", "best"] | None,
         flag("best: show only the best of --methods, within one --epsilon for the whole search (see tune)."),
     ] = None
-    truth: Annotated[Path | None, flag("A table of `discreet audit --out FILE`, to show on the page.")] = None
-    seeds: Annotated[
-        str | None,
-        flag(
-            "Seeds, as a list 0,1,2: repeatable, but NOT private; none: randomness of the operating system "
-            "(default: 0,1,2 for published benchmarks, none for your own file)."
-        ),
-    ] = None
+    truth: Annotated[Path | None, flag("A table of `discreet audit --out FILE` for the page.", rare=True)] = None
+    seeds: Annotated[str | None, flag("Seeds as a list, NOT private; none for your own file.")] = None
 
 
 def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> int:
     """Train every certified method at equal budgets, rank them, and write one page; rerun the command to resume."""
-    from discreet.report import page, terminal
+    from discreet.report import page, progress, terminal
 
     if flags.release == "best":
         return _release_best(task, flags, as_json)
@@ -58,7 +48,7 @@ def compare(task: TaskFlags, flags: CompareFlags, as_json: JsonFlag = False) -> 
     check_directory(settings.out)
     charged = _charges(settings.out)
     try:
-        with terminal.comparison_bar(quiet=as_json) as listener:
+        with progress.comparison_bar(quiet=as_json) as listener:
             found = comparison.compare(settings, listener)
         written = page.write(found, settings.out)
     except KeyboardInterrupt:
@@ -95,6 +85,7 @@ def _charges(out: Path) -> int:
 
 
 def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSettings:
+    shared.require_all(epsilon=flags.epsilon, delta=task.delta, out=task.out)
     epsilon, others = _budgets(flags)
     settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth", "release"))
     data = task.data or "digits"

@@ -1,5 +1,6 @@
 """Command-line entry point and error handling."""
 
+import copy
 import dataclasses
 import errno
 import inspect
@@ -9,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, final, get_type_hints
+from typing import Annotated, Any, NamedTuple, final, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -17,9 +18,12 @@ from typer.main import get_command
 
 import discreet
 from discreet.cli.flags import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
+from discreet.cli.usage import sentence
 from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
 
+COMPLETE = "_DISCREET_COMPLETE"  # the shell sets it to ask for completions
+ALL = "all"  # `--help all` lists the rare flags, too
 RECIPE_FLAGS = "recipe_flags"  # the field that takes the flags which the recipes give
 
 Command = Callable[..., int | None]
@@ -52,6 +56,7 @@ class ListedCommand(NamedTuple):
 
 
 _SUMMARIES = {
+    "advise": "What to do with a budget: batch, steps, clip, learning rate, the reason for each, and the command.",
     "account": "The certified epsilon of a plan or of ledgers, beside the one that the method's paper claims.",
     "calibrate": "The least noise, the most steps or the largest batch whose certificate stays within a budget.",
     "check": "Whether a model can be trained privately, what is refused and where, and what a private step costs.",
@@ -59,9 +64,11 @@ _SUMMARIES = {
     "Nothing is trained.",
     "train": "Train privately and leave a run directory: model, ledger, metrics and a privacy statement.",
     "resume": "Resume a run after a crash or Ctrl-C; steps that were charged are not run again.",
+    "predict": "The label and the probability of each class for every record of a file; costs no privacy.",
+    "evaluate": "Measure a run: on records that need no protection, or on private ones by a charged noisy count.",
+    "schema": "Draft a schema from public data: bounds and categories. Edit it before use.",
     "tune": "Search settings at random within one budget that also pays for the choice; rerun the command to resume.",
     "budget": "Make the budget file of a dataset, or show what is left of it.",
-    "evaluate": "The accuracy of a run on private test records, by a charged noisy count.",
     "compare": "Train every certified method at equal budgets, rank them, and write one page; "
     "rerun the command to resume.",
     "audit": "Attack a method: a lower bound on epsilon (99.9 % confidence), beside the certificate and the claim.",
@@ -98,13 +105,16 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-def expanded(command: Command) -> Command:
-    """The command with one keyword for each flag, for Typer to read."""
+def expanded(command: Command, shown: Sequence[str] = ()) -> Command:
+    """The command with one keyword for each flag, for Typer to read.
+
+    shown  the methods whose own flags the help lists
+    """
     parameters = inspect.signature(command, eval_str=True).parameters
     kinds: dict[str, Any] = {name: parameter.annotation for name, parameter in parameters.items()}
-    groups = _groups(command)
+    groups = _groups(command, every=ALL in shown)
     takers = {name for name, kind in kinds.items() if RECIPE_FLAGS in _fields(kind)}
-    generated = _recipe_flags() if takers else []
+    generated = _recipe_flags(shown) if takers else []
 
     def call(**values: Any) -> int | None:
         arguments: dict[str, Any] = {}
@@ -121,13 +131,13 @@ def expanded(command: Command) -> Command:
     return call
 
 
-def _recipe_flags() -> list[inspect.Parameter]:
+def _recipe_flags(shown: Sequence[str]) -> list[inspect.Parameter]:
     from discreet.cli import recipes  # which imports every method
 
-    return recipes.flags()
+    return recipes.flags(shown)
 
 
-def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
+def _groups(command: Command, *, every: bool = False) -> dict[str, dict[str, inspect.Parameter]]:
     """The flags behind each parameter of the command: itself, or the fields of its dataclass."""
     groups: dict[str, dict[str, inspect.Parameter]] = {}
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -135,11 +145,21 @@ def _groups(command: Command) -> dict[str, dict[str, inspect.Parameter]]:
         fields = _fields(parameter.annotation)
         hints = get_type_hints(parameter.annotation, include_extras=True) if fields else {}
         groups[parameter.name] = {
-            name: inspect.Parameter(name, kind, default=field.default, annotation=hints[name])
+            name: inspect.Parameter(name, kind, default=field.default, annotation=_shown(hints[name], name, every))
             for name, field in fields.items()
             if name != RECIPE_FLAGS
         } or {parameter.name: parameter.replace(kind=kind)}
     return groups
+
+
+def _shown(annotation: Any, name: str, every: bool) -> Any:
+    """A flag as the help shows it: a switch without its opposite, a rare flag only among `every` flag."""
+    kind, option = get_args(annotation)
+    option = copy.copy(option)
+    option.hidden = option.hidden and not every
+    if kind is bool and not option.param_decls:
+        option.param_decls = (f"--{name.replace('_', '-')}",)
+    return Annotated[kind, option]
 
 
 def _fields(annotation: Any) -> dict[str, dataclasses.Field[Any]]:
@@ -147,12 +167,23 @@ def _fields(annotation: Any) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(annotation)} if is_group else {}
 
 
-def build(commands: Sequence[Command]) -> typer.Typer:
-    app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+def build(commands: Sequence[Command], words: Sequence[str] = ()) -> typer.Typer:
+    """The program; `words` is the command line, whose methods show their own flags in the help."""
+    # The flags of completion are validated with pydantic: see `_without_validation`.
+    completes = COMPLETE in os.environ or (bool(words) and words[0].startswith("-"))
+    app = typer.Typer(cls=_Group, add_completion=completes, pretty_exceptions_enable=False, rich_markup_mode="rich")
     app.callback(invoke_without_command=True)(_root)
     for command in commands:
-        app.command(command.__name__, cls=_Command)(expanded(command))
+        app.command(command.__name__, cls=_Command, epilog=_hint(command))(expanded(command, words))
     return app
+
+
+def _hint(command: Command) -> str | None:
+    """How to see the flags that the help leaves out."""
+    kinds = [parameter.annotation for parameter in inspect.signature(command).parameters.values()]
+    takes = any(RECIPE_FLAGS in _fields(kind) for kind in kinds)
+    more = f"All flags: discreet {command.__name__} --help {ALL}"
+    return f"{more}. Flags of a method: discreet {command.__name__} --help METHOD" if takes else None
 
 
 def main(
@@ -169,11 +200,12 @@ def main(
             stream.reconfigure(errors="backslashreplace")
     try:
         if commands is None:
-            commands = [listed.load() if listed.name in words else listed.listed() for listed in COMMANDS]
-        code = get_command(build(commands)).main(args=words, prog_name=program, standalone_mode=False)
+            typed = [*words, *os.environ.get("COMP_WORDS", "").split()]  # the shell completes a command line
+            commands = [listed.load() if listed.name in typed else listed.listed() for listed in COMMANDS]
+        code = get_command(build(commands, words)).main(args=words, prog_name=program, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
-        _say(_sentence(error.format_message(), words, program))
+        _say(sentence(error, words, [listed.name for listed in COMMANDS], program))
         return BAD_INPUT
     except RunStopped as error:
         code, message = _told(error.__cause__)
@@ -212,13 +244,6 @@ def _told(error: BaseException | None) -> tuple[int, str]:
         traceback.print_exception(error)
     remedy = "set DISCREET_TRACEBACK=1, run it again and report what it prints"
     return INTERNAL, f"A fault in discreet, not in your input: {kind}: {text}. Remedy: {remedy}."
-
-
-def _sentence(message: str, words: list[str], program: str) -> str:
-    names = [listed.name for listed in COMMANDS]
-    command = next((f"{program} {word}" for word in words if word in names), program)
-    expected = f"Expected flags and values that `{command}` takes"
-    return f"{expected}, got: {message.rstrip('.')}. Remedy: see `{command} --help`."
 
 
 def _say(message: str) -> None:

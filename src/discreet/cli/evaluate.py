@@ -1,4 +1,4 @@
-"""`discreet evaluate`: the accuracy of a run on private records."""
+"""`discreet evaluate`: measure a run on records that need no protection, or on private ones, which is charged."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,10 @@ from discreet.core import check
 
 
 def evaluate(
-    directory: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
+    place: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY|FILE", help="A run, or with --run a file to measure it on.")
+    ],
+    run: Annotated[Path | None, flag("The run, if a file of records is named that need no protection.")] = None,
     epsilon: shared.EpsilonFlag = None,
     delta: shared.DeltaFlag = None,
     accept_delta: shared.AcceptDeltaFlag = False,
@@ -21,13 +24,22 @@ def evaluate(
     part: Annotated[str | None, flag("The part of the budget's records that they are.", "Budget")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The accuracy of a run on private test records, by a charged noisy count."""
+    """Measure a run: on records that need no protection, or on private ones by a charged noisy count."""
+    if run is not None:
+        given = {"--epsilon": epsilon, "--delta": delta, "--records": records, "--data": data, "--budget": budget}
+        extra = [name for name, value in given.items() if value is not None]
+        remedy = "drop them: nothing is charged for records that need no protection"
+        check.require(not extra, "--run and a file alone", " and ".join(extra), remedy)
+        _unprotected(run, place, as_json)
+        return
+    remedy = "name the run's directory, or the run with --run and a file of records that need no protection"
+    check.require(place.is_dir(), "the directory of a run", str(place), remedy)
     from discreet.report import terminal
     from discreet.runs import evaluation
 
     check.require(part is None or budget is not None, "--budget with --part", "none", "name the budget file")
     found = evaluation.evaluate(
-        directory,
+        place,
         epsilon=shared.required_epsilon(epsilon),
         delta=shared.required_delta(delta),
         records=shared.required("records", records, "give a public number near that of the test records"),
@@ -45,3 +57,25 @@ def evaluate(
         ("ledger", str(found.ledger)),
     )
     terminal.show(terminal.plain_table("evaluation on private records", ("", ""), rows))
+
+
+def _unprotected(run: Path, data: Path, as_json: bool) -> None:
+    """Accuracy, AUC, F1 and calibration on records with known labels, which no epsilon protects."""
+    from discreet.runs import predicting
+
+    found = predicting.evaluate(run, data)
+    if as_json:
+        emit(found.to_json())
+        return
+    from discreet.report import terminal
+
+    auc = "not defined: a class is missing" if found.auc is None else f"{found.auc:.3f}"
+    rows = [
+        ("accuracy", f"{found.accuracy:.2%}", f"the most frequent class: {found.majority:.2%}"),
+        ("AUC", auc, "area under the ROC curve"),
+        ("F1", f"{found.f1:.3f}", "mean over the classes"),
+        ("log loss", f"{found.log_loss:.3f}", "smaller is better"),
+        ("calibration error", f"{found.calibration:.3f}", "confidence against accuracy, ten bins"),
+    ]
+    title = f"{run} on {data}: {found.records:,} records, which no epsilon protects"
+    terminal.show(terminal.plain_table(title, ("measure", "value", ""), rows))

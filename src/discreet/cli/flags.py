@@ -33,8 +33,9 @@ def emit(answer: dict[str, Any]) -> None:
     print(json.dumps(plain(answer), allow_nan=False))
 
 
-def flag(text: str, panel: str | None = None) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, show_default=False)
+def flag(text: str, panel: str | None = None, *, rare: bool = False) -> Any:
+    """An option; the help lists a rare one only after `--help all`."""
+    return typer.Option(help=text, rich_help_panel=panel, show_default=False, hidden=rare)
 
 
 MethodFlag = Annotated[str | None, flag("A method that `discreet methods` lists.")]
@@ -42,27 +43,30 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stand
 
 NoiseFlag = Annotated[float | None, flag("Noise multiplier z: deviation on the sum / clip.", "Budget")]
 EpsilonFlag = Annotated[float | None, flag("Certified epsilon to stay within.", "Budget")]
-DeltaFlag = Annotated[float | None, flag("Probability that the bound fails, e.g. 1e-5. Required.", "Budget")]
-AcceptDeltaFlag = Annotated[bool, flag("Accept delta >= 1/records, which protects no single record.", "Budget")]
-ToClaimFlag = Annotated[bool, flag("Take the noise that the method's paper claims for --epsilon.", "Budget")]
+DeltaFlag = Annotated[float | None, flag("Probability that it fails, e.g. 1e-5. Required.", "Budget")]
+AcceptDeltaFlag = Annotated[
+    bool, flag("Accept delta >= 1/records, which protects no single record.", "Budget", rare=True)
+]
+ToClaimFlag = Annotated[bool, flag("Take the noise that the method's paper claims for --epsilon.", "Budget", rare=True)]
 
 WholeBatchFlag = Annotated[int | None, flag("Expected records in a step (public).", "Run")]
 StepsFlag = Annotated[int | None, flag("Steps of the run.", "Run")]
 EpochsFlag = Annotated[int | None, flag("Passes; one is ceil(records/batch) steps.", "Run")]
 
-RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee")]
+RelationFlag = Annotated[Neighbouring | None, flag("Which datasets are neighbours.", "Guarantee", rare=True)]
 _Drawn = Literal["poisson", "truncated-poisson", "fixed-size", "balls-in-bins", "full-batch", "own-loader"]
 _Returning = Literal["fixed-bins", "cyclic-poisson", "fixed-order", "reshuffled", "one-pass"]
 SamplingName = Literal[_Drawn, _Returning]
-SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee")]
-CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee")]
+SamplingFlag = Annotated[SamplingName | None, flag("How batches are drawn.", "Guarantee", rare=True)]
+CapFlag = Annotated[int | None, flag("Largest batch of truncated-poisson.", "Guarantee", rare=True)]
 
 BudgetFlag = Annotated[
-    Path | None, flag("The budget file of the records, which is charged before they are read.", "Budget")
+    Path | None, flag("The budget file of the records, which is charged before they are read.", "Budget", rare=True)
 ]
-DataDirFlag = Annotated[Path | None, flag("Where the dataset's files are.", "Data")]
+DataDirFlag = Annotated[Path | None, flag("Where the dataset's files are.", "Data", rare=True)]
 MicroBatchFlag = Annotated[
-    int | None, flag("The most records in memory at once (default: from an estimate of the memory).", "Training")
+    int | None,
+    flag("The most records in memory at once (default: from an estimate of the memory).", "Training", rare=True),
 ]
 
 
@@ -71,40 +75,52 @@ MicroBatchFlag = Annotated[
 class TaskFlags:
     """What a run and a comparison share; a flag that is not given has the default of the data."""
 
-    data: Annotated[str | None, flag("A dataset's name, or your own .npz file (default: digits).")] = None
+    data: Annotated[str | None, flag("A dataset's name, or a .csv, .parquet, .npz file.")] = None
     out: Annotated[Path | None, flag("The directory to write. Required.")] = None
-    model: Annotated[str | None, flag("A model's name (default: the usual one for the data).")] = None
+    model: Annotated[str | None, flag("A model's name (default: the usual one).")] = None
     delta: DeltaFlag = None
     accept_delta: AcceptDeltaFlag = False
     batch: WholeBatchFlag = None
     epochs: EpochsFlag = None
     steps: StepsFlag = None
     data_dir: DataDirFlag = None
-    download: Annotated[bool, flag("Fetch the dataset if it is not on this machine.", "Data")] = False
+    download: Annotated[bool, flag("Fetch the dataset if it is not on this machine.", "Data", rare=True)] = False
+    label: Annotated[str | None, flag("The column of a table to predict.", "Data")] = None
+    schema: Annotated[Path | None, flag("A table's public schema (JSON): bounds and categories.", "Data")] = None
+    test: Annotated[Path | None, flag("Test records, which no epsilon protects.", "Data")] = None
+    hold_out: Annotated[float | None, flag("Share of rows to test on; not protected.", "Data")] = None
     classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
-    records: Annotated[int | None, flag("Public number of records of an .npz file.", "Data")] = None
-    public_data: Annotated[bool, flag("The training records are public.", "Data")] = False
+    records: Annotated[int | None, flag("Public number of records of your own file.", "Data")] = None
+    public_data: Annotated[bool, flag("The training records are public.", "Data", rare=True)] = False
     public_records: Annotated[
         str | None,
-        flag("A dataset or .npz file without protected records, for gep, b-gep and statistics of features.", "Data"),
+        flag("A file without protected records, for gep, b-gep and statistics of features.", "Data", rare=True),
     ] = None
-    features: Annotated[
-        str | None, flag("Public features in place of the records, as a list a,b; none: the records.", "Data")
-    ] = None
+    features: Annotated[str | None, flag("Public features of the records, as a list a,b.", "Data")] = None
     preset: Annotated[str | None, flag("Settings that `discreet presets` lists, e.g. best.")] = None
     budget: BudgetFlag = None
     micro_batch: MicroBatchFlag = None
-    eval_every: Annotated[int | None, flag("Steps between evaluations (default: 20 evaluations).", "Training")] = None
+    eval_every: Annotated[int | None, flag("Steps between evaluations.", "Training", rare=True)] = None
 
     def settings(self) -> dict[str, Any]:
         """The given flags as settings of a run or a comparison, without `out`."""
         features = {} if self.features is None else {"features": features_called(self.features)}
         return {
-            **given(self, leave_out=("out", "accept_delta", "features")),
+            **given(self, leave_out=("out", "accept_delta", "features", "schema")),
             **features,
+            **({} if self.schema is None else {"schema": schema_text(self.schema)}),
             "delta": required_delta(self.delta),
             "accept_large_delta": self.accept_delta,
         }
+
+
+def schema_text(path: Path) -> str:
+    """The schema of a file, in one form, so that a run can be resumed wherever the file is."""
+    check.require(path.is_file(), "a schema file", f"no file {path}", "write one: `discreet schema` drafts it")
+    try:
+        return json.dumps(json.loads(path.read_text(encoding="utf-8")), sort_keys=False)
+    except ValueError as error:
+        check.refuse(f"{path} to be JSON", error, 'write {"age": {"bounds": [18, 90]}, ...}')
 
 
 def features_called(text: str) -> tuple[str, ...]:
@@ -151,6 +167,36 @@ def required_epsilon(epsilon: float | None) -> float:
 
 def required_out(out: Path | None) -> Path:
     return required("out", out, "name a directory to write, e.g. --out runs/first")
+
+
+def require_all(**given: object) -> None:
+    """Refuse a command line that lacks any of these flags, and name all of them at once.
+
+    >>> require_all(epsilon=None, delta=None, out="runs/a")
+    Traceback (most recent call last):
+    ...
+    discreet.core.check.Refused: Expected --epsilon and --delta, got neither. Remedy: add e.g. --epsilon 3 --delta 1e-5.
+    """
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        names = [f"--{name.replace('_', '-')}" for name in missing]
+        expected = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        got = ("none", "neither", "none of them")[min(len(names), 3) - 1]
+        check.refuse(expected, got, "add e.g. " + " ".join(f"{flag} {_EXAMPLES[flag[2:]]}" for flag in names))
+
+
+_EXAMPLES = {
+    "epsilon": "3",
+    "delta": "1e-5",
+    "noise": "1.1",
+    "out": "runs/first",
+    "records": "50000",
+    "label": "COLUMN",
+    "classes": "10",
+    "schema": "schema.json",
+    "run": "runs/first",
+    "method": "dp-sgd",
+}
 
 
 def required(name: str, value: _Value | None, remedy: str) -> _Value:

@@ -11,7 +11,8 @@ from discreet.cli.flags import INTERRUPTED, JsonFlag, emit, flag, required_delta
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file
-from discreet.runs.planner import Question, answer
+from discreet.runs.planning.advisor import RULES, Wanted, size_of, usual_delta
+from discreet.runs.planning.planner import Question, answer
 from discreet.stages.delta import delta_warning
 
 
@@ -46,13 +47,13 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
         check_file(flags.out)
     command = command_line()
     try:
-        from discreet.report import planned, terminal
-        from discreet.runs.step_cost import measure
+        from discreet.report import planned, progress, terminal
+        from discreet.runs.planning.step_cost import measure
 
         trial = None
         if flags.model is not None and shape is not None:
             trial = measure(flags.model, shape=shape[0], classes=shape[1], micro_batch=micro_batch)
-        with terminal.pricing_bar(quiet=as_json) as listener:
+        with progress.pricing_bar(quiet=as_json) as listener:
             found = answer(question, listener)
     except KeyboardInterrupt:
         print("Stopped. Nothing was kept: run the command again.", file=sys.stderr)
@@ -71,17 +72,19 @@ def plan(flags: QuestionFlags, as_json: JsonFlag = False) -> int:
 
 
 def _question(flags: QuestionFlags) -> Question:
-    numbers = {"records": flags.records, "batch": flags.batch, "epochs": flags.epochs}
-    examples = {"records": 60000, "batch": 1024, "epochs": 20}
-    given = {
-        name: shared.required(name, value, f"a public number of the run, e.g. --{name} {examples[name]}")
-        for name, value in numbers.items()
-    }
+    """The question; numbers that were not given are the advised ones."""
+    shared.require_all(records=flags.records, epsilon=flags.epsilon)
+    assert flags.records is not None
+    usual = Wanted(records=flags.records, epsilon=required_epsilon(flags.epsilon))
+    batch, steps = size_of(usual.records, RULES[usual.kind])
+    batch = batch if flags.batch is None else flags.batch
     names = recipes.METHODS if flags.methods is None else recipes.methods_called(flags.methods)
     return Question(
-        **given,
-        epsilon=required_epsilon(flags.epsilon),
-        delta=required_delta(flags.delta),
+        records=usual.records,
+        batch=batch,
+        epochs=max(1, round(steps * batch / usual.records)) if flags.epochs is None else flags.epochs,
+        epsilon=usual.epsilon,
+        delta=usual_delta(usual.records) if flags.delta is None else required_delta(flags.delta),
         accept_large_delta=flags.accept_delta,
         methods=tuple(dict.fromkeys(names)),
     )
@@ -94,9 +97,9 @@ def _shape(flags: QuestionFlags) -> tuple[tuple[int, ...], int] | None:
         check.require(not given, "--model with --" + " and --".join(given).replace("_", "-"), "none", "name a model")
         return None
     if flags.data is not None:
-        from discreet.data.catalogue import BENCHMARKS
+        from discreet.data.catalogue import known_shapes
 
-        known = {"digits": ((1, 8, 8), 10), **{name: (b.shape, b.classes) for name, b in BENCHMARKS.items()}}
+        known = known_shapes()
         remedy = "give --record-shape and --classes for your own data"
         check.require(flags.data in known, f"--data to be one of {', '.join(known)}", repr(flags.data), remedy)
         return known[flags.data]

@@ -3,7 +3,7 @@
 import enum
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
@@ -40,7 +40,8 @@ RESERVED = frozenset(
         *("device", "directory", "download", "epochs", "epsilon", "eval_every", "everything", "help", "json"),
         *("learning_rate", "ledger", "main", "method", "methods", "micro_batch", "model", "momentum", "noise"),
         *("one_run", "optimizer", "other_repeats", "out", "public_data", "public_records", "quick", "rate"),
-        *("factory", "features", "preset"),
+        *("factory", "features", "file", "hold_out", "label", "minutes", "parameters", "place", "preset", "public"),
+        *("schema", "test"),
         *("record_shape", "records", "relation", "repeats", "run", "sampling", "schedule", "schedule_per"),
         *("seed", "seeds", "solve", "steps", "truth", "tune_on", "version", "weight_decay", "workers"),
     }
@@ -95,16 +96,16 @@ def parameters(method: Method) -> tuple[Parameter, ...]:
     )
 
 
-def flags() -> list[inspect.Parameter]:
-    """One command-line option for every parameter of every recipe."""
+def flags(shown: Sequence[str] = ()) -> list[inspect.Parameter]:
+    """One command-line option for every parameter of every recipe; the help lists those of the methods in `shown`."""
     shared: dict[str, list[Parameter]] = {}
     for method in METHODS.values():
         for parameter in parameters(method):
             shared.setdefault(parameter.key, []).append(parameter)
-    return [_option(key, owners) for key, owners in shared.items()]
+    return [_option(key, owners, shown) for key, owners in shared.items()]
 
 
-def _option(key: str, owners: list[Parameter]) -> inspect.Parameter:
+def _option(key: str, owners: list[Parameter], shown: Sequence[str]) -> inspect.Parameter:
     flag = owners[0].flag
     alike: dict[str, list[str]] = {}
     for owner in owners:
@@ -114,7 +115,10 @@ def _option(key: str, owners: list[Parameter]) -> inspect.Parameter:
     annotation: Any = bool | None if switch else str | None
     names = f"{flag}/--no-{flag[2:]}" if switch else flag
     metavar = None if switch else owners[0].kind.words.upper().replace(" ", "-")
-    option = typer.Option(names, help=help_text, rich_help_panel=_PANEL, show_default=False, metavar=metavar)
+    hidden = not any(owner.method in shown for owner in owners)
+    option = typer.Option(
+        names, help=help_text, rich_help_panel=_PANEL, show_default=False, metavar=metavar, hidden=hidden
+    )
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option]
     )

@@ -17,7 +17,7 @@ from discreet.core.files import check_directory
 from discreet.runs.config import RunConfig
 from discreet.runs.folder import RunFolder, resume_line
 
-PRESET_METHOD: Final = "dp-sgd"  # a preset is for this method unless the user names another
+USUAL_METHOD: Final = "dp-sgd"
 
 
 @final
@@ -26,27 +26,27 @@ class TrainFlags:
     """What one run takes besides; a flag that is not given has the default of the data."""
 
     method: shared.MethodFlag = None
-    accept_uncertified: Annotated[bool, flag("Train with a method for which nothing is proven.")] = False
+    accept_uncertified: Annotated[bool, flag("Train with a method for which nothing is proven.", rare=True)] = False
     epsilon: shared.EpsilonFlag = None
     noise: shared.NoiseFlag = None
     calibrate_to_claim: shared.ToClaimFlag = False
     relation: shared.RelationFlag = None
     sampling: shared.SamplingFlag = None
     cap: shared.CapFlag = None
-    optimizer: Annotated[Literal["sgd", "adam"] | None, flag("Takes the noisy gradient.", "Training")] = None
+    optimizer: Annotated[Literal["sgd", "adam"] | None, flag("Takes the noisy gradient.", "Training", rare=True)] = None
     learning_rate: Annotated[float | None, flag("Step size on the noisy mean.", "Training")] = None
-    momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training")] = None
-    weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training")] = None
+    momentum: Annotated[float | None, flag("As in torch.optim.SGD.", "Training", rare=True)] = None
+    weight_decay: Annotated[float | None, flag("As in torch.optim.", "Training", rare=True)] = None
     schedule: Annotated[
-        Literal["constant", "linear", "cosine"] | None, flag("How the learning rate falls to zero.", "Training")
+        Literal["constant", "linear", "cosine"] | None, flag("How the learning rate falls.", "Training", rare=True)
     ] = None
-    average: Annotated[float | None, flag("Decay of the average of parameters; 0: no average.", "Training")] = None
+    average: Annotated[float | None, flag("Decay of the parameters' average; 0: none.", "Training", rare=True)] = None
     keep_best: Annotated[
-        bool, flag("Publish the best checkpoint by the test records, which you declare public.", "Training")
+        bool, flag("Publish the best checkpoint by the test records, declared public.", "Training", rare=True)
     ] = False
-    checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training")] = None
+    checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training", rare=True)] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
-    seed: Annotated[int | None, flag("Makes the run repeatable, but NOT private.", "Training")] = None
+    seed: Annotated[int | None, flag("Repeatable, but NOT private.", "Training")] = None
     recipe_flags: recipes.Given = field(default_factory=dict)
 
 
@@ -65,8 +65,9 @@ def resume(
 
 
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
-    name = PRESET_METHOD if flags.method is None and task.preset is not None else flags.method
-    method = recipes.method_called(name)
+    budget = flags.epsilon if flags.noise is None else flags.noise
+    shared.require_all(epsilon=budget, delta=task.delta, out=task.out)
+    method = recipes.method_called(USUAL_METHOD if flags.method is None else flags.method)
     accepted, got = flags.accept_uncertified, f"{method.name} ({method.guarantee})"
     remedy = "choose another, or give --accept-uncertified: the result will say that nothing is proven"
     check.require(method.certified or accepted, "a method with a certificate", got, remedy)
@@ -89,10 +90,11 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
     try:
         settings = config()
         place = Path(settings.out)
-        from discreet.report import terminal
+        from discreet.report import progress, terminal
 
-        with terminal.training_bar(quiet=as_json) as listener:
-            result = runs.train(settings, on_progress=listener, resume=resuming)
+        with progress.training_bar(quiet=as_json) as listener:
+            start = None if as_json else progress.announce
+            result = runs.train(settings, on_start=start, on_progress=listener, resume=resuming)
     except KeyboardInterrupt:
         told = "Stopped before the run began: nothing was charged."
         if place is not None and RunFolder(place).run.is_file():

@@ -50,11 +50,11 @@ def tune(
 ) -> int:
     """Search settings at random within one budget that also pays for the choice; rerun the command to resume."""
     settings = _settings(task, flags, space or [])
-    from discreet.report import terminal
+    from discreet.report import progress, terminal
     from discreet.runs.tuning.sweep import tune_with
 
     try:
-        with terminal.elapsed_bar(quiet=as_json) as listener:
+        with progress.elapsed_bar(quiet=as_json) as listener:
             result = tune_with(settings, on_progress=listener)
     except KeyboardInterrupt:
         print("Stopped and saved. Rerun the command to resume.", file=sys.stderr)

@@ -193,3 +193,8 @@ REVIEWS = Benchmark(
 )
 
 BENCHMARKS = {known.source.name: known for known in (FASHION_MNIST, MNIST, CIFAR10, ADULT, REVIEWS)}
+
+
+def known_shapes() -> dict[str, tuple[tuple[int, ...], int]]:
+    """The shape of a record and the number of classes of each dataset."""
+    return {"digits": ((1, 8, 8), 10), **{name: (one.shape, one.classes) for name, one in BENCHMARKS.items()}}

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from discreet.core.check import count, refuse, require
+from discreet.core.own_files import is_own
 from discreet.data.catalogue import BENCHMARKS, DIGITS_SHA256, Scale
 from discreet.data.sources import checksum, obtain, verified
 
@@ -82,6 +83,9 @@ def load(
         if classes is None:
             refuse("classes with an npz file", "none", "give the public number of classes: classes=3, --classes 3")
         return load_npz(name, classes=classes, records=records, public=public)
+    if is_own(name):
+        remedy = "tables are for --data of `discreet train` and `discreet compare`; store public records as .npz"
+        refuse("a dataset's name or an npz file here", name, remedy)
     if name not in DATASETS:
         refuse(f"a dataset of {', '.join(DATASETS)}, or a path that ends in .npz", name, "choose one of these")
     expected = f"no classes, records or public with the benchmark {name}"

@@ -35,6 +35,9 @@ MARKERS = (
     ("|", "M-1.3,-4.6h2.6v9.2h-2.6z"),
 )
 
+GREY = "#b9bec5"
+MOST_LABELS = 6
+
 Interval = tuple[float, float]
 Points = tuple[tuple[float, float, float, float], ...]  # (x, mean, low, high) in order of x
 
@@ -42,11 +45,12 @@ Points = tuple[tuple[float, float, float, float], ...]  # (x, mean, low, high) i
 @final
 @dataclass(frozen=True)
 class Series:
-    """A line, and the number of its colour and marker."""
+    """A line, and the number of its colour and marker; one that is not bright is drawn in grey, without a label."""
 
     name: str
     style: int
     points: Points
+    bright: bool = True
 
     @staticmethod
     def exact(name: str, style: int, points: Sequence[tuple[float, float]]) -> Series:
@@ -185,16 +189,49 @@ def as_percent(value: float, _: object = None) -> str:
     return f"{value * 100:.0f}%"
 
 
+def label_places(ends: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels near the ends of their lines, at least `gap` apart and inside [low, high] where they fit.
+
+    >>> label_places([5.0, 5.5, 20.0], 2.0, 0.0, 30.0)
+    [4.25, 6.25, 20.0]
+    """
+    order = sorted(range(len(ends)), key=ends.__getitem__)
+    groups: list[tuple[float, int]] = []  # (first place, number of labels), each as near to its lines as it can be
+    members: list[list[float]] = []
+    for index in order:
+        members.append([ends[index]])
+        groups.append((ends[index], 1))
+        while len(groups) > 1 and groups[-1][0] < groups[-2][0] + gap * groups[-2][1]:
+            joined = members[-2] + members.pop()
+            groups.pop()
+            members[-1] = joined
+            first = sum(end - gap * place for place, end in enumerate(joined)) / len(joined)
+            groups[-1] = (first, len(joined))
+        first, count = groups[-1]
+        groups[-1] = (max(low, min(first, high - gap * (count - 1))), count)
+    placed = [first + gap * place for first, count in groups for place in range(count)]
+    found = [0.0] * len(ends)
+    for index, place in zip(order, placed, strict=True):
+        found[index] = place
+    return found
+
+
+def labelled(chart: Chart) -> list[Series]:
+    """The lines with a name at their end: the bright ones, unless they are too many; these need a legend."""
+    found = [line for line in chart.series if line.bright and line.name and line.points]
+    return found if len(found) <= MOST_LABELS else []
+
+
 def _draw(chart: Chart, titled: bool, axes: Axes) -> None:
-    for line in chart.series:
+    for line in sorted(chart.series, key=lambda one: one.bright):  # bright lines on top
         axes.plot(
             [x for x, *_ in line.points],
             [mean for _, mean, *_ in line.points],
-            color=LIGHT[line.style % len(LIGHT)],
-            marker=MARKERS[shape(line.style)][0],
+            color=LIGHT[line.style % len(LIGHT)] if line.bright else GREY,
+            marker=MARKERS[shape(line.style)][0] if line.bright else None,
             markersize=4,
             markevery=max(1, len(line.points) // 8),
-            linewidth=1.5,
+            linewidth=1.8 if line.bright else 1.0,
             linestyle="-" if line.style < len(LIGHT) else "--",
             label=line.name,
         )
@@ -207,7 +244,17 @@ def _draw(chart: Chart, titled: bool, axes: Axes) -> None:
     light_grid(axes, "y")
     if chart.percent:
         axes.yaxis.set_major_formatter(as_percent)
-    if len(chart.series) > len(LIGHT):  # too many to fit among the lines
+    if labelled(chart):
+        _label_ends(chart, axes)
+    elif any(line.name for line in chart.series):  # too many to name at their ends
         axes.figure.legend(loc="outside right center", frameon=False, fontsize=8)
-    elif any(line.name for line in chart.series):
-        axes.legend(frameon=False, fontsize=9)
+
+
+def _label_ends(chart: Chart, axes: Axes) -> None:
+    """The names of the bright lines to the right of their ends."""
+    lines = labelled(chart)
+    to_axes = (axes.transData + axes.transAxes.inverted()).transform
+    ends = [float(to_axes(line.points[-1][:2])[1]) for line in lines]
+    for line, y in zip(lines, label_places([min(max(end, 0.0), 1.0) for end in ends], 0.05, 0.0, 1.0), strict=True):
+        colour = LIGHT[line.style % len(LIGHT)]
+        axes.text(1.02, y, line.name, transform=axes.transAxes, color=colour, va="center", fontsize=9)

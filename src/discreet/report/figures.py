@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.methods import METHODS
-from discreet.report import charts
+from discreet.report import charts, standing
 from discreet.report.charts import LIGHT, Chart, Interval, Series
 from discreet.runs.comparison.values import Changes, Comparison, MethodResult
 
@@ -45,14 +48,14 @@ def every_chart(comparison: Comparison) -> tuple[Chart, ...]:
 
 def learning_curves(comparison: Comparison) -> tuple[Chart, ...]:
     """Accuracy against steps and against certified epsilon."""
-    numbers = styles(comparison.entries)
+    numbers, shining = styles(comparison.entries), standing.bright(comparison)
 
     def chart(key: str, title: str, x_label: str, x_short: str, *, by_step: bool, x_least: float = 0.0) -> Chart:
         series = []
-        for entry in comparison.finished:
+        for entry in _raced(comparison):
             found = [(float(step) if by_step else epsilon, accuracy) for step, epsilon, accuracy in entry.curve]
             points = tuple((x, a.mean, a.low, a.high) for x, a in found if math.isfinite(x))
-            series.append(Series(entry.name, numbers[entry.name], points))
+            series.append(Series(entry.name, numbers[entry.name], points, entry.name in shining))
         lines, ends = tuple(series), _where_lines_end(series)
         return Chart(key, title, x_label, x_short, lines, ends, percent=True, x_least=x_least)
 
@@ -61,19 +64,25 @@ def learning_curves(comparison: Comparison) -> tuple[Chart, ...]:
     return steps, chart("accuracy-by-epsilon", title, label, "ε", by_step=False, x_least=comparison.epsilon)
 
 
+def _raced(comparison: Comparison) -> tuple[MethodResult, ...]:
+    """The finished rows that learned: one that did not would compress the scale of all others."""
+    return tuple(entry for entry in comparison.finished if standing.learned(comparison, entry))
+
+
 def frontier(comparison: Comparison) -> Chart | None:
     """Final accuracy against the budget, each method calibrated anew; None for a single budget."""
     if not comparison.others:
         return None
-    numbers = styles(comparison.entries)
-    points: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in numbers}
+    numbers, shining = styles(comparison.entries), standing.bright(comparison)
+    raced = {entry.name for entry in _raced(comparison)}
+    points: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in numbers if name in raced}
     for budget in comparison.budgets:
         for entry in budget.entries:
             if (a := entry.accuracy) is not None and entry.name in points:
                 points[entry.name].append((budget.epsilon, a.mean, a.low, a.high))
-    series = tuple(Series(name, numbers[name], tuple(held)) for name, held in points.items() if held)
+    series = tuple(Series(name, numbers[name], tuple(held), name in shining) for name, held in points.items() if held)
     title, label = "Accuracy at each budget", "certified epsilon of the whole run"
-    values = _in_the_race(charts.means(series))
+    values = without_low_outliers(charts.means(series))
     ends = _in_steps(min(values) - 0.02, max(values) + 0.01) if values else (0.0, 1.0)
     return Chart("frontier", title, label, "budget ε", series, ends, percent=True)
 
@@ -83,8 +92,8 @@ def courses(comparison: Comparison) -> tuple[Chart, ...]:
     numbers, end = styles(comparison.entries), comparison.steps
 
     def lines(values: Callable[[MethodResult], Changes]) -> tuple[Series, ...]:
-        held = ((entry, _stairs(values(entry), end)) for entry in comparison.entries)
-        return tuple(Series.exact(e.name, numbers[e.name], corners) for e, corners in held if corners)
+        held = ((entry, _stairs(values(entry), end)) for entry in standing.learners(comparison))
+        return _unusual([Series.exact(entry.name, numbers[entry.name], corners) for entry, corners in held if corners])
 
     masked = any(value < 1 for entry in comparison.entries for _, value in entry.course.density)
     noise = lines(lambda entry: entry.course.noise)
@@ -96,6 +105,15 @@ def courses(comparison: Comparison) -> tuple[Chart, ...]:
         _course("domain", "Diameter of the domain", "diameter of the domain", False, domain, end),
     )
     return tuple(chart for chart in made if chart.series)
+
+
+def _unusual(series: list[Series]) -> tuple[Series, ...]:
+    """The lines, of which the baseline and those that differ from the most common one are bright."""
+    common = collections.Counter(line.points for line in series).most_common(1)
+    same = common[0][0] if common and common[0][1] > 1 else None
+    return tuple(
+        dataclasses.replace(line, bright=line.points != same or line.name == standing.BASELINE) for line in series
+    )
 
 
 def _course(key: str, title: str, label: str, percent: bool, series: tuple[Series, ...], end: int) -> Chart:
@@ -115,11 +133,11 @@ def save_all(comparison: Comparison, directory: Path) -> tuple[Path, ...]:
 
 def _draw_ranking(comparison: Comparison, axes: Axes) -> None:
     numbers = styles(comparison.entries)
-    names = [entry.name for entry in comparison.finished]
-    for place, entry in enumerate(comparison.finished):
+    names, shining = [entry.name for entry in _raced(comparison)], standing.bright(comparison)
+    for place, entry in enumerate(_raced(comparison)):
         accuracy = entry.accuracy
         assert accuracy is not None  # it has finished runs
-        colour = LIGHT[numbers[entry.name] % len(LIGHT)]
+        colour = LIGHT[numbers[entry.name] % len(LIGHT)] if entry.name in shining else charts.GREY
         axes.plot([accuracy.low, accuracy.high], [place, place], color=colour, linewidth=2)
         single = [run.accuracy for run in entry.runs]
         axes.plot(single, [place] * len(single), "o", color=colour, alpha=0.4)
@@ -137,14 +155,21 @@ def _in_steps(low: float, high: float) -> Interval:
     return max(first, 0.0), min(1.0, max(last, first + 0.05))
 
 
-def _in_the_race(values: list[float]) -> list[float]:
-    """Without values below half of the best: a run that failed to learn would compress all others."""
-    return [value for value in values if value >= max(values) / 2]
+def without_low_outliers(values: Sequence[float]) -> list[float]:
+    """Without values far below the others, which would compress the scale: Tukey's fence below the lower quartile.
+
+    >>> without_low_outliers([0.62, 0.74, 0.79, 0.80, 0.80, 0.81])
+    [0.74, 0.79, 0.8, 0.8, 0.81]
+    """
+    if len(values) < 4:
+        return [value for value in values if value >= max(values) / 2]
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return [value for value in values if value >= lower - 1.5 * (upper - lower)]
 
 
 def _where_lines_end(series: Sequence[Series]) -> Interval:
     """The part of [0, 1] where lines end and differ, at least half of each; what starts below is cut off."""
-    last = _in_the_race([line.points[-1][1] for line in series if line.points])
+    last = without_low_outliers([line.points[-1][1] for line in series if line.points])
     if not last:
         return 0.0, 1.0
     halfway = [line.points[len(line.points) // 2][1] for line in series if line.points and line.points[-1][1] in last]

@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from discreet.core.files import write_json, write_text
-from discreet.report import figures, svg, wording
+from discreet.report import figures, standing, svg, wording
 from discreet.report.charts import DARK, LIGHT, Chart
 from discreet.runs.comparison.values import Comparison, settings_in_words
 
@@ -44,13 +44,17 @@ def render(comparison: Comparison) -> str:
     frontier, numbers = figures.frontier(comparison), figures.styles(comparison.entries)
     return filled(
         "page.html",
-        title=f"Private training on {comparison.data}, at {wording.counted(len(comparison.budgets), 'budget')}",
+        title=f"Private training on {wording.data_called(comparison.data)}",
         delta=wording.power(comparison.delta),
         text=wording,
+        standing=standing,
+        bright=standing.bright(comparison),
         settings=settings_in_words,
         markers={name: Markup(svg.marker(style)) for name, style in numbers.items()},
         strips=_strips(comparison, numbers),
-        legend=_legend((entry.name, numbers[entry.name]) for entry in comparison.finished),
+        legend=_legend(
+            (entry.name, numbers[entry.name]) for entry in comparison.finished if standing.learned(comparison, entry)
+        ),
         charts=[drawn(chart) for chart in figures.learning_curves(comparison)],
         courses=[drawn(chart) for chart in figures.courses(comparison)],
         frontier=None if frontier is None else drawn(frontier),
@@ -107,9 +111,11 @@ def _policy(style: str, script: str) -> str:
 
 def _strips(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     """For each finished row its runs, mean and interval on one scale."""
-    found = [(entry, entry.accuracy) for entry in comparison.finished if entry.accuracy is not None]
+    shown = [entry for entry in comparison.finished if standing.learned(comparison, entry)]
+    found = [(entry, entry.accuracy) for entry in shown if entry.accuracy is not None]
     ends = [end for _, accuracy in found for end in (max(accuracy.low, 0.0), min(accuracy.high, 1.0))]
     ends += [run.accuracy for entry, _ in found for run in entry.runs]
+    ends = figures.without_low_outliers(ends) if ends else ends
     return {
         e.name: Markup(svg.strip(a, [run.accuracy for run in e.runs], numbers[e.name], min(ends), max(ends)))
         for e, a in found

@@ -10,8 +10,8 @@ from discreet.report import wording
 from discreet.report.charts import Chart, Series, above_zero, save_both
 from discreet.report.page import coordinates, drawn, filled
 from discreet.report.terminal import plain_table
-from discreet.runs.planner import Answer, MethodPrice, Price
-from discreet.runs.step_cost import StepCost
+from discreet.runs.planning.planner import Answer, MethodPrice, Price
+from discreet.runs.planning.step_cost import StepCost
 
 _ELSEWHERE = Price(why="this method has other samplers; they are listed below the table")
 UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"

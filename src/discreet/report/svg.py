@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree as Tree
 
-from discreet.report.charts import LIGHT, MARKERS, Chart, Series, log_ticks, shape, ticks
+from discreet.report.charts import LIGHT, MARKERS, Chart, Series, label_places, labelled, log_ticks, shape, ticks
 from discreet.runs.comparison.values import Estimate
 
-WIDTH, HEIGHT = 460, 320
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 46
+WIDTH, HEIGHT = 520, 320
+LEFT, RIGHT, TOP, BOTTOM = 46, 108, 10, 46
 STRIP_WIDTH, STRIP_HEIGHT = 132, 18
+LONGEST_LABEL = 17
 
 
 def _add(parent: Tree.Element, tag: str, text: str | None = None, **attributes: Any) -> Tree.Element:
@@ -62,10 +63,11 @@ def chart(chart: Chart) -> str:
     _axes(root, chart, plane)
     clip = f"clip-{chart.key}"
     window = _add(_add(root, "defs"), "clipPath", id=clip)
-    _add(window, "rect", x=LEFT, y=TOP - 5, width=WIDTH - LEFT, height=HEIGHT - TOP - BOTTOM + 5)
+    _add(window, "rect", x=LEFT, y=TOP - 5, width=WIDTH - LEFT - RIGHT + 6, height=HEIGHT - TOP - BOTTOM + 5)
     lines = _add(root, "g", clip_path=f"url(#{clip})")
-    for line in chart.series:
+    for line in sorted(chart.series, key=lambda one: one.bright):  # bright lines on top
         _line(lines, line, plane)
+    _labels(root, chart, plane)
     _add(root, "line", class_="cursor", x1=LEFT, x2=LEFT, y1=TOP, y2=HEIGHT - BOTTOM)
     return _text(root)
 
@@ -102,7 +104,9 @@ def _short(value: float) -> str:
 
 
 def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
-    group = _add(parent, "g", class_=f"line {style_class(line.style)}", data_name=line.name)
+    rest = "" if line.bright else " rest"
+    point = " point" if len(line.points) == 1 else ""
+    group = _add(parent, "g", class_=f"line {style_class(line.style)}{rest}{point}", data_name=line.name)
     if not line.points:
         return
     middle, lower, upper = (
@@ -114,6 +118,15 @@ def _line(parent: Tree.Element, line: Series, plane: Plane) -> None:
     every = max(1, len(line.points) // 7)
     for place in middle[line.style % every :: every]:
         _add(group, "path", class_="mark", d=MARKERS[shape(line.style)][1], transform=f"translate({place})")
+
+
+def _labels(root: Tree.Element, chart: Chart, plane: Plane) -> None:
+    """The names of the bright lines at their ends."""
+    lines, top, bottom = labelled(chart), float(TOP), float(HEIGHT - BOTTOM)
+    ends = [min(max(plane.y(line.points[-1][1]), top), bottom) for line in lines]
+    for line, y in zip(lines, label_places(ends, 15.0, top + 4, bottom), strict=True):
+        shown = line.name if len(line.name) <= LONGEST_LABEL else line.name[: LONGEST_LABEL - 1] + "…"
+        _add(root, "text", shown, class_=f"end {style_class(line.style)}", x=WIDTH - RIGHT + 8, y=y + 4)
 
 
 def marker(style: int) -> str:

@@ -1,12 +1,10 @@
-"""Output for a terminal: tables, progress bars and a curve of characters."""
+"""Output for a terminal: tables and a curve of characters."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -20,10 +18,9 @@ from discreet.training.spending import format_epsilon
 
 if TYPE_CHECKING:
     from discreet.accounting.accountants import Certificate
-    from discreet.runs import RunProgress, RunResult
+    from discreet.runs import RunResult
     from discreet.runs.audit_rows import AuditRow
     from discreet.runs.budget import BudgetState
-    from discreet.runs.comparison.compare import ComparisonProgress
     from discreet.runs.comparison.values import Comparison, Estimate, Reference
     from discreet.runs.folder_bill import FolderBill
     from discreet.runs.tuning.sweep import TuneResult
@@ -214,77 +211,6 @@ def truth_table(rows: Sequence[AuditRow]) -> RenderableType:
     least = min((row.confidence for row in rows), default=None)
     note = [] if least is None else [Text(f"audited: a lower bound on epsilon by an attack, confidence {least:g}")]
     return Group(_table("truth table", columns, cells), *note)
-
-
-@contextlib.contextmanager
-def audit_bar(rows: int, *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    with _bar(quiet) as follow:
-        seen: dict[str, int] = {}
-
-        def listen(label: str, done: int, total: int) -> None:
-            seen.setdefault(label, len(seen))
-            follow(f"row {len(seen)}/{rows}: {label}, trial", done, total, "")
-
-        yield listen
-
-
-@contextlib.contextmanager
-def pricing_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    with _bar(quiet) as follow:
-        yield lambda label, done, total: follow(f"pricing {label}", done, total, "")
-
-
-@contextlib.contextmanager
-def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
-    with _bar(quiet) as follow:
-        yield lambda news: follow(news.stage, news.step, news.steps, _news(news.epsilon, news.accuracy, news.seeded))
-
-
-@contextlib.contextmanager
-def elapsed_bar(*, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """Elapsed time and nothing else: how far a search has come would reveal how many runs it has."""
-    with _bar(quiet) as follow:
-        yield lambda seconds: follow(f"searching, {seconds:.0f} s", 0, 0, "")
-
-
-@contextlib.contextmanager
-def comparison_bar(*, quiet: bool) -> Iterator[Callable[[ComparisonProgress], None]]:
-    with _bar(quiet) as follow:
-
-        def listen(news: ComparisonProgress) -> None:
-            stage = f"{news.stage}, " if news.stage else ""
-            label = f"{stage}run {news.index + 1}/{news.runs}: {news.name}, {news.phase.value}"
-            follow(label, news.step, news.steps, news.note or _news(news.epsilon, news.accuracy))
-
-        yield listen
-
-
-@contextlib.contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description} {task.completed:.0f}/{task.total:.0f}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[news]}", markup=False),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, highlight=False)
-    with Bar(*columns, console=console, disable=quiet or not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("starting", total=0, news="")
-
-        def follow(label: str, step: int, steps: int, news: str) -> None:
-            bar.update(task, description=label, completed=step, total=steps)
-            if news:  # stays until the next evaluation
-                bar.update(task, news=news)
-
-        yield follow
-
-
-def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -> str:
-    spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}" + (f" ({SEEDED})" if seeded else "")
-    return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
 
 
 def _between(points: Sequence[tuple[int, float]], step: float) -> float:

@@ -12,6 +12,20 @@ _SMALL = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+_DATA = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar10": "CIFAR-10", "adult": "Adult"}
+_DATA |= {"digits": "handwritten digits", "reviews": "film reviews"}
+_SETTINGS = {"dims": "dimensions", "rate": "sampling rate", "batch": "batch size", "noise": "noise multiplier"}
+
+
+def data_called(name: str) -> str:
+    """A dataset as a reader knows it; your own file by its name.
+
+    >>> data_called("fashion-mnist"), data_called("visits.csv")
+    ('Fashion-MNIST', 'visits.csv')
+    """
+    return _DATA.get(name, name)
+
+
 def percent(value: float) -> str:
     return f"{points(value)}%"
 
@@ -49,10 +63,23 @@ def sort_value(value: float | None) -> float:
 
 
 def audit_settings(row: AuditRow) -> str:
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
-        for name, value in row.parameters.items()
-    )
+    """The settings of an attack in words."""
+    return ", ".join(_setting(name, value) for name, value in row.parameters.items())
+
+
+def _setting(name: str, value: object) -> str:
+    """
+    >>> _setting("trials", 4e6), _setting("game", "one step"), _setting("feedback_clip", 0.5), _setting("delta", 1e-5)
+    ('4,000,000 trials', 'one step', 'feedback clip 0.5', 'delta 10⁻⁵')
+    """
+    if name == "game":
+        return str(value)
+    words = _SETTINGS.get(name, name.replace("_", " "))
+    if not isinstance(value, (int, float)):
+        return f"{words} {value}"
+    if name in ("trials", "steps", "records", "canaries"):
+        return f"{value:,.0f} {words if value != 1 else words.removesuffix('s')}"
+    return f"{words} {power(value) if 0 < value < 1e-3 else f'{value:g}'}"
 
 
 def multiplier(noise: float) -> str:

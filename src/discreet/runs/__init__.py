@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from discreet.runs.defaults import complete, plan_of
     from discreet.runs.folder import RunFolder
     from discreet.runs.presets import DEFAULTS, PRESETS
-    from discreet.runs.results import RunProgress, RunResult
+    from discreet.runs.results import RunOutline, RunProgress, RunResult
     from discreet.runs.training import load_config, load_result, train
 
-__all__ = ["DEFAULTS", "OPTIMIZERS", "PRESETS", "SAMPLERS", "RunConfig", "RunFolder", "RunProgress", "RunResult"]
-__all__ += ["complete", "load_config", "load_result", "plan_of", "train"]
+__all__ = ["DEFAULTS", "OPTIMIZERS", "PRESETS", "SAMPLERS", "RunConfig", "RunFolder", "RunOutline", "RunProgress"]
+__all__ += ["RunResult", "complete", "load_config", "load_result", "plan_of", "train"]
 
 _NAMES = {
     "config": ("OPTIMIZERS", "SAMPLERS", "RunConfig"),
     "defaults": ("complete", "plan_of"),
     "folder": ("RunFolder",),
     "presets": ("DEFAULTS", "PRESETS"),
-    "results": ("RunProgress", "RunResult"),
+    "results": ("RunOutline", "RunProgress", "RunResult"),
     "training": ("load_config", "load_result", "train"),
 }
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self, final
 
 from discreet.core import check
+from discreet.core.own_files import is_table
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
@@ -40,6 +41,7 @@ SCHEDULES: Final = ("constant", "linear", "cosine")
 _LATER: Final = MappingProxyType(
     {"accept_large_delta": False, "keep_best": False}
     | dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))
+    | dict.fromkeys(("label", "schema", "test", "hold_out"))
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
@@ -70,6 +72,9 @@ class RunConfig:
     preset                     settings by name that replace the defaults of the data; `discreet presets` lists them
     features                   public features in place of the records; () for none
     schedule                   how the learning rate falls: constant, linear or cosine
+    label, schema              of a table (.csv, .parquet): the column to predict, and the public schema as JSON text
+    test, hold_out             of a table: a file with test records, or the share of rows that is held out for tests.
+                               No epsilon protects these records
     public_data                the training records are public, so their accuracy may be shown
     budget                     the budget file of the records; the run is charged to it before they are read
     keep_best                  publish the parameters with the best accuracy on the test records, which you declare
@@ -113,6 +118,10 @@ class RunConfig:
     preset: str | None = None
     features: tuple[str, ...] | None = None
     schedule: str | None = None
+    label: str | None = None
+    schema: str | None = None
+    test: str | None = None
+    hold_out: float | None = None
     budget: str | None = None
     keep_best: bool = False
 
@@ -142,8 +151,20 @@ class RunConfig:
         given, is_valid = f"cap={self.cap!r} with {self.sampling}", (self.sampling == CAPPED) == (self.cap is not None)
         remedy = "cap is the largest number of records in a batch"
         check.require(is_valid, f"cap with {CAPPED}, and only there", given, remedy)
+        self._check_table()
         every = {"eval_every": self.eval_every, "checkpoint_every": self.checkpoint_every}
         check.count("count steps", **{name: value for name, value in every.items() if value is not None})
+
+    def _check_table(self) -> None:
+        """What describes a table comes with a table, and only there."""
+        given = [name for name in ("label", "schema", "test", "hold_out") if getattr(self, name) is not None]
+        if not is_table(self.data):
+            remedy = "leave them out, or pass a table"
+            check.require(not given, f"no {', '.join(given)} with {self.data}", "them", remedy)
+            return
+        missing = [name for name in ("label", "schema") if name not in given]
+        remedy = "name the column to predict (--label) and a public schema (--schema schema.json)"
+        check.require(not missing, f"{' and '.join(missing)} for the table {self.data}", "none", remedy)
 
     def _check_either(self, one: str, other: str, is_valid: bool) -> None:
         got = f"{one}={getattr(self, one)!r} and {other}={getattr(self, other)!r}"

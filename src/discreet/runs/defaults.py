@@ -8,10 +8,12 @@ import math
 from typing import TYPE_CHECKING
 
 from discreet.core import check
+from discreet.core.own_files import is_own, is_table
 from discreet.core.relation import Neighbouring
 from discreet.data import Task, load, published_records
 from discreet.data.features import extract, needs_public
 from discreet.data.features.store import Progress
+from discreet.data.tables import load_table, read_schema
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
 from discreet.runs.config import RunConfig, usual_sampling
@@ -27,14 +29,18 @@ if TYPE_CHECKING:
 
 def load_task(settings: RunConfig | CompareSettings, progress: Progress | None = None) -> Task:
     """The data of a run, with public features in place of records where the settings name any."""
-    own = settings.data.endswith(".npz")  # a published dataset's size and content are known
-    task = load(
-        settings.data,
-        data_dir=settings.data_dir,
-        download=settings.download,
-        classes=settings.classes,
-        records=settings.records if own else None,
-        public=settings.public_data and own,
+    own = is_own(settings.data)  # a published dataset's size and content are known
+    task = (
+        _load_own_table(settings)
+        if is_table(settings.data)
+        else load(
+            settings.data,
+            data_dir=settings.data_dir,
+            download=settings.download,
+            classes=settings.classes,
+            records=settings.records if own else None,
+            public=settings.public_data and own,
+        )
     )
     names, public = features_of(settings), None
     if not names:
@@ -42,6 +48,20 @@ def load_task(settings: RunConfig | CompareSettings, progress: Progress | None =
     if needs_public(names):
         public = load_named(public_of(settings), settings, task)
     return extract(task, names, public=public, data_dir=settings.data_dir, progress=progress)
+
+
+def _load_own_table(settings: RunConfig | CompareSettings) -> Task:
+    expected, remedy = "no classes with a table", "the schema lists the classes of the label"
+    check.require(settings.classes is None, expected, f"classes={settings.classes}", remedy)
+    return load_table(
+        settings.data,
+        label=str(settings.label),
+        schema=read_schema(str(settings.schema)),
+        test=settings.test,
+        hold_out=settings.hold_out,
+        records=settings.records,
+        public=settings.public_data,
+    )
 
 
 def features_of(settings: RunConfig | CompareSettings) -> tuple[str, ...]:
@@ -113,7 +133,7 @@ def records_of(config: RunConfig, task: Task | None) -> int:
     records = config.records if config.records is not None else published
     if records is None:
         remedy = "give records (--records), a public number near the size of the data"
-        check.refuse("a public number of records", "an npz file whose size is private", remedy)
+        check.refuse("a public number of records", "a file whose size is private", remedy)
     return records
 
 
@@ -156,3 +176,23 @@ def every_of(config: RunConfig, plan: Plan) -> tuple[int, int]:
     """Steps between evaluations and between checkpoints: about twenty of each in a run."""
     usual = math.ceil(plan.horizon.steps / 20)
     return config.eval_every or usual, config.checkpoint_every or config.eval_every or usual
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or that this machine does not have."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        check.refuse(f"a device of this machine as device={name!r}", reason, "leave the device out to use the CPU")
+
+
+def check_keeps_best(config: RunConfig, plan: Plan, task: Task) -> None:
+    """Refuse to choose a checkpoint where that would cost privacy that is not paid for."""
+    if config.keep_best:
+        remedy = "drop keep_best: the certificate covers the final parameters only"
+        check.require(plan.analysis.visible, "a method whose iterates may all be seen", config.method, remedy)
+        remedy = "choose by public test records, or pay for the choice with `discreet tune`"
+        check.require(len(task.test) > 0, "public test records to choose a checkpoint by", "none", remedy)

@@ -17,13 +17,17 @@ import fcntl
 import json
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
 from discreet.accounting.ledger import lock
 from discreet.core import check
+from discreet.core.command import command_line, package_versions
 from discreet.core.files import write_text
+from discreet.data import Task
+from discreet.runs.config import RunConfig
 
 
 @final
@@ -131,3 +135,21 @@ def read_json(path: Path) -> dict[str, Any]:
         check.refuse(f"{path} to be JSON", error, "restore the file")
     check.require(isinstance(value, dict), f"{path} to be a JSON object", type(value).__name__, "restore the file")
     return dict(value)
+
+
+def run_facts(config: RunConfig, task: Task) -> dict[str, Any]:
+    """What run.json holds at the start: settings, versions, and public facts about the data."""
+    return {
+        "config": config.to_json(),
+        "command": command_line(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": package_versions("discreet", "torch", "numpy", "scipy"),
+        "data": {
+            "name": task.name,
+            "checksum": task.checksum,
+            "constants": task.constants,
+            "records": config.records if config.records is not None else task.records,
+        },
+        "seed": config.seed,
+        "starts": [],
+    }

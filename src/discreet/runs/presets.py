@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, final
 
 from discreet.core import check
+from discreet.core.own_files import is_table
 
 if TYPE_CHECKING:
     from discreet.runs.comparison.compare import CompareSettings
@@ -112,6 +113,11 @@ def _head(
     )
 
 
+SMALL: Final = 5000  # records below which a batch is a third of them instead of an eighth
+LONG: Final = 40_000  # records from which a head is trained for more steps
+TABLE_CLIP: Final = 0.3
+TABLE_REACH: Final = 30.0
+
 _BOTH: Final = ("scattering", "patches")
 
 PRESETS: Final = (
@@ -207,10 +213,28 @@ def defaults_for(data: str) -> Defaults:
     return DEFAULTS.get(data, _ANY)
 
 
+def usual_size(records: int, *, share: float = 1 / 8, steps: int = 100, more_steps: int = 240) -> tuple[int, int]:
+    """Batch and steps of a linear model on this many records; `share` is the batch as a part of many records.
+
+    >>> usual_size(50_000), usual_size(1500)
+    ((6250, 240), (500, 100))
+    """
+    part = 1 / 3 if records < SMALL else share
+    return max(1, min(records, round(part * records))), more_steps if records >= LONG else steps
+
+
+def table_defaults(records: int | None) -> Defaults:
+    """The settings of a linear model on a table of the user."""
+    if records is None:
+        check.refuse("the public number of records of a table", "none", "give records=, --records: about its size")
+    batch, steps = usual_size(records)
+    return _head(clip=TABLE_CLIP, reach=TABLE_REACH, batch=batch, steps=steps)
+
+
 def usual(settings: RunConfig | CompareSettings) -> Defaults:
-    """The settings that a run uses where the user gives none: those of its preset, or of its dataset."""
+    """The settings that a run uses where the user gives none: those of its preset, or of its data."""
     if settings.preset is None:
-        return defaults_for(settings.data)
+        return table_defaults(settings.records) if is_table(settings.data) else defaults_for(settings.data)
     known = {preset.name: preset for preset in presets_of(settings.data)}
     expected = f"a preset for {settings.data} ({', '.join(known)})"
     check.require(settings.preset in known, expected, repr(settings.preset), "see `discreet presets`")

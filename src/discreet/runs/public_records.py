@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.core import check
+from discreet.core.own_files import is_own
 from discreet.data import Task, load
 from discreet.data.features import needs_public
 
@@ -27,7 +28,7 @@ def check_public_records(config: RunConfig, plan: Plan) -> None:
         "none" if named is None else named,
         "name a dataset that needs no protection: public_records=, --public-records" if needed else "leave them out",
     )
-    own = named is not None and named.endswith(".npz") and config.data.endswith(".npz")
+    own = named is not None and is_own(named) and is_own(config.data)
     same = named == config.data or (own and Path(str(named)).resolve() == Path(config.data).resolve())
     check.require(
         not same,

@@ -13,8 +13,23 @@ CurvePoint = tuple[int, float, float]  # (step, test accuracy, certified epsilon
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class RunOutline:
+    """What a run is about to do, in public values; `begun` steps were run before."""
+
+    method: str
+    data: str
+    model: str
+    parameters: int
+    steps: int
+    begun: int
+    plan: str
+    epsilon: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """Progress after a step. Accuracies (on unprotected data) and epsilon are set at evaluations only.
+    """Progress after a step. Accuracies (on unprotected data) are set at evaluations, epsilon then and now and again.
 
     seeded  the run is not private: `epsilon` is what it would have with secret randomness
     stage   what is counted: steps of training, or records whose features are computed
@@ -76,3 +91,12 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
     values = {name: body[name] for name in names}
     return RunResult(**values, spent=spent, curve=curve, statement=statement, directory=directory)
+
+
+def curve_of(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
+    """One point for each evaluated step; the latest evaluation of a step counts."""
+    points = {}
+    for values in metrics:
+        step, averaged = values["step"], values["test_accuracy_averaged"]
+        points[step] = step, values["test_accuracy"] if averaged is None else averaged, float(values["epsilon"])
+    return tuple(points[step] for step in sorted(points))

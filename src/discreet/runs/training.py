@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from discreet.core import check
-from discreet.core.command import command_line, package_versions
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
@@ -24,31 +23,41 @@ from discreet.data import Task, build
 from discreet.data.features.store import Progress
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig
-from discreet.runs.defaults import complete, every_of, load_task, settle
-from discreet.runs.folder import RunFolder, read_json, resume_line
+from discreet.runs.defaults import check_device, check_keeps_best, complete, every_of, load_task, settle
+from discreet.runs.folder import RunFolder, read_json, resume_line, run_facts
 from discreet.runs.paying import pay
 from discreet.runs.public_records import load_public
-from discreet.runs.results import CurvePoint, RunProgress, RunResult, result_from_json
+from discreet.runs.results import RunOutline, RunProgress, RunResult, curve_of, result_from_json
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
 from discreet.training.private import Private
 
 Listener = Callable[[RunProgress], None]
+TELL_EVERY = 30.0
+"""Seconds after which the listener is told the epsilon so far, if no evaluation did."""
 _EVALUATED_AT_ONCE = 2048
 
 
-def train(config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
+def train(
+    config: RunConfig,
+    *,
+    on_start: Callable[[RunOutline], None] | None = None,
+    on_progress: Listener | None = None,
+    resume: bool = False,
+) -> RunResult:
     """Train with these settings into a run directory; with `resume`, continue after the last charged step.
 
     A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates. A run
-    that ends early for any other reason, after it has spent, raises `RunStopped`.
+    that ends early for any other reason, after it has spent, raises `RunStopped`; one that has spent nothing leaves no
+    directory behind.
     """
+    check_device(config.device)
     config = complete(config)
 
     def run() -> RunResult:
         task = load_task(config, features_progress(on_progress))
-        return train_on(task, config, on_progress=on_progress, resume=resume)
+        return train_on(task, config, on_start=on_start, on_progress=on_progress, resume=resume)
 
     if config.budget is None:
         return run()
@@ -67,10 +76,18 @@ def train(config: RunConfig, *, on_progress: Listener | None = None, resume: boo
         raise RunStopped(1, Path(config.budget), "the same command, which is not charged again") from error
 
 
-def train_on(task: Task, config: RunConfig, *, on_progress: Listener | None = None, resume: bool = False) -> RunResult:
+def train_on(
+    task: Task,
+    config: RunConfig,
+    *,
+    on_start: Callable[[RunOutline], None] | None = None,
+    on_progress: Listener | None = None,
+    resume: bool = False,
+) -> RunResult:
     """Like `train`, on records that have been read and paid for."""
     started = time.perf_counter()
     folder = RunFolder(config.out)
+    is_new = not folder.directory.exists()
     config, plan = settle(config, task)
     check_keeps_best(config, plan, task)
     if resume:
@@ -87,11 +104,15 @@ def train_on(task: Task, config: RunConfig, *, on_progress: Listener | None = No
         part = _TrainingPart(config, task, plan, folder, on_progress)
         try:
             part.begin(resume)
+            if on_start is not None:
+                on_start(part.outline())
             return part.complete(started)
         except Exception as error:
             spent = folder.charges()
             if spent > charged:
                 raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
+            if is_new and not spent:
+                shutil.rmtree(folder.directory)
             raise
         finally:
             part.close()
@@ -102,15 +123,6 @@ def features_progress(listener: Listener | None) -> Progress | None:
     if listener is None:
         return None
     return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))
-
-
-def check_keeps_best(config: RunConfig, plan: Plan, task: Task) -> None:
-    """Refuse to choose a checkpoint where that would cost privacy that is not paid for."""
-    if config.keep_best:
-        remedy = "drop keep_best: the certificate covers the final parameters only"
-        check.require(plan.analysis.visible, "a method whose iterates may all be seen", config.method, remedy)
-        remedy = "choose by public test records, or pay for the choice with `discreet tune`"
-        check.require(len(task.test) > 0, "public test records to choose a checkpoint by", "none", remedy)
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -134,6 +146,7 @@ class _TrainingPart:
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
+        self._told = time.monotonic()
         self._private: Private | None = None
 
     def begin(self, resume: bool) -> None:
@@ -145,7 +158,7 @@ class _TrainingPart:
         else:
             folder.check_new()
             write_json(folder.plan, {**self._plan.to_json(), "digest": self._plan.digest})
-            write_json(folder.run, _run_facts(self._config, self._task))
+            write_json(folder.run, run_facts(self._config, self._task))
         self._private = self._bind(folder.checkpoint if has_checkpoint else None)
         self._seen = self.private.progress.step
         if has_checkpoint:
@@ -217,9 +230,30 @@ class _TrainingPart:
         self._seen = step
         if save or step == steps:  # before it is evaluated: after a crash no older iterate is shown beside it
             self.private.save(self._folder.checkpoint)
-        news = self._evaluate() if due else RunProgress(step=step, steps=steps)
+        news = self._evaluate() if due else self._progress(step, steps)
         if self._listener is not None:
             self._listener(news)
+
+    def _progress(self, step: int, steps: int) -> RunProgress:
+        if self._listener is None or time.monotonic() < self._told + TELL_EVERY:
+            return RunProgress(step=step, steps=steps)
+        self._told = time.monotonic()
+        spent = self.private.spent()
+        return RunProgress(step=step, steps=steps, epsilon=spent.certified.epsilon, seeded=spent.seeded)
+
+    def outline(self) -> RunOutline:
+        """What is about to be done."""
+        config, plan, begun = self._config, self._plan, self.private.progress.step
+        return RunOutline(
+            method=config.method,
+            data=config.data,
+            model=str(config.model),
+            parameters=sum(p.numel() for p in self.private.model.parameters() if p.requires_grad),
+            steps=plan.horizon.steps,
+            begun=begun,
+            plan=plan.outline,
+            epsilon=plan.certificate().epsilon,
+        )
 
     def _evaluate(self) -> RunProgress:
         private, test, device = self.private, self._task.test, self._config.device
@@ -290,7 +324,7 @@ class _TrainingPart:
             steps=private.progress.step,
             lost=private.progress.step - private.updates,
             resumes=self._resumes,
-            curve=_curve(folder.read_metrics()),
+            curve=curve_of(folder.read_metrics()),
             statement=text,
             directory=folder.directory,
         )
@@ -311,15 +345,6 @@ def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple
         total -= scores.double().log_softmax(1).gather(1, labels[:, None]).sum().item()
     model.train(was_training)
     return right / max(len(y), 1), total / max(len(y), 1)
-
-
-def _curve(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
-    """One point for each evaluated step; the latest evaluation of a step counts."""
-    points = {}
-    for values in metrics:
-        step, averaged = values["step"], values["test_accuracy_averaged"]
-        points[step] = step, values["test_accuracy"] if averaged is None else averaged, float(values["epsilon"])
-    return tuple(points[step] for step in sorted(points))
 
 
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
@@ -368,20 +393,3 @@ def _seed_of(seed: int, start: int) -> int:
     if start == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"resume {start} of {seed}".encode()).digest()[:16], "big")
-
-
-def _run_facts(config: RunConfig, task: Task) -> dict[str, Any]:
-    return {
-        "config": config.to_json(),
-        "command": command_line(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": package_versions("discreet", "torch", "numpy", "scipy"),
-        "data": {
-            "name": task.name,
-            "checksum": task.checksum,
-            "constants": task.constants,
-            "records": config.records if config.records is not None else task.records,
-        },
-        "seed": config.seed,
-        "starts": [],
-    }

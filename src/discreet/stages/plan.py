@@ -92,6 +92,13 @@ class Plan(Pipeline):
         text = delta_warning(self.delta, self.horizon.records)
         return (text,) if text else ()
 
+    @property
+    def outline(self) -> str:
+        """The public numbers of the run in one line."""
+        horizon = self.horizon
+        size = "" if horizon.batch is None else f"batch {horizon.batch:g} of {horizon.records:,} records, "
+        return f"{size}noise multiplier {self.noise:.4g}, delta {self.delta:g}, {self.relation}"
+
     def event_at(self, step: int) -> Event:
         """The charge to record before the release of `step`."""
         whole = self.analysis.whole_run(self)

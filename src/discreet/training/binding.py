@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from discreet.core import check
 from discreet.core.streams import Stream, Streams
@@ -20,11 +21,12 @@ from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.training.collate import check_data_apart
 from discreet.training.loader import to_device
 
+COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
 TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 
 
-def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> None:
-    """Refuse arguments of `Private` that no run can use."""
+def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> Any:
+    """Refuse arguments of `Private` that no run can use; returns the dataset behind `data`."""
     remedy = "complete a recipe first: recipe.for_budget(epsilon=..., delta=..., records=..., batch=..., epochs=...)"
     check.require(isinstance(plan, Plan), "a Plan", f"a {type(plan).__name__}", remedy)
     plan.certificate()  # refuses a plan that cannot be certified
@@ -38,6 +40,30 @@ def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: in
     if micro_batch is not None:
         check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
     check.count("give the number of augmented copies of each record", views=views)
+    return as_dataset(data)
+
+
+def as_dataset(data: Any) -> Any:
+    """The dataset behind `data`: a tuple of tensors such as `(X, y)` has one record for each row; others are kept."""
+    _check_no_table(data)
+    is_pair = type(data) is tuple and 1 < len(data) <= COLUMNS
+    if not is_pair or not any(isinstance(column, (Tensor, np.ndarray)) for column in data):
+        return data
+    expected, remedy = "(X, y) to hold tensors", "convert each of them with torch.as_tensor"
+    for column in data:
+        _check_no_table(column)
+        check.require(isinstance(column, Tensor), expected, f"a {type(column).__name__}", remedy)
+    sizes = {len(column) if column.dim() else 0 for column in data}
+    got, remedy = "other numbers of rows", "give each record one row in every tensor"
+    check.require(len(sizes) == 1 and 0 not in sizes, "(X, y) with a row for each record", got, remedy)
+    return TensorDataset(*data)
+
+
+def _check_no_table(data: Any) -> None:
+    kind = type(data)
+    is_table = kind.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
+    remedy = "encode the columns by public bounds and categories, then pass TensorDataset(features, labels)"
+    check.require(not is_table, "a dataset of tensors", f"a {kind.__name__} of {kind.__module__}", remedy)
 
 
 def check_public(plan: Plan, data: Any, public: Any) -> None:

@@ -60,26 +60,22 @@ class Private:
         for x, y in private:
             private.step(F.cross_entropy(model(x), y, reduction="none"))
 
-    The iterator draws the plan's batches and yields them as micro-batches. It handles an empty batch itself, as a step
-    with noise only. `step` returns True if the parameters changed, which happens on the last micro-batch of a logical
-    batch.
+    The iterator draws the plan's batches and yields them as micro-batches; an empty batch is a step with noise only.
+    `step` returns True if the parameters changed, which happens on the last micro-batch of a logical batch.
 
     model, optimizer  as usual; the optimizer must hold exactly the trainable parameters
-    plan              a plan, for example from `recipe.for_budget(...)`
-    data              a map-style dataset, whose size is private; None for plans with your own loader (see `over`)
-    micro_batch       the largest number of records in memory at once; it does not change the result. None: as many as
-                      fit in about the memory that plain SGD needs for a batch, but at most 512 (views included) unless
-                      the records are small; 512 with a collate_fn
-    inputs            function from a batch to the arguments of the model, for the check at construction; default: the
-                      batch, or its first element
+    plan              from `recipe.for_budget(...)`
+    data              a map-style dataset or `(X, y)`, whose size is private; None with your own loader (see `over`)
+    micro_batch       the most records in memory at once; it does not change the result. None: as many as fit in about
+                      the memory of plain SGD, but at most 512 unless they are small; 512 with a collate_fn
+    inputs            function from a batch to the arguments of the model; default: the batch, or its first element
     views, augment    `augment` is applied to `views` copies of each record; their losses are averaged
     average           decay of an exponential moving average of the parameters; None: no average
     ledger            file to which charges are written before each release; None keeps them in memory only
     streams           the random streams; default: a cryptographic generator seeded by the operating system
     schedulers        learning-rate schedulers to include in checkpoints; the training loop steps them
     resume            a checkpoint of `save`: continue after the last step in `ledger`, with new keys
-    public            public records for methods that learn from them (gep), like those of `data`. Before some steps the
-                      loop yields batches of them too; they cost no privacy. That none is protected is your word
+    public            public records for methods that learn from them (gep); the loop yields batches of them, too
     """
 
     def __init__(
@@ -103,7 +99,7 @@ class Private:
         resume: str | Path | None = None,
         public: Dataset[Any] | None = None,
     ) -> None:
-        check_arguments(plan, data, micro_batch=micro_batch, views=views)
+        data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
         check_public(plan, data, public)
         self.model, self.optimizer, self.plan = model, (optimizer := bare_optimizer(optimizer)), plan
         self.streams = Streams.from_os() if streams is None else streams
@@ -168,6 +164,12 @@ class Private:
                 yield None
                 continue
             yield from self._given(micro.batch, micro.records, micro.is_last, loop)
+
+    def __len__(self) -> int:
+        return self.plan.horizon.steps  # with micro-batches the loop body runs more often
+
+    def __repr__(self) -> str:
+        return f"Private({self.plan.method}, {self.progress.step} of {len(self)} steps, {self.plan.outline})"
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the user's own batches, one step each, for a plan whose sampling is `OwnLoader` or says more.
@@ -240,10 +242,9 @@ class Private:
         return moved
 
     def release(self, losses_of: Callable[[Any], Tensor]) -> bool:
-        """Draw a batch and write its released gradient to `.grad`. The caller then calls `optimizer.step()`, once.
+        """Draw a batch and write its released gradient to `.grad`, for trainers that step the optimizer themselves.
 
-        For trainers that step the optimizer themselves. Returns False, and draws nothing, after the plan's last step.
-
+        Returns False after the plan's last step.
         losses_of  function from a micro-batch to its per-record losses; called for each micro-batch, if there is any
         """
         check_handover(self.plan)
@@ -349,18 +350,15 @@ class Private:
         return self._parameters.average
 
     def save(self, path: str | Path, *, with_model: bool = True) -> None:
-        """Write a checkpoint with the parameters and public state.
-
-        If the certificate covers the final parameters only, a checkpoint before the end must stay private.
+        """Write a checkpoint; keep it private if the certificate covers the final parameters only.
 
         with_model  False leaves out model, optimizer and schedulers, for a trainer that saves and restores them itself
         """
         got, remedy = "one while an update is being tested or waits", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
-        if not self.world.is_first:
-            return
-        state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
-        (state if with_model else state.without_model()).write(path)
+        if self.world.is_first:
+            state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
+            (state if with_model else state.without_model()).write(path)
 
     def close(self) -> None:
         """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""
@@ -368,8 +366,6 @@ class Private:
             self._keys.discard()  # the run has ended: its noise is not needed again
         self._loop.is_closed = True
         self._opened.close()
-
-    # -- inside ----------------------------------------------------------------------------------------
 
     def _make_loader(self, data: Any, collate_fn: Any, num_workers: int) -> Loader:
         seed = int(self.streams.init.at(self.world.rank).uniform64(1)[0] >> 1)

@@ -13,7 +13,7 @@ from discreet.core.world import World
 from discreet.methods.dpsgd_dc.analysis import LastIterate, only
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.stages.analysis import RunGuard
-from discreet.stages.plan import Plan
+from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch
 
 _INSIDE = 1 - 2**-20  # float32 may round a norm upwards
@@ -198,9 +198,9 @@ def _are_features(features: Tensor, bound: float) -> bool:
     return not bool((features.flatten(1).double().norm(dim=1) > bound * (1 + 1e-4)).any())
 
 
-def fitting(model: nn.Module, plan: Plan) -> nn.Module:
-    """Return the model, with clipped features if the plan's certificate requires them."""
-    analysis = plan.analysis
+def fitting(model: nn.Module, of: Plan | Recipe) -> nn.Module:
+    """Return the model, with clipped features if the certificate of the plan or recipe requires them."""
+    analysis = of.analysis
     if isinstance(analysis, LastIterate) and isinstance(analysis.curvature, LinearModel):
         return with_clipped_features(model, analysis.curvature.features)
     return model

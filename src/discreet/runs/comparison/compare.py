@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Self, final
 
 from discreet.core import check
+from discreet.core.own_files import is_own
 from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.values import BudgetResult, Comparison, Reference, Setting
@@ -108,7 +109,7 @@ class CompareSettings:
     other_repeats        runs of each row at those budgets; None: as many as at `epsilon`
     data, data_dir, download, classes, records, public_data   as in a run
     public_records       as in a run, for the methods and features that need them; without it such methods are left out
-    preset, features, schedule   as in a run
+    preset, features, schedule, label, schema, test, hold_out   as in a run
     rows                 methods with their settings; None: every certified method
     seeds                repeatable experiments, marked "seeded: not private";
                          None: `repeats` runs of each row with randomness of the operating system
@@ -136,6 +137,10 @@ class CompareSettings:
     preset: str | None = None
     features: tuple[str, ...] | None = None
     schedule: str | None = None
+    label: str | None = None
+    schema: str | None = None
+    test: str | None = None
+    hold_out: float | None = None
     model: str | None = None
     batch: int | None = None
     epochs: int | None = None
@@ -205,10 +210,10 @@ class CompareSettings:
 def default_seeds(data: str, repeats: int) -> tuple[int, ...] | None:
     """Repeatable seeds for a published benchmark; None, secret randomness, for the user's own file.
 
-    >>> default_seeds("digits", 3), default_seeds("patients.npz", 3)
+    >>> default_seeds("digits", 3), default_seeds("patients.csv", 3)
     ((0, 1, 2), None)
     """
-    return None if data.endswith(".npz") else tuple(range(repeats))
+    return None if is_own(data) else tuple(range(repeats))
 
 
 class Phase(enum.Enum):

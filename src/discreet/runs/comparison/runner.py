@@ -38,7 +38,7 @@ from discreet.stages.sampling import Horizon
 _SHARED = (
     *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta", "preset", "features"),
-    "schedule",
+    *("schedule", "label", "schema", "test", "hold_out"),
 )
 """Settings of a comparison that each of its runs has."""
 _OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row

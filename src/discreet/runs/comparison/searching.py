@@ -7,12 +7,14 @@ the rest. Test records are not used. So trials can be resumed, run in parallel, 
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from discreet import runs
 from discreet.core import check
 from discreet.core.files import replace_file
+from discreet.core.own_files import is_own
 from discreet.data import DATASETS, Task
 from discreet.methods import METHODS
 from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
@@ -22,6 +24,7 @@ from discreet.runs.defaults import features_of, load_task, public_of, usual_lear
 from discreet.runs.presets import defaults_for, usual
 
 FOLDER = "tuning"
+_NO_TABLE: dict[str, Any] = dict.fromkeys(("label", "schema", "test", "hold_out"))  # of stand-in data
 LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
 RATES, CLIPS = (0.5, 1.0, 2.0), (1.0, 4.0)  # factors on the learning rate and the clipping norm
@@ -44,6 +47,7 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
         records=None,
         public_data=True,
         preset=None,
+        **_NO_TABLE,
         features=features_of(settings),
         public_records=public_of(settings),
     )
@@ -58,6 +62,7 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
         tune_on=None,
         truth=None,
         data=str(file),
+        **_NO_TABLE,
         preset=None,
         features=(),
         schedule=settings.schedule or usual(settings).schedule,
@@ -103,7 +108,7 @@ def check_stand_in(settings: CompareSettings) -> None:
     """Refuse to tune on the private records: each trial would be a release that is not charged."""
     assert settings.tune_on is not None
     both = (settings.tune_on, settings.data)
-    files = all(name.endswith(".npz") for name in both)
+    files = all(map(is_own, both))
     same = len(set(both)) == 1 or (files and len({Path(name).resolve() for name in both}) == 1)
     public = settings.data in DATASETS or settings.public_data
     got = f"{settings.tune_on}, the private records"

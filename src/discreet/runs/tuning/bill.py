@@ -13,7 +13,7 @@ from discreet.accounting.charges import Charge, Counted
 from discreet.accounting.events import BestOfRuns, CountQuery
 from discreet.core import check
 from discreet.core.relation import Neighbouring
-from discreet.runs.config import RunConfig
+from discreet.runs.config import RunConfig, usual_sampling
 from discreet.runs.defaults import complete, records_of, settle
 from discreet.runs.tuning.space import Setting, Space, applied
 from discreet.stages.delta import check_delta
@@ -56,9 +56,10 @@ class TuneSettings:
         check.not_negative("seconds", not_before=self.not_before)
         check.not_negative("the share of the records that scores candidates", held_out=self.held_out)
         check.require(self.held_out < 1, "held_out < 1", f"held_out={self.held_out}", "e.g. 0.1")
-        fits = self.held_out == 0 or config.sampling == "poisson"
+        sampling = config.sampling or usual_sampling(config.method)
+        fits = self.held_out == 0 or sampling == "poisson"
         remedy = "use Poisson sampling, or score on public test records: held_out=0, --score-on-test"
-        check.require(fits, "Poisson sampling with held-out records", f"sampling={config.sampling}", remedy)
+        check.require(fits, "Poisson sampling with held-out records", f"sampling={sampling}", remedy)
         remedy = "drop keep_best: a search pays for one choice, among its runs"
         check.require(not config.keep_best, "the last parameters of each candidate", "keep_best", remedy)
         BestOfRuns((((CountQuery(1.0), 1),),), self.runs, self.shape)  # refuses a law that does not exist

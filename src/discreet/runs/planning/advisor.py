@@ -1,0 +1,284 @@
+"""Settings for a budget and a number of records: rules from measurements on public data.
+
+`python -m research.advice` repeats the measurements and writes results/advice.json; a test compares it with `LOSSES`.
+"""
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, final
+
+from discreet import methods
+from discreet.core import check
+from discreet.core.plain import plain
+from discreet.runs.planning.step_cost import StepCost
+from discreet.runs.presets import PRESETS, TABLE_CLIP, TABLE_REACH, Preset, usual_size
+from discreet.stages.delta import check_delta
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What works for one kind of records.
+
+    first  what to do before any number is chosen
+    clip   the clipping norm; `reach` is learning rate times clip, for SGD with momentum 0.9
+    flags  what the command line needs besides the numbers
+    """
+
+    about: str
+    first: str
+    clip: float
+    reach: float
+    flags: str
+    share: float = 1 / 8
+    steps: int = 100
+    more_steps: int = 240
+    average: float = 0.0
+    schedule: str = "linear"
+
+
+RULES: Final = MappingProxyType(
+    {
+        "table": Rule(
+            about="a linear model on one-hot categories and public bins",
+            first="write a public schema: bounds and categories, never learned from the records",
+            clip=TABLE_CLIP,
+            reach=TABLE_REACH,
+            flags="--data YOUR.csv --label COLUMN --schema schema.json --hold-out 0.2",
+        ),
+        "text": Rule(
+            about="a linear head on a public sentence encoder",
+            first="encode each text with a public model and train on the vectors",
+            clip=0.3,
+            reach=12.0,
+            flags="--data YOUR.npz --classes 2 --model head",
+        ),
+        "image": Rule(
+            about="a linear head on scattering coefficients, which need no training",
+            first="train on public features instead of pixels",
+            clip=0.1,
+            reach=40.0,
+            flags="--data YOUR.npz --classes 10 --model head --features scattering --public-records mnist",
+        ),
+        "photo": Rule(
+            about="a linear head on a network that was trained on public photographs",
+            first="train on the features of a public network instead of pixels",
+            clip=0.1,
+            reach=40.0,
+            flags="--data YOUR.npz --classes 10 --model head --features efficientnet-lite2",
+        ),
+        "network": Rule(
+            about="your own network, trained from its present weights",
+            first="start from public weights where you can, and freeze what you do not need",
+            clip=0.1,
+            reach=0.4,
+            flags="--data YOUR.npz --classes 10 --model mlp",
+            share=1 / 30,
+            steps=900,
+            more_steps=900,
+            average=0.98,
+            schedule="constant",
+        ),
+    }
+)
+"""The kinds of records, with the settings that did best on public data of this kind."""
+
+KINDS: Final = MappingProxyType(
+    {"adult": "table", "reviews": "text", "digits": "image", "mnist": "image", "fashion-mnist": "image"}
+    | {"cifar10": "photo"}
+)
+"""The kind of each published dataset."""
+
+Loss = tuple[str, str, int, float, float]  # kind, data, records, epsilon, points below training without privacy
+
+LOSSES: Final[tuple[Loss, ...]] = ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The question: public numbers, and what is to be trained.
+
+    data        a kind of `RULES`, or a published dataset
+    parameters  of your own network; None for a linear model on public features
+    minutes     the time that training may take; needs `cost`
+    """
+
+    records: int
+    epsilon: float
+    delta: float | None = None
+    data: str = "network"
+    parameters: int | None = None
+    minutes: float | None = None
+    cost: StepCost | None = None
+
+    def __post_init__(self) -> None:
+        check.count("the public number of records, e.g. 50000", records=self.records)
+        check.positive("the budget of the whole run, e.g. 2", epsilon=self.epsilon)
+        known = (*RULES, *KINDS)
+        check.require(self.data in known, f"data to be one of {', '.join(known)}", repr(self.data), "name the kind")
+        if self.delta is not None:
+            check_delta(self.delta, self.records, accepted=False)
+        if self.parameters is not None:
+            check.count("the number of trainable parameters", parameters=self.parameters)
+        if self.minutes is not None:
+            check.positive("the time that training may take", minutes=self.minutes)
+
+    @property
+    def kind(self) -> str:
+        if self.cost is not None or self.parameters is not None:
+            return "network"
+        return KINDS.get(self.data, self.data)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One setting with its reason."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Settings, the reason for each, and the command that uses them."""
+
+    method: str
+    delta: float
+    batch: int
+    steps: int
+    epochs: int
+    clip: float
+    learning_rate: float
+    momentum: float
+    average: float
+    schedule: str
+    noise: float
+    lines: tuple[Line, ...]
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(plain(self))
+
+
+def usual_delta(records: int) -> float:
+    """The largest power of ten that is at most 1/(10 records).
+
+    >>> usual_delta(50_000), usual_delta(10_000)
+    (1e-06, 1e-05)
+    """
+    return float(f"1e-{math.ceil(math.log10(10 * records) - 1e-9)}")
+
+
+def size_of(records: int, rule: Rule) -> tuple[int, int]:
+    """Batch and steps of a rule for this many records."""
+    return usual_size(records, share=rule.share, steps=rule.steps, more_steps=rule.more_steps)
+
+
+def advise(of: Wanted) -> Advice:
+    """Settings for a budget. Nothing is read and nothing is trained.
+
+    Guarantee: the noise multiplier is certified to stay within the budget; the rest is experience on public data.
+    """
+    rule, preset = RULES[of.kind], _preset(of)
+    delta = usual_delta(of.records) if of.delta is None else of.delta
+    batch, steps = size_of(of.records, rule)
+    clip, reach = rule.clip, rule.reach
+    if preset is not None:
+        known = preset.at(of.epsilon)
+        clip, reach, batch = known.clip, known.reach, min(known.batch, of.records)
+        steps = steps if known.steps is None else known.steps
+    steps, late = _in_time(of, steps, batch)
+    recipe = methods.dp_sgd(clip=clip)
+    plan = recipe.for_budget(epsilon=of.epsilon, delta=delta, records=of.records, batch=batch, steps=steps)
+    found: dict[str, Any] = {
+        "method": "dp-sgd",
+        "delta": delta,
+        "batch": batch,
+        "steps": steps,
+        "epochs": math.ceil(steps * batch / of.records),
+        "clip": clip,
+        "learning_rate": float(f"{reach / clip:.3g}"),
+        "momentum": 0.9,
+        "average": rule.average,
+        "schedule": rule.schedule,
+        "noise": plan.noise,
+    }
+    return Advice(**found, lines=_lines(of, rule, found, late), command=_command(of, rule, found, preset is not None))
+
+
+def _preset(of: Wanted) -> Preset | None:
+    """The best settings for a published dataset, unless a network of the user is asked for."""
+    known = (preset for preset in PRESETS if preset.data == of.data and preset.name == "best")
+    return next(known, None) if of.kind != "network" else None
+
+
+def _in_time(of: Wanted, steps: int, batch: int) -> tuple[int, str]:
+    """The steps that the time allows, and what to say about it."""
+    if of.minutes is None:
+        return steps, ""
+    if of.cost is None:
+        check.refuse("--model with --minutes", "none", "name a model whose step can be measured, or drop --minutes")
+    each = of.cost.seconds_per_record * batch
+    fitting = max(1, int(60 * of.minutes / each))
+    if fitting >= steps:
+        return steps, f"about {steps * each / 60:.0f} of {of.minutes:g} minutes on this machine"
+    return fitting, f"{steps} would be better and take about {steps * each / 60:.0f} minutes on this machine"
+
+
+def _lines(of: Wanted, rule: Rule, found: dict[str, Any], late: str) -> tuple[Line, ...]:
+    steps = f"{found['steps']}, {found['epochs']} epochs"
+    rate, decay = f"{found['learning_rate']:g}, SGD with momentum 0.9", found["schedule"]
+    falling = "falls to zero" if decay == "linear" else "stays"
+    averaged = f"decay {found['average']:g}" if found["average"] else "none"
+    return (
+        Line(name="model", value=rule.about, reason=rule.first),
+        Line(name="method", value="dp-sgd", reason="no certified method beat it by a point in our comparisons"),
+        Line(name="delta", value=f"{found['delta']:g}", reason="at most 1/(10 records)"),
+        Line(name="batch", value=f"{found['batch']:,}", reason="large batches need the least noise per record"),
+        Line(name="steps", value=steps, reason=late or "more steps need more noise; these did best on public data"),
+        Line(name="clip", value=f"{found['clip']:g}", reason="small clips did best; the learning rate makes up for it"),
+        Line(name="learning rate", value=rate, reason=f"{rule.reach:g} / clip, and {falling} over the run"),
+        Line(
+            name="average",
+            value=averaged,
+            reason="free: post-processing" if found["average"] else "a learning rate that falls does the same",
+        ),
+        Line(
+            name="noise", value=f"{found['noise']:.4g}", reason="calibrated: the certified epsilon stays within budget"
+        ),
+        _expected(of),
+    )
+
+
+def _expected(of: Wanted) -> Line:
+    """What accuracy to expect, from the nearest measurement of the same kind."""
+    near = [loss for loss in LOSSES if loss[0] == of.kind]
+    if not near:
+        return Line(name="expect", value="not measured", reason="compare on public data like yours: discreet compare")
+    size = math.log(of.epsilon * of.records)
+    _, data, records, epsilon, points = min(near, key=lambda one: abs(math.log(one[2] * one[3]) - size))
+    value = f"about {max(points, 0):.1f} points below training without privacy"
+    return Line(name="expect", value=value, reason=f"measured on {data}: {records:,} records, epsilon {epsilon:g}")
+
+
+def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) -> str:
+    budget = f"--epsilon {of.epsilon:g} --delta {found['delta']:g}"
+    if has_preset:
+        return f"discreet train --data {of.data} --preset best {budget} --out runs/advised"
+    flags = rule.flags if of.cost is None else f"--data YOUR.npz --classes 10 --model {of.cost.model}"
+    numbers = f"--records {of.records} --batch {found['batch']} --steps {found['steps']} --clip {found['clip']:g}"
+    training = f"--learning-rate {found['learning_rate']:g} --momentum 0.9 --schedule {found['schedule']}"
+    return f"discreet train {flags} {numbers} {training} --average {found['average']:g} {budget} --out runs/advised"
+
+
+def _rounded_up(noise: float) -> str:
+    """
+    >>> _rounded_up(2.40001)
+    '2.401'
+    """
+    return f"{math.ceil(noise * 1000) / 1000:g}"

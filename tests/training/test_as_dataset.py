@@ -1,0 +1,62 @@
+"""What `Private` takes for a dataset, and what it says about itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from discreet import Private, methods
+from discreet.core.check import Refused
+from discreet.stages.sampling import FullBatch, Horizon
+from discreet.training.binding import as_dataset
+
+
+def test_a_pair_of_tensors_has_a_record_in_each_row() -> None:
+    x, y = torch.randn(60, 4), torch.randint(0, 2, (60,))
+    seen: list[torch.Tensor] = []
+    model = nn.Linear(4, 2)
+    horizon = Horizon.of(records=60, batch=60, steps=1)
+    plan = methods.dp_sgd().using(sampling=FullBatch()).bind(noise=1.0, horizon=horizon, delta=1e-3)
+    private = Private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, (x, y))  # type: ignore[arg-type]
+    for inputs, labels in private:
+        if not private.is_rehearsal:
+            seen.append(inputs)
+        private.step(F.cross_entropy(model(inputs), labels, reduction="none"))
+    assert torch.equal(torch.cat(seen).sort(0)[0], x.sort(0)[0])
+    assert len(private) == 1
+    assert repr(private).startswith("Private(dp-sgd, 1 of 1 steps, batch 60 of 60 records, noise multiplier 1, ")
+    private.close()
+
+
+class DataFrame:
+    """Stands for a table of pandas."""
+
+    __module__ = "pandas.core.frame"
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ((torch.zeros(6, 4), torch.zeros(5)), "a row for each record, got other numbers of rows"),
+        ((torch.zeros(6, 4), np.zeros(6)), "tensors, got a ndarray.*torch.as_tensor"),
+        (DataFrame(), "a dataset of tensors, got a DataFrame of pandas.*public bounds"),
+        ((DataFrame(), torch.zeros(6)), "got a DataFrame of pandas"),
+    ],
+)
+def test_tables_and_arrays_are_refused_by_name(data: Any, match: str) -> None:
+    model = nn.Linear(4, 2)
+    plan = methods.dp_sgd().bind(noise=1.0, horizon=Horizon.of(records=60, batch=6, steps=1), delta=1e-3)
+    with pytest.raises(Refused, match=match):
+        Private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, data)
+
+
+def test_a_tuple_of_records_is_still_a_dataset() -> None:
+    records = tuple((torch.zeros(4), torch.tensor(0)) for _ in range(6))
+    assert as_dataset(records) is records
+    many = tuple(torch.zeros(4) for _ in range(20))  # twenty records without labels, not twenty columns
+    assert as_dataset(many) is many
