@@ -119,7 +119,9 @@ def _trials(held: Values) -> str:
         for t in one.get("choice", {}).get("trials", ())
     ]
     before = sum(one.get("choice", {}).get("before", 0) for one in held["records"].values())
-    told = f"{len(rows)} settings were tried, and {before} for digits before (other learning rates and statistics):"
+    told = (
+        f"{len(rows)} settings were tried, and {before} others before (other features, statistics or learning rates):"
+    )
     return f"{told}\n\n{markdown(heads, rows)}"
 
 

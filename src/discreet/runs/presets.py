@@ -127,7 +127,7 @@ PRESETS: Final = (
         about="linear head on scattering coefficients and patches",
         budgets=(
             (1.0, _head(*_BOTH, clip=0.05, reach=25.0, public="cifar10")),
-            (3.0, _head(*_BOTH, clip=0.1, reach=70.0, public="cifar10")),
+            (3.0, _head(*_BOTH, clip=0.1, reach=35.0, public="cifar10")),
         ),
     ),
     Preset(
@@ -136,14 +136,14 @@ PRESETS: Final = (
         about="linear head on scattering coefficients",
         budgets=(
             (1.0, _head("scattering", clip=0.05, reach=25.0, public="cifar10")),
-            (3.0, _head("scattering", clip=0.1, reach=70.0, public="cifar10")),
+            (3.0, _head("scattering", clip=0.1, reach=35.0, public="cifar10")),
         ),
     ),
     Preset(
         name="best",
         data="mnist",
         about="linear head on scattering coefficients",
-        budgets=((1.0, _head("scattering", clip=0.05, reach=25.0, public="cifar10")),),
+        budgets=((1.0, _head("scattering", clip=0.05, reach=30.0, public="cifar10")),),
     ),
     Preset(
         name="best",
@@ -175,7 +175,7 @@ PRESETS: Final = (
         about="images: linear head on scattering coefficients, for a batch of 14 % of the records",
         budgets=(
             (1.0, _head("scattering", clip=0.05, reach=25.0, batch=0, public="cifar10")),
-            (3.0, _head("scattering", clip=0.1, reach=70.0, batch=0, public="cifar10")),
+            (3.0, _head("scattering", clip=0.1, reach=35.0, batch=0, public="cifar10")),
         ),
         share=0.14,
     ),
