@@ -178,9 +178,13 @@ def test_bad_input_is_one_line(changes: dict[str, str | None], parts: list[str])
     refused(run("account", *replaced(GOLDEN, **changes)), *parts)
 
 
-@pytest.mark.parametrize("words", [["acount"], ["account", "--noise"], ["account", "surplus"], ["--loud"]])
+@pytest.mark.parametrize("words", [["account", "--noise"], ["account", "surplus"], ["--loud"]])
 def test_usage_errors_are_one_line(words: list[str]) -> None:
     refused(run(*words), "--help")
+
+
+def test_a_misspelt_command_is_told_the_nearest() -> None:
+    refused(run("acount"), "discreet account")
 
 
 # -- what people see ----------------------------------------------------------------------------------------

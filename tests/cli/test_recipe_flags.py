@@ -56,7 +56,7 @@ def test_a_new_recipe_gets_all_its_flags() -> None:
     defaults = {name: p.default for name, p in inspect.signature(new_recipe).parameters.items()}
     assert {**defaults, "radius": 0.5} == SEEN
 
-    more = "--clip 3 --sweeps 4 --no-sound --new-one-shape square --widths 8,9 --ceiling 1e3 --mark y --side right"
+    more = "--clip 3 --sweeps 4 --no-sound --shape square --widths 8,9 --ceiling 1e3 --mark y --side right"
     assert run("account", *words, *more.split(), "--new-one-rate", "0.25", "--json").code == 0
     assert SEEN == {
         "radius": 0.5,
@@ -86,7 +86,7 @@ def test_a_new_recipe_gets_all_its_flags() -> None:
         ([], ["--radius for new-one"]),
         (["--radius", "x"], ["--radius to be number", "'x'"]),
         (["--radius", "1", "--sweeps", "1.5"], ["--sweeps to be whole number"]),
-        (["--radius", "1", "--new-one-shape", "oval"], ["round|square", "'oval'"]),
+        (["--radius", "1", "--shape", "oval"], ["round|square", "'oval'"]),
         (["--radius", "1", "--side", "up"], ["left|right"]),
         (["--radius", "1", "--widths", "1,,2"], ["list of whole number"]),
         (["--radius", "1", "--gamma", "1"], ["--gamma", "auto-s", "--radius"]),

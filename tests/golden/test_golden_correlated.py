@@ -11,7 +11,8 @@ from discreet.accounting.charges import Charge
 from discreet.accounting.correlated import Toeplitz, bisr, bsr
 from discreet.accounting.events import CorrelatedRun, CyclicPoissonRun
 from discreet.core.relation import Neighbouring
-from discreet.methods.dp_ftrl.optimised import Workload, noise_on_parameters
+from discreet.methods.dp_ftrl.correlated_noise import Workload
+from discreet.methods.dp_ftrl.optimised import noise_on_parameters
 
 STEPS = 2000
 IDENTITY = Toeplitz((1.0,))

@@ -119,6 +119,7 @@ def test_methods_without_a_certificate_are_listed_and_not_run() -> None:
 def test_the_search_takes_the_best_trial_of_each_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small(tmp_path, rows=ROWS, seeds=(0,), tune_on="digits", steps=6)
     monkeypatch.setattr(searching, "RATES", (1e-6, 1.0))
+    monkeypatch.setattr(searching, "MORE_RATES", (1e-6, 1.0))
     monkeypatch.setattr(searching, "CLIPS", (1.0,))
     chosen, tuned = search(settings, lambda news: None)
     assert (tuned.data, tuned.trials, tuned.records, tuned.held_out) == ("digits", 4, 1150, 287)

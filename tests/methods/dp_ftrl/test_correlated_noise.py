@@ -20,8 +20,8 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.dp_ftrl.correlated_noise import HISTORY, CorrelatedNoise, Strategy
-from discreet.methods.dp_ftrl.optimised import Workload, log_cost, noise_on_parameters, optimised
+from discreet.methods.dp_ftrl.correlated_noise import HISTORY, CorrelatedNoise, Strategy, Workload
+from discreet.methods.dp_ftrl.optimised import log_cost, noise_on_parameters, optimised
 from discreet.stages.clipping import AutoS
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon

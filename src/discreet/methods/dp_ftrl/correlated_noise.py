@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, final
 
-from discreet.accounting.correlated import Toeplitz, bisr, bsr
 from discreet.accounting.events import NonPrivate
 from discreet.core import check
-from discreet.methods.dp_ftrl.optimised import Workload, optimised
 from discreet.stages.noise import Mechanism, check_sensitivity
 from discreet.stages.participation import CyclicPoisson, Participation
 from discreet.stages.values import BoundedSum, PrivateState, StepContext
@@ -19,13 +17,13 @@ from discreet.stages.values import BoundedSum, PrivateState, StepContext
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from discreet.accounting.correlated import Toeplitz
     from discreet.core.streams import Stream
     from discreet.stages.clipping import Query
     from discreet.stages.pipeline import Pipeline
     from discreet.stages.sampling import Horizon
 
 HISTORY: Final = "correlated-noise.history"
-_PREFIX_SUMS: Final = Workload()
 
 
 class Strategy(enum.StrEnum):
@@ -35,6 +33,31 @@ class Strategy(enum.StrEnum):
     BSR = "bsr"
     BISR = "bisr"
     OPTIMISED = "optimised"
+
+
+@final
+@dataclass(frozen=True)
+class Workload:
+    """How the optimizer adds up gradients: theta <- (1 - shrinkage) theta - rate_t m, m <- momentum m + gradient.
+
+    momentum   of SGD
+    shrinkage  learning rate times weight decay
+    last_rate  the learning rate of the last step relative to the first; it falls linearly
+    """
+
+    momentum: float = 0.0
+    shrinkage: float = 0.0
+    last_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        remedy = "use a number from 0 to below 1"
+        check.not_negative(remedy, momentum=self.momentum, shrinkage=self.shrinkage)
+        is_valid, got = max(self.momentum, self.shrinkage) < 1, f"{self.momentum} and {self.shrinkage}"
+        check.require(is_valid, "momentum and shrinkage below 1", got, remedy)
+        check.fraction("use 1 for a constant learning rate", last_rate=self.last_rate)
+
+
+_PREFIX_SUMS: Final = Workload()
 
 
 @final
@@ -57,6 +80,8 @@ class CorrelatedNoise(Mechanism):
 
     @property
     def matrix(self) -> Toeplitz:
+        from discreet.accounting.correlated import Toeplitz
+
         return Toeplitz(self.coefficients, self.inverse)
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
@@ -160,6 +185,9 @@ class Factorisation(Mechanism):
         return {"mechanism": mechanism, "sampling": replace(sampling, parts=parts)}
 
     def _chosen(self, bands: int, sampling: Participation, horizon: Horizon) -> CorrelatedNoise:
+        from discreet.accounting.correlated import bisr, bsr
+        from discreet.methods.dp_ftrl.optimised import optimised
+
         if self.strategy is Strategy.IDENTITY or bands == 1:
             return CorrelatedNoise((1.0,))
         if self.strategy is Strategy.BISR:

@@ -6,41 +6,21 @@ Nothing here affects privacy: every matrix is certified by its own coefficients.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Final, final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from discreet.accounting.correlated import bsr, inverted, sum_of_columns
 from discreet.accounting.pld import Floats
-from discreet.core import check
+
+if TYPE_CHECKING:
+    from discreet.methods.dp_ftrl.correlated_noise import Workload
 
 _COLUMNS: Final = 48  # steps whose noise is followed through the run; the others are like them
 
 
-@final
-@dataclass(frozen=True)
-class Workload:
-    """How the optimizer adds up gradients: theta <- (1 - shrinkage) theta - rate_t m, m <- momentum m + gradient.
-
-    momentum   of SGD
-    shrinkage  learning rate times weight decay
-    last_rate  the learning rate of the last step relative to the first; it falls linearly
-    """
-
-    momentum: float = 0.0
-    shrinkage: float = 0.0
-    last_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        remedy = "use a number from 0 to below 1"
-        check.not_negative(remedy, momentum=self.momentum, shrinkage=self.shrinkage)
-        is_valid, got = max(self.momentum, self.shrinkage) < 1, f"{self.momentum} and {self.shrinkage}"
-        check.require(is_valid, "momentum and shrinkage below 1", got, remedy)
-        check.fraction("use 1 for a constant learning rate", last_rate=self.last_rate)
-
-    def rates(self, steps: int) -> Floats:
-        return np.linspace(1.0, self.last_rate, steps)
+def _rates(workload: Workload, steps: int) -> Floats:
+    return np.linspace(1.0, workload.last_rate, steps)
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,7 +69,7 @@ def _squared_error(coefficients: Floats, steps: int, workload: Workload) -> tupl
 
     inverse = inverted(coefficients, steps)
     pushed = lfilter([1.0], [1.0, -workload.momentum], inverse)  # what one z adds to the momentum, step by step
-    rates, keeps = workload.rates(steps), [1.0, workload.shrinkage - 1]
+    rates, keeps = _rates(workload, steps), [1.0, workload.shrinkage - 1]
     marks = np.unique(np.round((np.arange(_COLUMNS) + 0.5) * steps / _COLUMNS - 0.5).astype(int).clip(0, steps - 1))
     error, by_push = 0.0, np.zeros(steps)
     for first in marks.tolist():
@@ -108,7 +88,7 @@ def noise_on_parameters(inverse: Floats, workload: Workload) -> float:
     from scipy.signal import lfilter
 
     steps = len(inverse)
-    pushed, rates = lfilter([1.0], [1.0, -workload.momentum], inverse), workload.rates(steps)
+    pushed, rates = lfilter([1.0], [1.0, -workload.momentum], inverse), _rates(workload, steps)
     total = 0.0
     for first in range(steps):
         path = lfilter([1.0], [1.0, workload.shrinkage - 1], rates[first:] * pushed[: steps - first])

@@ -1,8 +1,7 @@
 """Recipes of DP-FTRL by matrix factorisation, and of BandMF."""
 
 from discreet.methods.dp_ftrl.analysis import CorrelatedAnalysis
-from discreet.methods.dp_ftrl.correlated_noise import Factorisation, Strategy
-from discreet.methods.dp_ftrl.optimised import Workload
+from discreet.methods.dp_ftrl.correlated_noise import Factorisation, Strategy, Workload
 from discreet.stages.clipping import FlatClip
 from discreet.stages.participation import CyclicPoisson, FixedBins
 from discreet.stages.plan import Recipe
