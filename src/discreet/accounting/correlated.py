@@ -25,6 +25,7 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 
 _ROUND_UP: Final = 1 + 1e-12
+_LARGEST: Final = 1000.0
 _CELLS: Final = 512  # groups of positions of an epoch; with more steps an epoch, distances are rounded down
 
 
@@ -164,16 +165,31 @@ def _reshuffled(coefficients: tuple[float, ...], inverse: bool, steps: int, per_
     return Toeplitz(coefficients, inverse).reshuffled(steps=steps, per_epoch=per_epoch)
 
 
+def _mu(moved: float, noise: float, relation: Neighbouring) -> float:
+    return units(relation) * moved / noise if noise > 0 and 0 < moved < math.inf else math.inf
+
+
 def separated_mu(event: CorrelatedRun, relation: Neighbouring) -> float:
     """units * sensitivity / noise: the run is one Gaussian release."""
     moved = _separated(event.coefficients, event.inverse, event.steps, event.most, event.apart)
-    return math.inf if event.noise == 0 else units(relation) * moved / event.noise
+    return _mu(moved, event.noise, relation)
 
 
 def reshuffled_mu(event: ReshuffledRun, relation: Neighbouring) -> float:
     """The same for one step of every epoch."""
     moved = _reshuffled(event.coefficients, event.inverse, event.steps, event.steps_per_epoch)
-    return math.inf if event.noise == 0 else units(relation) * moved / event.noise
+    return _mu(moved, event.noise, relation)
+
+
+@functools.lru_cache(maxsize=256)
+def check_stable(coefficients: tuple[float, ...], inverse: bool, steps: int) -> None:
+    """Refuse a matrix whose columns, or those of its inverse, grow: rounding would then be as large as the noise."""
+    matrix, scale = Toeplitz(coefficients, inverse), coefficients[0]
+    with np.errstate(all="ignore"):
+        largest = max(float(np.abs(matrix.column(steps)).max()), float(np.abs(matrix.noise(steps)).max()))
+    expected = f"a matrix and an inverse with entries of at most {_LARGEST:g}, beginning with {1 / _LARGEST:g} or more"
+    remedy = "use bsr, bisr or optimised coefficients"
+    check.require(scale >= 1 / _LARGEST and largest <= _LARGEST, expected, f"{largest:g}", remedy)
 
 
 def cyclic_blocks(event: CyclicPoissonRun) -> tuple[PoissonSampled, int]:

@@ -299,12 +299,15 @@ class LastIterateRun(Event, kind="last-iterate-run"):
         check.not_negative("a Lipschitz constant of the update", expansion=self.expansion)
 
 
-def _check_correlated(noise: float, coefficients: tuple[float, ...], **counts: int) -> None:
+def _check_correlated(noise: float, coefficients: tuple[float, ...], inverse: bool = False, **counts: int) -> None:
+    from discreet.accounting.correlated import check_stable
+
     check.not_negative(_ABOUT_NOISE, noise=noise)
     remedy = "give the first column of a Toeplitz matrix, beginning with its diagonal, as a tuple of numbers"
     given = isinstance(coefficients, tuple) and all(map(math.isfinite, coefficients)) and coefficients[:1] > (0,)
     check.require(given, "finite coefficients, the first of them positive", coefficients, remedy)
     check.count("count the steps of the run, and how a record comes back", **counts)
+    check_stable(coefficients, inverse, counts["steps"])
 
 
 @final
@@ -324,7 +327,9 @@ class CorrelatedRun(Event, kind="correlated-run"):
     apart: int
 
     def __post_init__(self) -> None:
-        _check_correlated(self.noise, self.coefficients, steps=self.steps, most=self.most, apart=self.apart)
+        _check_correlated(
+            self.noise, self.coefficients, self.inverse, steps=self.steps, most=self.most, apart=self.apart
+        )
 
 
 @final
@@ -339,7 +344,9 @@ class ReshuffledRun(Event, kind="reshuffled-run"):
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        _check_correlated(self.noise, self.coefficients, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+        _check_correlated(
+            self.noise, self.coefficients, self.inverse, steps=self.steps, steps_per_epoch=self.steps_per_epoch
+        )
 
 
 @final

@@ -19,7 +19,7 @@ def delta(mu: float, epsilon: float) -> float:
     """
     if mu == 0:
         return 0.0
-    if math.isinf(mu):
+    if not mu < math.inf:  # also NaN, which is no bound
         return 1.0
     u = epsilon / mu - mu / 2
     if u <= 0:
@@ -35,6 +35,6 @@ def epsilon(mu: float, delta_target: float) -> float:
     >>> round(epsilon(1.0, 1e-5), 5)
     4.37718
     """
-    if math.isinf(mu):
+    if not mu < math.inf:
         return math.inf
     return least(lambda epsilon: delta(mu, epsilon) <= delta_target, start=mu * (mu / 2 + 1))

@@ -76,7 +76,7 @@ def normal(certified: Counted, relation: Neighbouring) -> NormalForm:
             distance += count * sampled.total_variation(event, relation)
         else:
             square += count * mu * mu
-    mu = math.sqrt(square)
+    mu = math.sqrt(square) if square >= 0 else math.inf  # NaN is no bound
     distance = (distance + gdp.delta(mu, 0.0)) * (1 + 1e-9)  # above the rounding of the sum
     return NormalForm(mu, tuple(others), relation, tuple(sorted(assumptions)), distance)
 

@@ -31,6 +31,7 @@ from discreet.runs.results import RunOutline, RunProgress, RunResult, curve_of, 
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
+from discreet.training.noise_keys import check_not_restarted
 from discreet.training.private import Private
 
 Listener = Callable[[RunProgress], None]
@@ -57,7 +58,14 @@ def train(
 
     def run() -> RunResult:
         task = load_task(config, features_progress(on_progress))
-        return train_on(task, config, on_start=on_start, on_progress=on_progress, resume=resume)
+        return train_on(
+            task,
+            config,
+            is_paid_once=config.budget is not None,
+            on_start=on_start,
+            on_progress=on_progress,
+            resume=resume,
+        )
 
     if config.budget is None:
         return run()
@@ -83,8 +91,12 @@ def train_on(
     on_start: Callable[[RunOutline], None] | None = None,
     on_progress: Listener | None = None,
     resume: bool = False,
+    is_paid_once: bool = False,
 ) -> RunResult:
-    """Like `train`, on records that have been read and paid for."""
+    """Like `train`, on records that have been read and paid for.
+
+    is_paid_once  a budget file or a search has paid for the run, once: it may not be charged again
+    """
     started = time.perf_counter()
     folder = RunFolder(config.out)
     is_new = not folder.directory.exists()
@@ -104,6 +116,8 @@ def train_on(
         part = _TrainingPart(config, task, plan, folder, on_progress)
         try:
             part.begin(resume)
+            if is_paid_once:
+                check_not_restarted(folder.ledger)
             if on_start is not None:
                 on_start(part.outline())
             return part.complete(started)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self, final
 
-from discreet.accounting.ledger import Ledger
+from discreet.accounting.ledger import Ledger, read
 from discreet.accounting.ledger_chain import RESTORE
 from discreet.core import check
 from discreet.core.files import replace_file
@@ -134,6 +134,13 @@ class NoiseKeys:
             file.write(json.dumps(held).encode())
 
         replace_file(self._path, fill)
+
+
+def check_not_restarted(ledger: Path) -> None:
+    """Refuse a run that lost the keys of its noise and was charged again; nothing has been released since."""
+    restarted = any(RESTARTED in entry.note for entry in read(ledger).entries) if ledger.exists() else False
+    remedy = "begin a new run, which is paid for anew"
+    check.require(not restarted, f"the keys of the noise next to {ledger}", "none: they were lost", remedy)
 
 
 def recalled(

@@ -162,6 +162,7 @@ class Private:
             if micro.records == 0:
                 self._end_empty_sample()
                 yield None
+                self._loop.go_on(loop)  # another loop may have begun meanwhile
                 continue
             yield from self._given(micro.batch, micro.records, micro.is_last, loop)
 

@@ -148,7 +148,8 @@ class _History:
             noise.add_(past, alpha=weight if self._matrix.inverse else -weight)
         if not self._matrix.inverse:
             noise.div_(first)
-        self._past.appendleft((fresh if self._matrix.inverse else noise).float())
+        # Rounding the noise itself would show in later releases; rounding z only changes its law a little.
+        self._past.appendleft(fresh.float() if self._matrix.inverse else noise.clone())
         self.next += 1
         return noise
 

@@ -65,6 +65,9 @@ def scaling_bill(
 ) -> ScalingBill:
     """Calibrate the final run so that everything together is within the budget, before a record is read."""
     low, high = shares
+    check.require(
+        config.seed is None, "secret randomness", f"seed={config.seed}", "drop the seed: all runs would share it"
+    )
     check.require(0 < low < high < 1, "shares 0 < low < high < 1", f"{shares}", "e.g. (0.1, 0.2)")
     check.require(len(set(rates)) > 1, "at least two learning rates", f"{rates}", "e.g. (0.5, 1, 2, 4)")
     check.require(0 < held_out < 1, "0 < held_out < 1", f"held_out={held_out}", "e.g. 0.1")

@@ -256,7 +256,7 @@ def train_candidate(order: Mapping[str, Any], tell: Callable[[Any], None]) -> No
     whole = load_task(RunConfig.from_json(order["task"]))
     task, scoring = split_task(whole, order["held_out"], bytes.fromhex(order["split"]))
     folder = RunFolder(config.out)
-    train_on(task, config, on_progress=lambda news: tell(None), resume=folder.run.is_file())
+    train_on(task, config, on_progress=lambda news: tell(None), resume=folder.run.is_file(), is_paid_once=True)
     hidden.keep_score(index, {"score": _score(config, task, scoring, order["sigma"])})
 
 
