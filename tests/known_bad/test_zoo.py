@@ -44,6 +44,7 @@ from discreet.stages.noise import GaussianNoise
 from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 from discreet.training import step
+from discreet.training.payment import Payment
 from discreet.training.private import Private
 from freezing import coverage_contract, frozen_contract
 
@@ -168,7 +169,7 @@ def _charge_forgotten(patch: Patch) -> None:
 
 
 def _nothing_charged(patch: Patch) -> None:
-    patch.setattr(Private, "_charge", lambda self, event, step: None)
+    patch.setattr(Payment, "__call__", lambda self, event, step: None)
 
 
 def _weights(kind: type, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from discreet.accounting.events import Event, Free
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.relation import Neighbouring
@@ -44,13 +43,13 @@ from discreet.training.loader import Loader, to_device
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
 from discreet.training.passes import Passes
+from discreet.training.payment import Payment
 from discreet.training.rehearsal import made_up, rehearsal_sizes
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
-_MOST_ROUNDS: Final = (
-    4  # how often a batch is rehearsed whose declared choices change every time; then they are the user's word
-)
+# How often a batch is rehearsed whose declared choices change every time; then they are the user's word.
+_MOST_ROUNDS: Final = 4
 
 
 @final
@@ -107,8 +106,7 @@ class Private:
         self._device = device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
         self._step: PrivateStep | None = None
-        self._records, self._keys_noted, self._between = 0, False, ModelBetweenBatches(model)
-        self._declared_noted: set[str] = set()
+        self._records, self._between = 0, ModelBetweenBatches(model)
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
         check_processes(plan, self.world)
@@ -133,13 +131,12 @@ class Private:
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
+            self._pay = Payment(plan, self._ledger, self.streams, self._engine.watch)
             self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
             if self._keys is not None:
                 self._sampling = self._keys.sampling
             self._passes = Passes(plan, self.progress, self._ledger, self._keys)
             self._opened = opened.pop_all()  # `close` undoes them
-
-    # -- the loop --------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
@@ -286,7 +283,7 @@ class Private:
         return batch
 
     def _new_step(self) -> PrivateStep:
-        return PrivateStep(self.plan, self._engine, self.progress, self.streams, self._charge, self.world)
+        return PrivateStep(self.plan, self._engine, self.progress, self.streams, self._pay, self.world)
 
     def _end_sample(self) -> bool:
         """Finish the batch of a step or of the test of its update. Returns whether the parameters changed."""
@@ -313,20 +310,6 @@ class Private:
     def settled(self) -> bool:
         """Whether every update is either kept or rejected: none is being tested, and none waits for the optimizer."""
         return not self._handover.is_due and (self._step is None or not self._step.is_testing)
-
-    def _charge(self, event: Event, step: int) -> None:
-        if isinstance(event, Free) and not self.plan.pays_at_once:
-            return  # the epoch is already charged
-        # The first charge under a key records it, so that a resume with the same key is refused.
-        note = checkpoint.note_of(self.streams, first=not self._keys_noted)
-        declared = [line for line in self._engine.watch.declared_at if line not in self._declared_noted]
-        if declared:
-            note["public"] = declared
-        self._ledger.append(event, step=step, note=note)
-        self._keys_noted = True
-        self._declared_noted.update(declared)
-
-    # -- privacy spent ---------------------------------------------------------------------------------
 
     def spent(self) -> Spent:
         """The privacy spent so far: certified, and for a finished run also claimed."""
