@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import final
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.models import build
+from research.benchmarks import library_models as library
 
 CLASSES = 10
 
@@ -129,7 +131,16 @@ def _text() -> Task:
     return Task(BagOfTokens(), torch.randint(0, 30_000, (256, 64)), _labels(256))
 
 
-PERCEPTRON, CONVOLUTION, TRANSFORMER, OTHER = "perceptron", "convolution", "transformer", "other"
+def _library(make: Callable[[int], nn.Module], batch: int, length: int) -> Task:
+    """A model of a library on sequences of random tokens."""
+    return Task(make(CLASSES), torch.randint(0, 1000, (batch, length)), _labels(batch))
+
+
+def _vit_tiny() -> Task:
+    return Task(library.vit_tiny(CLASSES), torch.randn(64, 3, 224, 224), _labels(64))
+
+
+PERCEPTRON, CONVOLUTION, TRANSFORMER, ADAPTED, OTHER = "perceptron", "convolution", "transformer", "adapted", "other"
 
 MODELS: MappingProxyType[str, Model] = MappingProxyType(
     {
@@ -168,5 +179,43 @@ MODELS: MappingProxyType[str, Model] = MappingProxyType(
         ),
         "lstm": Model(about="LSTM 2x128, 64 steps, batch 128", kind=OTHER, make=_lstm),
         "text": Model(about="text classifier, vocabulary 30 000, batch 256", kind=OTHER, make=_text),
+        "lora-llama": Model(
+            about="LoRA on Llama d=256 L=4 T=64, batch 32",
+            kind=ADAPTED,
+            make=lambda: _library(library.lora_llama, 32, 64),
+        ),
+        "lora-bert": Model(
+            about="LoRA on BERT d=256 L=4 T=64, batch 32",
+            kind=ADAPTED,
+            make=lambda: _library(library.lora_bert, 32, 64),
+        ),
+        "bitfit": Model(
+            about="BitFit on BERT d=256 L=4 T=64, batch 32", kind=ADAPTED, make=lambda: _library(library.BITFIT, 32, 64)
+        ),
+        "probe": Model(
+            about="linear probe on BERT d=256 L=4 T=64, batch 32",
+            kind=ADAPTED,
+            make=lambda: _library(library.PROBE, 32, 64),
+        ),
+        "vit-tiny": Model(about="ViT-tiny of timm, 224x224, batch 64", kind=TRANSFORMER, make=_vit_tiny),
+        "gpt2": Model(
+            about="GPT-2 small, 124M, T=64, batch 8", kind=TRANSFORMER, make=lambda: _library(library.gpt2, 8, 64)
+        ),
+        "gpt2-512": Model(
+            about="GPT-2 small, 124M, T=512, batch 8", kind=TRANSFORMER, make=lambda: _library(library.gpt2, 8, 512)
+        ),
+        "gpt2-512-checkpointed": Model(
+            about="GPT-2 small, 124M, T=512, batch 8, checkpointed",
+            kind=TRANSFORMER,
+            make=lambda: _library(partial(library.gpt2, is_checkpointed=True), 8, 512),
+        ),
+        "smollm2": Model(
+            about="SmolLM2-135M, T=64, batch 8", kind=TRANSFORMER, make=lambda: _library(library.smollm2, 8, 64)
+        ),
+        "lora-smollm2": Model(
+            about="LoRA on SmolLM2-135M, T=64, batch 8",
+            kind=ADAPTED,
+            make=lambda: _library(library.lora_smollm2, 8, 64),
+        ),
     }
 )

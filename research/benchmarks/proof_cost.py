@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from discreet.data.features.vision_operators import declare_vision_operators
 from discreet.engine.engine import Engine
 from research.benchmarks.models import CLASSES, MODELS, Task
 from research.command import typed
-from research.vision_operators import declare_vision_operators
 
 ROUNDS, PATIENCE = 25, 6.0  # steps of each kind, and seconds for all of them
 BERT: Final = "bert-12"

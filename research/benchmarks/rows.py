@@ -75,8 +75,8 @@ def floor(task: Task) -> Step:
     def step() -> None:
         F.cross_entropy(task.model(task.inputs), task.labels).backward()
         for parameter in task.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad.add_(torch.empty_like(parameter).normal_(std=std))
+            if parameter.grad is not None:
+                parameter.grad.add_(torch.empty_like(parameter).normal_(std=std))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -115,7 +115,7 @@ def private(task: Task) -> Step:
 def functional(task: Task) -> Step:
     """vmap of grad over the records, then clip, sum and add noise: the usual code by hand."""
     model, optimizer = task.model, _sgd(task)
-    named = dict(model.named_parameters())
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     def loss(parameters: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
         scores = torch.func.functional_call(model, parameters, (inputs.unsqueeze(0),))

@@ -16,7 +16,7 @@ from discreet.core.check import Refused
 from discreet.engine.engine import Engine
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.library_questions import QUESTIONS
-from research.families.family import SMALL, losses_of, padded
+from research.families.family import SMALL, losses_of, padded, tokens
 from research.families.text import MODELS, inputs_of, llama, mixtral
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # DeBERTa's own
@@ -69,6 +69,15 @@ def test_gradient_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     agrees_with_autograd(model, INPUTS, training=True)
     assert filled  # calls of the layers were made again
+
+
+@pytest.mark.parametrize("length", [SMALL.length, 2 * SMALL.records])
+def test_no_mask_and_no_cache(length: int) -> None:
+    """The positions are public: whether they are packed is answered truly, and no mask is made."""
+    torch.manual_seed(0)
+    model: Any = llama(SMALL)
+    model.config.use_cache = False
+    agrees_with_autograd(model, {"input_ids": tokens(SMALL, length)})
 
 
 def test_scripted_functions_are_restored() -> None:

@@ -53,6 +53,9 @@ class Repeats(Protocol):
     def run(self, use: RecordedCall) -> Tensor:
         """The result of a recorded call, connected to the graph."""
 
+    def has_records(self, tensor: Tensor) -> bool:
+        """Whether a tensor carries records."""
+
 
 class CheckpointedRegion:
     """The recorded calls of one region; follows the second run and fills in their inputs."""
@@ -94,6 +97,9 @@ class CheckpointedRegion:
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         return func(*args, **kwargs)
+
+    def has_records(self, tensor: Tensor) -> bool:
+        return self._recorder.has_records(tensor)
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         expected = self._recorder.call_at(self._position)

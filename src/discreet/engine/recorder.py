@@ -106,6 +106,9 @@ class Recorder:
             self._place += 1
         return result
 
+    def has_records(self, tensor: Tensor) -> bool:
+        return self._marks.on([tensor])
+
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         names = tuple(tracked.name for tracked in found)
         if self._position < len(self._script.calls):

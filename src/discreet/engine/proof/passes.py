@@ -106,6 +106,9 @@ class Prober:
             self.path.append(TracedStep(func, settings))
         return result
 
+    def has_records(self, tensor: Tensor) -> bool:
+        return self.marks.on([tensor])
+
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         tensors = tensors_in((args, kwargs))
         inputs = [None if id(tensor) in self.tracked else tensor.detach().clone() for tensor in tensors]

@@ -135,6 +135,9 @@ class Follower(Protocol):
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """A call without, or one that keeps no gradient."""
 
+    def has_records(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the pass carries records."""
+
 
 class Marks:
     """Which tensors of a pass carry records: its inputs and whatever was computed from them."""
@@ -238,8 +241,8 @@ class CallWatch(TorchFunctionMode):
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one call of the pass."""
         answer = public_answer(func)
-        if answer is not None:
-            return answer
+        if answer is not None and any(map(self._follower.has_records, tensors_in(args))):
+            return answer  # public tensors have an answer of their own
         if func in self._forbidden:
             self._forbidden[func](*args, **kwargs)
         tensors = tensors_in((args, kwargs))

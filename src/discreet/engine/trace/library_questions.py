@@ -5,8 +5,10 @@ records, and so would the calls that follow. Inside a private step the listed fu
 is built and applied, which gives the same values for a batch without padding. torch.distributions asks whether all
 arguments are valid, and raises an error if not: it is told "yes".
 
-Guarantee: an answer is a constant of this table. It applies to the listed functions of the installed library only,
-recognised by their code; the same question in any other function is refused as before.
+A question about public tensors, such as positions that the model counts itself, gets its true answer.
+
+Guarantee: an answer about records is a constant of this table. It applies to the listed functions of the installed
+library only, recognised by their code; the same question in any other function is refused as before.
 """
 
 import os
