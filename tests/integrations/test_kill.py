@@ -25,7 +25,7 @@ STEPS = 30
 PROGRAM = """
 import os, random, signal, sys, time, traceback
 from pathlib import Path
-from research.vision_operators import declare_vision_operators
+from discreet.data.features.vision_operators import declare_vision_operators
 declare_vision_operators()
 import torch
 torch.set_num_threads(1)

@@ -165,7 +165,7 @@ def test_the_truth_table_is_read_from_a_file_or_from_the_directory(tmp_path: Pat
     assert (row.method, row.certified, row.audited) == ("as published", float("inf"), 7.8)
     page = render(found)
     assert "claim broken" in page
-    assert "noise 1, how one step" in page
+    assert "noise multiplier 1, how one step" in page
 
 
 def test_the_committed_truth_table_is_read() -> None:
