@@ -155,7 +155,7 @@ def test_rehearsals_hold_no_value_of_a_record(batch: Callable[[list[float]], Any
 
 @pytest.mark.parametrize("value", [{5.0, 6.0}, {5.0: 1, 6.0: 1}, bytearray(b"ab"), lambda: 5, object()])
 def test_what_cannot_be_made_up_is_refused(value: Any) -> None:
-    with pytest.raises(Refused, match="(?s)Expected .*batch.*Remedy: have collate_fn return"):
+    with pytest.raises(Refused, match=r"(?s)Expected .*batch.*Remedy: have collate_fn return"):
         made_up({"x": torch.ones(2, 3), "extra": value}, 2, 7)
 
 
@@ -163,6 +163,27 @@ def test_a_pair_of_two_records_is_no_list_of_records() -> None:
     x, y = made_up((torch.ones(2, 3), torch.ones(2)), 2, 7)
     assert x.shape == (7, 3)
     assert y.shape == (7,)
+
+
+def chosen_now(kept: list[Any], flag: bool) -> Any:
+    low, high = discreet.public(0.0), discreet.public(1.0)
+    return low if flag else high
+
+
+def chosen_of_old(kept: list[Any], flag: bool) -> Any:
+    kept.append(discreet.public(float(len(kept))))
+    return kept[0] if flag else kept[-1]
+
+
+@pytest.mark.parametrize("choose", [chosen_now, chosen_of_old])
+def test_a_choice_between_declared_numbers(choose: Callable[[list[Any], bool], Any]) -> None:
+    kept: list[Any] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x), y) * choose(kept, not private.is_rehearsal))
+
+    with pytest.raises(Refused, match="same calls with the same numbers"):
+        train(body=body, steps=2)
 
 
 # Code that runs in the backward pass ---------------------------------------------------------------------------
