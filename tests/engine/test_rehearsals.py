@@ -6,6 +6,7 @@ records, and is kept, so that all batches after it look alike.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import UserDict
 from collections.abc import Callable
@@ -183,6 +184,29 @@ def test_a_choice_between_declared_numbers(choose: Callable[[list[Any], bool], A
         private.step(each(model(x), y) * choose(kept, not private.is_rehearsal))
 
     with pytest.raises(Refused, match="same calls with the same numbers"):
+        train(body=body, steps=2)
+
+
+def test_a_choice_between_tensors_that_one_line_declared() -> None:
+    kept: list[Tensor] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        kept.append(discreet.public(torch.tensor(float(len(kept)))))
+        private.step(each(model(x), y) * (kept[-1] if private.is_rehearsal else kept[0]))
+
+    with pytest.raises(Refused, match="losses in which each record stands alone"):
+        train(body=body, steps=2)
+
+
+def test_a_choice_between_modules_that_one_line_declared() -> None:
+    kept: list[nn.Module] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        kept.append(discreet.public(copy.deepcopy(model)))
+        teacher = kept[-1] if private.is_rehearsal else kept[0]
+        private.step(each(model(x) + teacher(x).detach(), y))
+
+    with pytest.raises(Refused, match="losses in which each record stands alone"):
         train(body=body, steps=2)
 
 

@@ -172,11 +172,24 @@ class DeclaredValues:
         self._counts.clear()
 
     def add(self, value: Tensor | nn.Module, where: str) -> None:
-        """Whatever was declared before keeps its number."""
+        """Whatever was declared before keeps its number, until its line declares another in a later batch."""
         known: dict[int, Any] = self._tensors if isinstance(value, Tensor) else self._modules
+        number = hash(("declared", where, self._counts[where]))
+        self._counts[where] += 1
         if id(value) not in known or known[id(value)][0]() is not value:
-            known[id(value)] = weakref.ref(value), hash(("declared", where, self._counts[where]))
-            self._counts[where] += 1
+            self._take_away(number)
+            known[id(value)] = weakref.ref(value), number
+
+    def _take_away(self, number: int) -> None:
+        """Two values of one number could not be told apart: the older is no longer public."""
+        for key in [key for key, found in self._tensors.items() if found[1] == number]:
+            del self._tensors[key]
+        for key, (found, own) in list(self._modules.items()):
+            if own == number:
+                del self._modules[key]
+                module = found()
+                for tensor in tensors_of(module) if module is not None else ():
+                    self._tensors.pop(id(tensor), None)
 
     def note_number(self, where: str) -> Declaration:
         """A line declares a number, which takes the place of the one that it declared before."""
