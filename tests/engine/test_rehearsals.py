@@ -6,10 +6,13 @@ records, and is kept, so that all batches after it look alike.
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -126,6 +129,85 @@ def test_rehearsals_depend_on_shapes_alone() -> None:
     assert torch.equal(one[3].x, other[3].x)
     assert one[4] == other[4] == ("1",) * 7
     assert one[5] == 48
+
+
+VALUES_OF_RECORDS: dict[str, Callable[[list[float]], Any]] = {
+    "lists": lambda values: [[one] for one in values],
+    "tuples": lambda values: [(one,) for one in values],
+    "dictionaries": lambda values: [{"v": one} for one in values],
+    "NumPy numbers": lambda values: [np.int64(one) for one in values],
+    "dates": lambda values: [datetime.fromtimestamp(one, tz=UTC) for one in values],
+    "an array of strings": lambda values: np.array([str(one) for one in values], dtype="U8"),
+    "an array of objects": lambda values: np.array(values, dtype=object),
+    "an array of times": lambda values: np.array([int(one) for one in values], dtype="datetime64[s]"),
+    "two lists of two": lambda values: [[one, one] for one in values[:2]],
+    "a mapping": lambda values: UserDict(v=values),
+}
+
+
+@pytest.mark.parametrize("batch", VALUES_OF_RECORDS.values(), ids=VALUES_OF_RECORDS.keys())
+def test_rehearsals_hold_no_value_of_a_record(batch: Callable[[list[float]], Any]) -> None:
+    given = batch([5.0, 6.0, 7.0])
+    records = len(given) if isinstance(given, (list, np.ndarray)) else 3
+    one, other = (made_up(made, records, 7) for made in (batch([5.0, 6.0, 7.0]), batch([8.0, 9.0, 3.0])))
+    assert str(one) == str(other)
+    assert str(batch([5.0, 6.0, 7.0])) == str(given), "the batch itself stays"
+
+
+@pytest.mark.parametrize("value", [{5.0, 6.0}, {5.0: 1, 6.0: 1}, bytearray(b"ab"), lambda: 5, object()])
+def test_what_cannot_be_made_up_is_refused(value: Any) -> None:
+    with pytest.raises(Refused, match=r"(?s)Expected .*batch.*Remedy: have collate_fn return"):
+        made_up({"x": torch.ones(2, 3), "extra": value}, 2, 7)
+
+
+def test_a_pair_of_two_records_is_no_list_of_records() -> None:
+    x, y = made_up((torch.ones(2, 3), torch.ones(2)), 2, 7)
+    assert x.shape == (7, 3)
+    assert y.shape == (7,)
+
+
+def chosen_now(kept: list[Any], flag: bool) -> Any:
+    low, high = discreet.public(0.0), discreet.public(1.0)
+    return low if flag else high
+
+
+def chosen_of_old(kept: list[Any], flag: bool) -> Any:
+    kept.append(discreet.public(float(len(kept))))
+    return kept[0] if flag else kept[-1]
+
+
+@pytest.mark.parametrize("choose", [chosen_now, chosen_of_old])
+def test_a_choice_between_declared_numbers(choose: Callable[[list[Any], bool], Any]) -> None:
+    kept: list[Any] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x), y) * choose(kept, not private.is_rehearsal))
+
+    with pytest.raises(Refused, match="same calls with the same numbers"):
+        train(body=body, steps=2)
+
+
+def test_a_choice_between_tensors_that_one_line_declared() -> None:
+    kept: list[Tensor] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        kept.append(discreet.public(torch.tensor(float(len(kept)))))
+        private.step(each(model(x), y) * (kept[-1] if private.is_rehearsal else kept[0]))
+
+    with pytest.raises(Refused, match="losses in which each record stands alone"):
+        train(body=body, steps=2)
+
+
+def test_a_choice_between_modules_that_one_line_declared() -> None:
+    kept: list[nn.Module] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        kept.append(discreet.public(copy.deepcopy(model)))
+        teacher = kept[-1] if private.is_rehearsal else kept[0]
+        private.step(each(model(x) + teacher(x).detach(), y))
+
+    with pytest.raises(Refused, match="losses in which each record stands alone"):
+        train(body=body, steps=2)
 
 
 # Code that runs in the backward pass ---------------------------------------------------------------------------

@@ -30,10 +30,10 @@ def public(value: Any) -> Any:
         DECLARED.add(value, line)
     for lines in [watch.declarations for watch in watches] or [DECLARED.outside_of_steps]:
         lines[_without_folder(line)] = None
-    if isinstance(value, float):
-        return DeclaredFloat(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return DeclaredInt(value)
+    if isinstance(value, (float, int)) and not isinstance(value, bool):
+        number = DeclaredFloat(value) if isinstance(value, float) else DeclaredInt(value)
+        number.declaration = DECLARED.note_number(line)
+        return number
     if type(value) in (tuple, list):
         return type(value)([public(one) for one in value])
     for watch in watches:

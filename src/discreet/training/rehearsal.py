@@ -10,16 +10,32 @@ strings of the whole batch (not one for each record).
 """
 
 import copy
+import datetime
+import enum
+from collections import UserDict
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.core.check import Refused, refuse, require
+
 _SIZES: Final = (14, 9)  # even and odd, without a common factor, and seldom another size of a model
 _SEED: Final = 7
 _VALUES: Final = (str, bytes, int, float, complex, type(None))
+_SETTINGS: Final = (torch.device, torch.dtype, torch.layout, torch.memory_format)
+_TIMES: Final[dict[type, Any]] = {
+    datetime.datetime: datetime.datetime(2001, 1, 1),
+    datetime.date: datetime.date(2001, 1, 1),
+    datetime.time: datetime.time(1),
+    datetime.timedelta: datetime.timedelta(1),
+}
+
+
+class _Plain:
+    """An object that holds attributes and nothing else."""
 
 
 def rehearsal_sizes(largest: int) -> tuple[int, ...]:
@@ -35,37 +51,107 @@ def made_up(batch: Any, records: int, size: int) -> Any:
     """A batch like this one of `size` records, with values that most loops take.
 
     Whole numbers are 1, which is a class, a token, a length and a mask; fractions lie between 0 and 1, and are 1 where
-    a record has a single one; strings are "1".
+    a record has a single one; strings are "1". A sequence with one entry for each record holds copies of one entry,
+    made up by the structure of the first.
     """
-    generator = torch.Generator().manual_seed(_SEED)
+    return _MakingUp(records, size).walk(batch, of_record=False)
 
-    def walk(tree: Any) -> Any:
+
+@final
+class _MakingUp:
+    def __init__(self, records: int, size: int) -> None:
+        self._records, self._size = records, size
+        self._generator = torch.Generator().manual_seed(_SEED)
+
+    def walk(self, tree: Any, *, of_record: bool) -> Any:
+        """`of_record`: numbers and strings may be those of one record, and are made up."""
+        kind = type(tree)
         if isinstance(tree, Tensor):
-            return _values(tree, records, size, generator)
-        if isinstance(tree, np.ndarray) and tree.dtype.kind in "biufc":
-            return _values(torch.from_numpy(tree), records, size, generator).numpy()
-        if isinstance(tree, Mapping):
-            whole: Any = copy.copy(tree)
-            for key, branch in tree.items():
-                whole[key] = walk(branch)
-            return whole
+            return _values(tree, self._records, self._size, self._generator)
+        if isinstance(tree, np.ndarray):
+            return self._array(tree)
+        if isinstance(tree, (*_VALUES, np.generic, enum.Enum)):
+            return _value(tree) if of_record else tree
         if isinstance(tree, (tuple, list)):
-            if len(tree) == records and all(isinstance(one, _VALUES) for one in tree):
-                return type(tree)([_value(tree[0])] * size)
-            branches = [walk(branch) for branch in tree]
-            named = isinstance(tree, tuple) and type(tree) is not tuple
-            return type(tree)(*branches) if named else type(tree)(branches)
-        if hasattr(tree, "__dict__") and not isinstance(tree, type) and not callable(tree):
-            like = copy.copy(tree)
-            vars(like).update({name: walk(value) for name, value in vars(tree).items()})
-            return like
-        return tree
+            return self._sequence(tree, of_record)
+        if isinstance(tree, dict):
+            return self._dictionary(tree, of_record)
+        if kind in _TIMES:
+            return _TIMES[kind]
+        if kind in _SETTINGS:
+            return tree
+        is_plain = kind.__basicsize__ == _Plain.__basicsize__  # its attributes are all that it holds
+        require(
+            is_plain and isinstance(getattr(tree, "__dict__", None), dict) and not callable(tree),
+            "a batch of tensors, NumPy arrays, numbers, strings, times, dictionaries, lists and tuples",
+            f"{kind.__module__}.{kind.__qualname__}",
+            "have collate_fn return one of these: rehearsals are batches of the same structure without your records",
+        )
+        return self._object(tree, of_record)
 
-    return walk(batch)
+    def _sequence(self, tree: Any, of_record: bool) -> Any:
+        kind = type(tree)
+        is_by_record = len(tree) == self._records
+        if is_by_record and not any(map(self._has_rows, tree)):
+            branches = [self.walk(tree[0], of_record=True)] * self._size
+            return kind(branches) if kind in (tuple, list) else tuple(branches)
+        branches = [self.walk(branch, of_record=of_record or is_by_record) for branch in tree]
+        named = isinstance(tree, tuple) and kind not in (tuple, torch.Size)
+        return kind(*branches) if named else kind(branches)
+
+    def _has_rows(self, tree: Any) -> bool:
+        """Whether a part of a batch has a row for each record, so that what it lies in is no list of records."""
+        if isinstance(tree, (Tensor, np.ndarray)):
+            return tree.ndim > 0 and tree.shape[0] == self._records
+        if isinstance(tree, Mapping):
+            return any(map(self._has_rows, tree.values()))
+        return isinstance(tree, (tuple, list)) and (len(tree) == self._records or any(map(self._has_rows, tree)))
+
+    def _dictionary(self, tree: dict[Any, Any], of_record: bool) -> Any:
+        for key in tree:
+            require(
+                isinstance(key, str),
+                "dictionaries with strings as keys in a batch",
+                f"a key of type {type(key).__name__}",
+                "have collate_fn return values of the records as tensors: keys are the same in every batch",
+            )
+        whole = copy.copy(tree)
+        attributes = getattr(whole, "__dict__", {})
+        attributes.update({name: self.walk(value, of_record=of_record) for name, value in attributes.items()})
+        for key, branch in tree.items():
+            whole[key] = self.walk(branch, of_record=of_record)
+        return whole
+
+    def _object(self, tree: Any, of_record: bool) -> Any:
+        like = copy.copy(tree)
+        for name, value in vars(tree).items():
+            try:
+                vars(like)[name] = self.walk(value, of_record=of_record)
+            except Refused:
+                if not isinstance(tree, UserDict) or name == "data":
+                    raise
+                vars(like)[name] = None  # a tokeniser's own notes beside its tensors
+        return like
+
+    def _array(self, like: Any) -> Any:
+        if like.dtype.kind in "biufc":
+            return _values(torch.from_numpy(like), self._records, self._size, self._generator).numpy()
+        has_rows = like.ndim > 0 and like.shape[0] == self._records
+        made = np.ones((self._size, *like.shape[1:]) if has_rows else like.shape, dtype=like.dtype)
+        if like.dtype.kind == "O":
+            for place in np.ndindex(made.shape):
+                made[place] = self.walk(like.flat[0], of_record=True)
+        elif like.dtype.kind not in "USMm":
+            refuse("a NumPy array of numbers, strings or times", f"one of {like.dtype}", "split it into plain arrays")
+        return made
 
 
 def _value(like: Any) -> Any:
     kind = type(like)
+    if isinstance(like, enum.Enum):
+        return next(iter(kind))
+    if isinstance(like, np.generic):
+        return np.ones((), dtype=like.dtype)[()]
     return None if like is None else b"1" if kind is bytes else kind(1)
 
 

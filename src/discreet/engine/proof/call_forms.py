@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin
+from discreet.engine.proof.lineage import DECLARED, MIXED, PUBLIC, Declaration, Origin
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
@@ -29,11 +29,15 @@ _PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...)
 
 
 class DeclaredFloat(float):
-    """A number that the user declared public."""
+    """A number that the user declared public, and as which one."""
+
+    declaration: Declaration
 
 
 class DeclaredInt(int):
-    """A whole number that the user declared public."""
+    """A whole number that the user declared public, and as which one."""
+
+    declaration: Declaration
 
 
 class Opaque(enum.Enum):
@@ -136,7 +140,7 @@ class Reading:
     def _other(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
         if isinstance(tree, (DeclaredFloat, DeclaredInt)):
             self.declared.append(tree)
-            return "declared public"
+            return DECLARED.description_of(tree.declaration)
         if isinstance(tree, (tuple, list)):
             return tuple([self.describe(branch, find) for branch in tree])
         if isinstance(tree, (np.number, np.bool_)):

@@ -146,26 +146,64 @@ class ExistingTensors:
         return found is not None and found[0]() is tensor
 
 
+@dataclass(frozen=True)
+class Declaration:
+    """By which line of code a number was declared public, as which of the numbers of that line, and when."""
+
+    where: str
+    count: int
+    clock: int
+
+
 @final
-class DeclaredTensors:
+class DeclaredValues:
     """The tensors and modules that the user declared public, each with a number that says by which line of code, and
-    as which of those that the line declares from one batch to the next."""
+    as which of those that the line declares from one batch to the next; and where numbers were declared."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._counts: Counter[str] = Counter()  # how many tensors and modules each line declared
+        self._newest: dict[tuple[str, int], Declaration] = {}  # of the numbers that each line declared
+        self._clock = 0
         self.outside_of_steps: dict[str, None] = {}  # lines that declare something while no step is watched
 
     def new_batch(self) -> None:
         self._counts.clear()
 
     def add(self, value: Tensor | nn.Module, where: str) -> None:
-        """Whatever was declared before keeps its number."""
+        """Whatever was declared before keeps its number, until its line declares another in a later batch."""
         known: dict[int, Any] = self._tensors if isinstance(value, Tensor) else self._modules
+        number = hash(("declared", where, self._counts[where]))
+        self._counts[where] += 1
         if id(value) not in known or known[id(value)][0]() is not value:
-            known[id(value)] = weakref.ref(value), hash(("declared", where, self._counts[where]))
-            self._counts[where] += 1
+            self._take_away(number)
+            known[id(value)] = weakref.ref(value), number
+
+    def _take_away(self, number: int) -> None:
+        """Two values of one number could not be told apart: the older is no longer public."""
+        for key in [key for key, found in self._tensors.items() if found[1] == number]:
+            del self._tensors[key]
+        for key, (found, own) in list(self._modules.items()):
+            if own == number:
+                del self._modules[key]
+                module = found()
+                for tensor in tensors_of(module) if module is not None else ():
+                    self._tensors.pop(id(tensor), None)
+
+    def note_number(self, where: str) -> Declaration:
+        """A line declares a number, which takes the place of the one that it declared before."""
+        self._clock += 1
+        made = Declaration(where, self._counts[where], self._clock)
+        self._counts[where] += 1
+        self._newest[where, made.count] = made
+        return made
+
+    def description_of(self, declaration: Declaration) -> str:
+        """What tells a declared number from others: a line declares it anew with another value."""
+        is_newest = self._newest[declaration.where, declaration.count] is declaration
+        age = "" if is_newest else f", of old ({declaration.clock})"
+        return f"declared public at {declaration.where}, {declaration.count}{age}"
 
     def number_of(self, tensor: Tensor) -> int | None:
         """A number that stands for a declared tensor in every step; None for any other."""
@@ -189,7 +227,7 @@ class DeclaredTensors:
         return any(tensor is not None and has_memory(tensor) and storage_of(tensor) == storage for tensor in tensors)
 
 
-DECLARED: Final = DeclaredTensors()
+DECLARED: Final = DeclaredValues()
 
 
 def versions_of(tensors: list[Tensor]) -> list[int]:
