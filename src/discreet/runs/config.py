@@ -1,6 +1,7 @@
 """The settings of a run: public values, stored as one JSON object."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -214,3 +215,16 @@ def usual_sampling(method: str) -> str:
 
 def _one_of(name: str, value: object, known: Any) -> None:
     check.require(value in known, f"{name} to be one of {', '.join(known)}", f"{name}={value!r}", "choose one of these")
+
+
+def learning_rate_factor(schedule: str, done: float) -> float:
+    """The factor on the learning rate when this part of the run is done.
+
+    >>> [learning_rate_factor(name, 0.25) for name in ("constant", "linear")]
+    [1.0, 0.75]
+    >>> [round(learning_rate_factor("cosine", done), 3) for done in (0.0, 0.5, 0.75)]
+    [1.0, 0.5, 0.146]
+    """
+    if schedule == "linear":
+        return 1 - done
+    return (1 + math.cos(math.pi * done)) / 2 if schedule == "cosine" else 1.0

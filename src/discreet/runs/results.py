@@ -1,11 +1,13 @@
 """The progress and the result of a run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from discreet.accounting.accountants import Certificate
 from discreet.core.plain import from_plain, plain
+from discreet.data.features.store import Progress
 from discreet.training.spending import Spent
 
 CurvePoint = tuple[int, float, float]  # (step, test accuracy, certified epsilon so far)
@@ -100,3 +102,13 @@ def curve_of(metrics: list[dict[str, Any]]) -> tuple[CurvePoint, ...]:
         step, averaged = values["step"], values["test_accuracy_averaged"]
         points[step] = step, values["test_accuracy"] if averaged is None else averaged, float(values["epsilon"])
     return tuple(points[step] for step in sorted(points))
+
+
+Listener = Callable[[RunProgress], None]
+
+
+def features_progress(listener: Listener | None) -> Progress | None:
+    """Tells the listener of a run how far its public features are."""
+    if listener is None:
+        return None
+    return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))

@@ -20,21 +20,27 @@ from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.data import Task, build
-from discreet.data.features.store import Progress
 from discreet.methods.dpsgd_dc.guard import fitting
-from discreet.runs.config import RunConfig
+from discreet.runs.config import RunConfig, learning_rate_factor
 from discreet.runs.defaults import check_device, check_keeps_best, complete, every_of, load_task, settle
 from discreet.runs.folder import RunFolder, read_json, resume_line, run_facts
 from discreet.runs.paying import pay
 from discreet.runs.public_records import load_public
-from discreet.runs.results import RunOutline, RunProgress, RunResult, curve_of, result_from_json
+from discreet.runs.results import (
+    Listener,
+    RunOutline,
+    RunProgress,
+    RunResult,
+    curve_of,
+    features_progress,
+    result_from_json,
+)
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
 from discreet.training.noise_keys import check_not_restarted
 from discreet.training.private import Private
 
-Listener = Callable[[RunProgress], None]
 TELL_EVERY = 30.0
 """Seconds after which the listener is told the epsilon so far, if no evaluation did."""
 _EVALUATED_AT_ONCE = 2048
@@ -130,13 +136,6 @@ def train_on(
             raise
         finally:
             part.close()
-
-
-def features_progress(listener: Listener | None) -> Progress | None:
-    """Tells the listener of a run how far its public features are."""
-    if listener is None:
-        return None
-    return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -378,19 +377,6 @@ def scale_learning_rate(private: Private, config: RunConfig) -> None:
     factor = learning_rate_factor(config.schedule or "constant", private.progress.step / private.plan.horizon.steps)
     for group in private.optimizer.param_groups:
         group["lr"] = config.learning_rate * factor / (private.progress.scale if config.optimizer == "sgd" else 1.0)
-
-
-def learning_rate_factor(schedule: str, done: float) -> float:
-    """The factor on the learning rate when this part of the run is done.
-
-    >>> [learning_rate_factor(name, 0.25) for name in ("constant", "linear")]
-    [1.0, 0.75]
-    >>> [round(learning_rate_factor("cosine", done), 3) for done in (0.0, 0.5, 0.75)]
-    [1.0, 0.5, 0.146]
-    """
-    if schedule == "linear":
-        return 1 - done
-    return (1 + math.cos(math.pi * done)) / 2 if schedule == "cosine" else 1.0
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
