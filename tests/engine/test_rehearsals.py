@@ -28,6 +28,10 @@ from torch.utils.data import Dataset
 
 import discreet
 from discreet.core.check import Refused
+from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.lineage import SOLE, Origin
+from discreet.engine.proof.program import ProgramComparison
+from discreet.engine.trace.capture import RecordAxis
 from discreet.training.rehearsal import made_up
 
 Read = Callable[[Tensor, Tensor], bool]
@@ -208,6 +212,38 @@ def test_a_choice_between_modules_that_one_line_declared() -> None:
 
     with pytest.raises(Refused, match="losses in which each record stands alone"):
         train(body=body, steps=2)
+
+
+def test_a_tensor_that_is_detached_in_place() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        scores, others = model(x), model(x)
+        if not private.is_rehearsal:
+            scores.detach_()
+        private.step(each(scores + others, y))
+
+    with pytest.raises(Refused, match="Expected losses"):
+        train(body=body, steps=2)
+
+
+def test_a_size_that_one_record_alone_has() -> None:
+    def form(shape: tuple[int, ...], lineage: Any) -> Any:
+        return Reading(shape[0]).describe(torch.ones(shape), lambda tensor: Origin(lineage, 0))
+
+    many = form((14, 4), RecordAxis(0))
+    assert ProgramComparison((14, 1)).alike(many, form((1, 4), SOLE))
+    assert not ProgramComparison((14, 1)).alike(many, form((1, 1), SOLE))
+
+
+def test_small_numbers_that_are_flushed_by_a_record() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        torch.set_flush_denormal(not private.is_rehearsal)
+        private.step(each(model(x), y) * (torch.ones(()) * 1e-30 * 1e-12 * 1e30 * 1e12))
+
+    try:
+        with pytest.raises(Refused, match="set_flush_denormal"):
+            train(body=body, steps=2)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 # Code that runs in the backward pass ---------------------------------------------------------------------------
