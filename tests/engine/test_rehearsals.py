@@ -302,6 +302,52 @@ def test_a_backward_pass_that_branches_on_the_layout() -> None:
         train(body=with_function(ByLayout), steps=2)
 
 
+class Declares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * discreet.public(0.5)
+
+
+def test_a_backward_pass_that_declares_a_value() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(each(Declares.apply(model(x)), y))
+
+    with pytest.raises(Refused, match="public inside a backward pass"):
+        train(body=body)
+
+
+class Keeps(torch.autograd.Function):
+    kept: Tensor
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        Keeps.kept = gradients[0]
+        return gradients[0]
+
+
+class Swaps(Keeps):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return Keeps.kept if FLAGS["on"] else gradients[0]
+
+
+def test_a_backward_pass_that_gives_back_the_gradient_of_another() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        FLAGS["on"] = not private.is_rehearsal
+        private.step(each(Keeps.apply(-Swaps.apply(model(x))), y))
+
+    with pytest.raises(Refused, match="same calls with the same numbers"):
+        train(body=body, steps=2)
+
+
 def test_a_backward_pass_that_counts_its_calls() -> None:
     ByCalls.calls = 0
     with pytest.raises(Refused, match="the number 0 where it was 1"):

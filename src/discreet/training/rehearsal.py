@@ -149,7 +149,7 @@ class _MakingUp:
 def _value(like: Any) -> Any:
     kind = type(like)
     if isinstance(like, enum.Enum):
-        return next(iter(kind))
+        return next(iter(type(like)))
     if isinstance(like, np.generic):
         return np.ones((), dtype=like.dtype)[()]
     return None if like is None else b"1" if kind is bytes else kind(1)
