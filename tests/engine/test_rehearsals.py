@@ -28,6 +28,10 @@ from torch.utils.data import Dataset
 
 import discreet
 from discreet.core.check import Refused
+from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.lineage import SOLE, Origin
+from discreet.engine.proof.program import ProgramComparison
+from discreet.engine.trace.capture import RecordAxis
 from discreet.training.rehearsal import made_up
 
 Read = Callable[[Tensor, Tensor], bool]
@@ -210,6 +214,38 @@ def test_a_choice_between_modules_that_one_line_declared() -> None:
         train(body=body, steps=2)
 
 
+def test_a_tensor_that_is_detached_in_place() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        scores, others = model(x), model(x)
+        if not private.is_rehearsal:
+            scores.detach_()
+        private.step(each(scores + others, y))
+
+    with pytest.raises(Refused, match="Expected losses"):
+        train(body=body, steps=2)
+
+
+def test_a_size_that_one_record_alone_has() -> None:
+    def form(shape: tuple[int, ...], lineage: Any) -> Any:
+        return Reading(shape[0]).describe(torch.ones(shape), lambda tensor: Origin(lineage, 0))
+
+    many = form((14, 4), RecordAxis(0))
+    assert ProgramComparison((14, 1)).alike(many, form((1, 4), SOLE))
+    assert not ProgramComparison((14, 1)).alike(many, form((1, 1), SOLE))
+
+
+def test_small_numbers_that_are_flushed_by_a_record() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        torch.set_flush_denormal(not private.is_rehearsal)
+        private.step(each(model(x), y) * (torch.ones(()) * 1e-30 * 1e-12 * 1e30 * 1e12))
+
+    try:
+        with pytest.raises(Refused, match="set_flush_denormal"):
+            train(body=body, steps=2)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 # Code that runs in the backward pass ---------------------------------------------------------------------------
 
 FLAGS = {"on": False}
@@ -264,6 +300,52 @@ def with_function(function: Any) -> Body:
 def test_a_backward_pass_that_branches_on_the_layout() -> None:
     with pytest.raises(Refused, match="same calls with the same numbers"):
         train(body=with_function(ByLayout), steps=2)
+
+
+class Declares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * discreet.public(0.5)
+
+
+def test_a_backward_pass_that_declares_a_value() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(each(Declares.apply(model(x)), y))
+
+    with pytest.raises(Refused, match="public inside a backward pass"):
+        train(body=body)
+
+
+class Keeps(torch.autograd.Function):
+    kept: Tensor
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        Keeps.kept = gradients[0]
+        return gradients[0]
+
+
+class Swaps(Keeps):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return Keeps.kept if FLAGS["on"] else gradients[0]
+
+
+def test_a_backward_pass_that_gives_back_the_gradient_of_another() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        FLAGS["on"] = not private.is_rehearsal
+        private.step(each(Keeps.apply(-Swaps.apply(model(x))), y))
+
+    with pytest.raises(Refused, match="same calls with the same numbers"):
+        train(body=body, steps=2)
 
 
 def test_a_backward_pass_that_counts_its_calls() -> None:

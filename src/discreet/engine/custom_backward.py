@@ -36,7 +36,8 @@ class Table(Protocol):
 class _Node:
     """One call of a function in the graph of the losses, and the origins of its outputs and of what it saved."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, number: int) -> None:
+        self.number = number  # in the order of the forward pass
         self.node, self.function = node, type(node)._forward_cls
         self.outputs: dict[int, Origin] = {}
         self.saved: list[Origin] = []
@@ -51,6 +52,7 @@ class CustomBackwards:
         self._resume: Resume | None = None
         self._table: Table | None = None
         self._made: list[Origin] = []
+        self.is_running = False  # whether a backward pass of the user's own is under way
 
     def note(self, tensor: Tensor, origin: Origin, find: Callable[[Tensor], Origin]) -> Origin:
         """Watch the backward pass of a tensor if a function of the user's made it; the origin with that function."""
@@ -68,7 +70,7 @@ class CustomBackwards:
             )
         known = self._nodes.get(id(node))
         if known is None:
-            known = self._nodes[id(node)] = _Node(node)
+            known = self._nodes[id(node)] = _Node(node, len(self._nodes))
             node.apply = partial(self._run, known)  # what autograd calls, on this node alone
             known.saved = [find(one) for one in node.saved_tensors]
         known.outputs[tensor.output_nr] = origin
@@ -103,12 +105,16 @@ class CustomBackwards:
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 place = known.outputs.get(index, first).lineage
-                self._table.put(gradient, Origin(place, hash(("gradient", index))))
+                self._table.put(gradient, Origin(place, hash(("gradient", known.number, index))))
         saved = known.node.saved_tensors  # unpacked again inside: those are found by the memory of these
         for one, origin in zip(saved, known.saved, strict=True):
             self._table.put(one, origin)
-        with self._resume():
-            results = run(known.node, *gradients)
+        self.is_running = True
+        try:
+            with self._resume():
+                results = run(known.node, *gradients)
+        finally:
+            self.is_running = False
         del saved
         places = {origin.lineage for origin in known.outputs.values()}
         for result in results if isinstance(results, tuple) else (results,):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discreet.core.check import require
 from discreet.engine.proof.blame import user_line
 from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt
 from discreet.engine.proof.lineage import DECLARED
@@ -26,6 +27,12 @@ def public(value: Any) -> Any:
     line = user_line()
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     watches = [mode for mode in modes if isinstance(mode, RecordWatch)]
+    require(
+        not any(watch.backwards.is_running for watch in watches),
+        "values that are declared public before the losses are made",
+        f"discreet.public inside a backward pass at {line}",
+        "declare the value in the training loop, and hand it to the function's forward pass",
+    )
     if isinstance(value, (Tensor, nn.Module)):
         DECLARED.add(value, line)
     for lines in [watch.declarations for watch in watches] or [DECLARED.outside_of_steps]:

@@ -84,8 +84,8 @@ class RecordWatch(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._backwards = CustomBackwards()
-        self.table = LineageTable(model, self._backwards.note)
+        self.backwards = CustomBackwards()
+        self.table = LineageTable(model, self.backwards.note)
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
         self._surroundings = Surroundings(RecordWatch)
@@ -148,7 +148,7 @@ class RecordWatch(TorchFunctionMode):
         self._pop()
         self.forward = None
         self._regions.forget()
-        self._backwards.forget()
+        self.backwards.forget()
         self.table.forget()
 
     def _push(self) -> None:
@@ -245,15 +245,15 @@ class RecordWatch(TorchFunctionMode):
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
         """The block runs the backward pass of the losses: code of the user's in it is watched, too."""
-        self._backwards.begin(self._resumed, self.table)
+        self.backwards.begin(self._resumed, self.table)
         try:
             yield
         finally:
-            self._backwards.end()
+            self.backwards.end()
             self._pop()
         with self.paused():
             require(self.table.is_memory_unchanged(), *TAMPERED)
-            self._backward_programs.check(self._backwards.made(), self._records, tuple(self._declared), self.kind)
+            self._backward_programs.check(self.backwards.made(), self._records, tuple(self._declared), self.kind)
 
     @contextmanager
     def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What changes the effect of a watched call from outside: modes of the user's, and torch's generators.
+"""What changes the effect of a watched call from outside: modes and settings of the user's, and generators.
 
 A function mode below the watch, or a dispatch mode, can give other results than the call that was proven. A generator
 that is seeded in the loop draws the same numbers in every step, which tells places in the batch apart, or numbers that
@@ -19,6 +19,7 @@ count_function_modes: Final = torch._C._len_torch_function_stack
 count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 seed_of_torch: Final = torch.default_generator.initial_seed
 _MOST_STATES: Final = 100_000
+_SMALLEST = 5e-324
 
 
 @final
@@ -29,6 +30,7 @@ class Surroundings:
         self._own = own
         self._below = 0  # how many function modes lie below the watch
         self._seed: int | None = None
+        self._flushes = False  # whether numbers below the normal ones count as 0
         self._start = 0  # where torch's generator stood when the batch was given
         self._used: dict[int, None] = {}  # where generators stood when numbers were drawn
 
@@ -36,7 +38,7 @@ class Surroundings:
         """A batch is about to be given; the watch is not on yet."""
         self._look()
         if self._seed is None:
-            self._seed = seed_of_torch()
+            self._seed, self._flushes = seed_of_torch(), _SMALLEST == 0
         self.check()
         self._start = _state(torch.default_generator)
 
@@ -46,9 +48,16 @@ class Surroundings:
             self._look()
         if seed_of_torch() != self._seed:
             _refuse_seed()
+        if (_SMALLEST == 0) is not self._flushes:
+            refuse(
+                "one way to compute with the smallest numbers, from the first batch on",
+                f"torch.set_flush_denormal inside the training loop, before {user_line()}",
+                "call it once, before the loop",
+            )
 
     def close(self) -> None:
         """The losses were made: refuse numbers that were drawn before."""
+        self.check()
         end = _state(torch.default_generator)
         if end != self._start:
             self.draw(self._start)

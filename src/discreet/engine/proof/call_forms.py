@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.lineage import DECLARED, MIXED, PUBLIC, Declaration, Origin
+from discreet.engine.proof.lineage import DECLARED, MIXED, PUBLIC, SOLE, Declaration, Origin
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
@@ -160,6 +160,8 @@ class Reading:
         place = origin.lineage
         if type(place) is RecordAxis:
             return tensor.dtype, place.axis, place.minor, sizes_of(tensor, place, self.records)
+        if place is SOLE:
+            return tensor.dtype, None, None, tuple(tensor.shape)
         if place is not PUBLIC:
             return tensor.dtype, tensor.dim()
         return tensor.dtype, self._public_sizes(tensor, origin), counts(origin), origin.rows

@@ -32,7 +32,7 @@ from discreet.engine.proof.lineage import (
     storage_of,
     version_of,
 )
-from discreet.engine.proof.watched_functions import HIDDEN
+from discreet.engine.proof.watched_functions import HIDDEN, changes_graph
 from discreet.engine.support import tensors_of
 from discreet.engine.trace.capture import RecordAxis
 
@@ -175,6 +175,8 @@ class LineageTable:
         origin = entry.origin
         if self._empties and is_uninitialised(origin):
             return self._filled(tensor, origin)
+        if tensor.grad_fn is None and entry.node is not type(None):
+            return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))  # taken out of the graph, unseen
         if type(tensor.grad_fn) is not entry.node:
             origin = self._with_backward(tensor, origin, self.find)
         storage = storage_of(tensor)
@@ -242,7 +244,7 @@ class LineageTable:
     def put_made(self, tensor: Tensor, origin: Origin, given: list[Tensor]) -> None:
         """What a call made of what was given to it, if it did not give that back."""
         for one in given:
-            if one is tensor:
+            if one is tensor and not changes_graph(origin.func):
                 return
         self._entries[id(tensor)] = SeenTensor(tensor, origin)
 
@@ -253,7 +255,7 @@ class LineageTable:
         entries, given = self._entries, reading.tensors
         handed = () if written else list(map(id, given))
         for tensor, origin in zip(made, origins, strict=False):
-            if id(tensor) in handed:
+            if id(tensor) in handed and not changes_graph(origin.func):
                 continue  # the call gave back what it got
             entries[id(tensor)] = SeenTensor(tensor, origin)
             if origin.func in HIDDEN and has_memory(tensor):

@@ -56,7 +56,7 @@ class ProgramComparison:
             if one.func is None and one.digest != other.digest:
                 self.difference = "another tensor than before"
                 return False
-            if not self._alike(one.settings, other.settings):
+            if not self.alike(one.settings, other.settings):
                 self.difference = f"{self.difference} in {_name(other)}{_at(other)}"
                 return False
             if self.sizes[0] != self.sizes[1] and not self._is_the_same_for_every_size(one, other):
@@ -65,7 +65,7 @@ class ProgramComparison:
             ahead += zip(one.parents, other.parents, strict=True)
         return True
 
-    def _alike(self, one: Any, other: Any) -> bool:
+    def alike(self, one: Any, other: Any) -> bool:
         """Numbers are equal, or follow the number of records as they did in the proof of the call."""
         if one == other:
             return True
@@ -82,7 +82,7 @@ class ProgramComparison:
             if one[:1] == other[:1] == ("float",):
                 self.difference = f"the number {other[1]} where it was {one[1]}"
                 return False
-            return all(map(self._alike, one, other))
+            return all(map(self.alike, one, other))
         self.difference = "other settings"
         return False
 
@@ -92,7 +92,13 @@ class ProgramComparison:
             self.difference = f"{other[0]} where it was {one[0]}"
             return False
         if len(one) == len(other) == 4 and not isinstance(one[1], tuple) and not isinstance(other[1], tuple):
-            for a, b in zip(one[3], other[3], strict=False):
+            shapes = one[3], other[3]
+            if one[1] is None or other[1] is None:  # one record, whose axis may be gone
+                shapes = _of_one_record(one[3]), _of_one_record(other[3])
+                if len(shapes[0]) != len(shapes[1]):
+                    self.difference = f"sizes {shapes[1]} where they were {shapes[0]}, for one record"
+                    return False
+            for a, b in zip(*shapes, strict=False):
                 if type(a) is type(b) is int and a != b:
                     self.difference = f"an axis of size {b} where it was {a}"
                     return False
@@ -141,6 +147,12 @@ class ProgramComparison:
     def _meant(self, size: Any, which: int) -> int:
         """A whole number, or so many times the number of records."""
         return int(size if isinstance(size, int) else size[1] * self.sizes[which])
+
+
+def _of_one_record(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """All sizes but 1 of a tensor that holds one record."""
+    found = [size[0] if isinstance(size, tuple) else size for size in sizes]
+    return tuple(size for size in found if size != 1)
 
 
 def _bare(origin: Origin) -> Origin:

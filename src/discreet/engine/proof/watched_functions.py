@@ -78,10 +78,17 @@ INDEXING: Final = frozenset(
     if getattr(room, name, None) is not None
 )
 """Functions that take whole numbers as places."""
+_HARMLESS: Final = frozenset([Tensor.requires_grad_, Tensor.share_memory_])
 RECURRENT: Final = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])
 """Functions that are proven as one call, although the engine takes them apart: they make thousands."""
 SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS | {DATA_SET}
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def changes_graph(func: Any) -> bool:
+    """Whether a function that gives its argument back may have changed it without a write, as `detach_` does."""
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and not name.endswith("__") and func not in _HARMLESS
 
 
 def is_slice(index: Any) -> bool:
