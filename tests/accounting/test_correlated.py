@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from discreet.accounting import gdp
 from discreet.accounting.accountants import certify
 from discreet.accounting.charges import Charge
 from discreet.accounting.correlated import Toeplitz, bisr, bsr, inverted
@@ -265,3 +266,20 @@ def test_contributions_that_react_to_releases_gain_nothing(rule: str) -> None:
             ratio += shift * seen - shift**2 / 2
         found, error = hockey_stick(ratio if joined else -ratio, epsilon)
         assert found <= delta + 5 * error
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "inverse"),
+    [((1.0, 3.0, 1.0), True), ((1.0, -3.0), True), ((1.0, 2.0), False), ((1e200,), False), ((1e-170,), False)],
+)
+def test_matrices_that_grow_overflow_or_vanish_are_refused(coefficients: tuple[float, ...], inverse: bool) -> None:
+    """Their sensitivity is NaN or 0 in floating point, or rounding is as large as the noise."""
+    with pytest.raises(Refused, match="entries of at most 1000"):
+        CorrelatedRun(noise=1.0, coefficients=coefficients, inverse=inverse, steps=2000, most=1, apart=2000)
+    with pytest.raises(Refused, match="entries of at most 1000"):
+        ReshuffledRun(noise=1.0, coefficients=coefficients, inverse=inverse, steps=2000, steps_per_epoch=200)
+
+
+def test_nan_is_no_bound() -> None:
+    assert gdp.delta(math.nan, 1.0) == 1.0
+    assert gdp.epsilon(math.nan, 1e-5) == math.inf

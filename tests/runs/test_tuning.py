@@ -1,5 +1,6 @@
 """A search is charged once, before records are read, and shows nothing about K."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,8 +18,8 @@ import torch
 import discreet
 from discreet.accounting.accountants import certify
 from discreet.accounting.best_of_runs import TruncatedNegativeBinomial
-from discreet.accounting.events import BestOfRuns
-from discreet.accounting.ledger import read
+from discreet.accounting.events import BestOfRuns, Gaussian
+from discreet.accounting.ledger import Ledger, read
 from discreet.core.check import Refused
 from discreet.core.errors import RunStopped
 from discreet.core.streams import Streams
@@ -29,6 +30,7 @@ from discreet.runs.tuning import sweep
 from discreet.runs.tuning.bill import TuneSettings, bill_of, candidate_config
 from discreet.runs.tuning.scaling import scale_linearly
 from discreet.runs.tuning.space import Choices, LogRange, Space
+from discreet.training.noise_keys import RESTARTED, check_not_restarted
 
 SPACE = {"learning_rate": LogRange(0.1, 10.0), "clip": (0.5, 1.0)}
 
@@ -243,6 +245,20 @@ def test_what_a_search_cannot_pay_for_is_refused(config: RunConfig) -> None:
             settings_of(RunConfig(**{**vars(config), **changes}))
     with pytest.raises(Refused, match="mean > 1"):
         settings_of(config, runs=1.0)
+
+
+def test_the_linear_scaling_rule_takes_no_seed(config: RunConfig) -> None:
+    with pytest.raises(Refused, match="secret randomness"):
+        scale_linearly(dataclasses.replace(config, seed=7), (0.5, 2.0))
+
+
+def test_a_run_that_is_paid_once_may_not_begin_anew(tmp_path: Path) -> None:
+    with Ledger.create(tmp_path / "ledger.jsonl", {"relation": "add/remove", "delta": 1e-5, "plan": "p"}) as ledger:
+        ledger.append(Gaussian(1.0), step=0)
+        check_not_restarted(tmp_path / "ledger.jsonl")
+        ledger.append(Gaussian(1.0), step=1, note={RESTARTED: "the keys of the noise were lost"})
+    with pytest.raises(Refused, match="they were lost"):
+        check_not_restarted(tmp_path / "ledger.jsonl")
 
 
 def test_the_linear_scaling_rule_stays_within_the_budget(config: RunConfig) -> None:

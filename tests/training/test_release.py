@@ -250,3 +250,20 @@ def test_its_checkpoint_fits_its_plan_alone(tmp_path: Path) -> None:
         loop.private(which=loop.plan(noise=2.0), seed=8, ledger=tmp_path / "ledger", resume=tmp_path / "saved")
     with pytest.raises(Refused, match="optimizer"):
         loop.private(seed=8, ledger=tmp_path / "ledger", resume=tmp_path / "saved", optimizer=torch.optim.Adam)
+
+
+def test_an_older_loop_does_not_go_on_after_an_empty_batch() -> None:
+    """A release on an empty batch leaves its loop between steps; a newer loop ends it all the same."""
+    for seed in range(40):
+        run, called = loop.private(which=loop.plan(batch=1, steps=12), seed=seed), []
+        assert run.release(lambda batch, run=run, called=called: called.append(1) or loop.losses(run.model, *batch))
+        run.optimizer.step()
+        if not called:
+            break
+        run.close()
+    assert not called  # a seed whose first batch is empty
+    assert loop.train(run, most=3)
+    charged = run.ledger.length
+    with pytest.raises(Refused, match="an older loop that continues"):
+        run.release(losses_of(run.model))
+    assert run.ledger.length == charged
