@@ -101,7 +101,7 @@ def test_nothing_private_is_logged(done: Done) -> None:
         assert set(json.loads(line)) == {*("step", "test_accuracy", "test_accuracy_averaged", "epsilon", "delta")}
     entries = [json.loads(line)["body"] for line in folder.ledger.read_text().splitlines()[1:]]
     assert all(set(entry) == {"step", "event", "note"} for entry in entries)
-    assert all(set(entry["note"]) <= {"noise", "sampling", "seeded"} for entry in entries)
+    assert all(set(entry["note"]) <= {"noise", "sampling", "seeded", "public"} for entry in entries)
 
 
 def test_the_model_is_what_was_evaluated(done: Done) -> None:

@@ -49,8 +49,9 @@ def walk(run: Private, batches: Iterable[Any], most: int = 1000) -> list[Tensor]
     """One pass, for at most so many steps; returns the inputs that were used."""
     used, stop = [], run.progress.step + most
     for x, y in run.over(batches):
+        if not run.is_rehearsal:
+            used.append(x)
         run.step(loop.losses(run.model, x, y))
-        used.append(x)
         if run.progress.step >= stop:
             break
     return used

@@ -23,7 +23,7 @@ from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.stages.analysis import NoGuard, Unproven
 from discreet.stages.clipping import Bounder, ClippedSum, FlatClip, Query
-from discreet.stages.noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Selection
@@ -131,7 +131,7 @@ class WithRaw(ClippedSum):
 
 @final
 @dataclass(frozen=True)
-class Counting:
+class Counting(Mechanism):
     """Keeps the raw sums of all steps to itself, and notes them for the test."""
 
     seen: list[tuple[Tensor, Tensor]]

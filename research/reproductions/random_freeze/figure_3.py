@@ -15,7 +15,7 @@ from discreet.accounting.events import NonPrivate
 from discreet.engine.layout import Layout, Mask
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
 from discreet.stages.clipping import Query
-from discreet.stages.noise import GaussianNoise
+from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order
@@ -39,7 +39,7 @@ EXACT: Final = "freeze-figure-3.exact"
 
 @final
 @dataclass(frozen=True)
-class LeakyNoise:
+class LeakyNoise(Mechanism):
     """Gaussian noise that gives the ranking the exact sum, for comparison. No guarantee."""
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:

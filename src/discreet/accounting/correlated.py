@@ -4,8 +4,8 @@ Step t releases x_t + clip * noise * (C^-1 z)_t with z standard normal. That is 
 z, one Gaussian release whose sensitivity is the largest norm of C u, where u holds the contributions of one record to
 all steps (docs/proofs/CorrelatedRun.md). Sensitivities are in clips, and rounded up.
 
->>> Toeplitz(bsr(4)).separated(steps=2000, most=20, apart=100)
-5.455787...
+>>> round(Toeplitz(bsr(4)).separated(steps=2000, most=20, apart=100), 5)
+5.45579
 """
 
 import functools

@@ -227,6 +227,24 @@ def _open_checked(path: Path, plan: Plan, saved: Checkpoint, streams: Streams) -
     return Ledger.resume(path, planned=due)
 
 
+@final
+class UnusedRemoved:
+    """Removes a ledger that is made inside the block if the block fails: no file stays behind.
+
+    A class and not a generator, which would also run when it is collected.
+    """
+
+    def __init__(self, ledger: str | Path | None) -> None:
+        self._new = Path(ledger) if ledger is not None and not Path(ledger).exists() else None
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if kind is not None and self._new is not None:
+            self._new.unlink(missing_ok=True)
+
+
 def next_step(plan: Plan, ledger: Ledger) -> int:
     """The first step that no charge covers. Steps may have been left out, so their number is not enough."""
     last = ledger.entries[-1].step + 1 if ledger.length else 0

@@ -130,6 +130,7 @@ class Private:
             self._guard.begin(average, self._schedulers, views, self.world)
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
+            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
             self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
             self._pay = Payment(plan, self._ledger, self.streams, self._engine.watch)
             self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
