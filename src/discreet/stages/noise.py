@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 
 from discreet.accounting.events import CountQuery, Gaussian, NonPrivate, Queries, Release
 from discreet.core import check
@@ -36,6 +36,11 @@ class Mechanism(Protocol):
         return {}
 
     @property
+    def is_independent(self) -> bool:
+        """Whether it adds independent Gaussian noise to every coordinate of every sum, and does nothing else."""
+        return False
+
+    @property
     def remembers(self) -> bool:
         """Whether a step uses the noise of earlier ones, which a resumed run must draw again."""
         return False
@@ -62,6 +67,8 @@ class GaussianNoise(Mechanism):
     where z_i is the standard deviation of sum i divided by its sensitivity (docs/proofs/Queries.md).
     A noise multiplier of 0 releases the exact sums and is charged as non-private.
     """
+
+    is_independent: ClassVar[bool] = True
 
     def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
         events = tuple(query.event(noise) for query in queries)
