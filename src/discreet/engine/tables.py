@@ -6,7 +6,6 @@ Index legend: N records, P positions, B columns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, final
@@ -62,8 +61,9 @@ class TouchedRows:
             own = factors[table]
             if own is not None:
                 part = _lookup(own, layout.names[table])
-                # Several lookups of a row are one entry, and the entries that this leaves over are zero.
-                touched = torch.linalg.vector_norm(part.right_NPB, math.inf, dim=-1) != 0
+                # Several lookups of a row are one entry, and the entries that this leaves over are zero. So are rows
+                # with entries so small that their squares vanish.
+                touched = torch.linalg.vector_norm(part.right_NPB, dim=-1) != 0
                 record, place = (touched & finite_N.unsqueeze(1)).nonzero(as_tuple=True)
                 rows.append(part.index_NP[record, place] + start)
                 records.append(record)
