@@ -62,6 +62,9 @@ class Tape:
     def check(self, layout: Layout) -> None:
         self._inner.check(layout)
 
+    def prepare(self, context: StepContext) -> None:
+        self._inner.prepare(context)
+
     @property
     def is_independent(self) -> bool:
         return self._inner.is_independent

@@ -308,6 +308,9 @@ class ObservedMechanism(Mechanism):
     def check(self, layout: Layout) -> None:
         self._inner.check(layout)
 
+    def prepare(self, context: StepContext) -> None:
+        self._inner.prepare(context)
+
     @property
     def is_independent(self) -> bool:
         return self._inner.is_independent

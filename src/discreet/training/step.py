@@ -90,6 +90,8 @@ class PrivateStep:
         self._sums = Aggregation(plan.bounder, state.scale, engine, mask, order, state.memory)
         counting = plan.selection.counting
         self._rows = None if counting is None or not counting.tables(engine.layout) else RowCounts(counting, engine)
+        if counting is None:  # else the counts decide how much noise is drawn
+            plan.mechanism.prepare(self._context)
         self._learning = plan.bounder.learning(self._context)
         self._candidate: CandidateUpdate | None = None
 
