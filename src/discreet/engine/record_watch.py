@@ -69,7 +69,7 @@ from discreet.engine.proof.watched_functions import (
 )
 from discreet.engine.records_held import tensors_held_by
 from discreet.engine.regions import Regions
-from discreet.engine.surroundings import Surroundings
+from discreet.engine.surroundings import Generators, Surroundings
 from discreet.engine.trace.capture import RecordAxis, name_of, tensors_in
 from discreet.engine.unscripted import unwatch_scripts, watch_scripts
 
@@ -88,7 +88,7 @@ class RecordWatch(TorchFunctionMode):
         self.table = LineageTable(model, self.backwards.note)
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
-        self._surroundings = Surroundings(RecordWatch)
+        self._surroundings, self._generators = Surroundings(RecordWatch), Generators()
         self._regions = Regions(self.table)
         self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
@@ -111,6 +111,7 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._surroundings.open()
+        self._generators.open()
         self._records, self.kind = records, kind
         self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
@@ -298,11 +299,17 @@ class RecordWatch(TorchFunctionMode):
         region = self._regions.calls_at(func) if on_records else None
         for generator in reading.generators:
             self._surroundings.draw(generator)
+        form = form_of(func, description, tuple(reading.declared))
+        states = None if form.draws is False else self._generators.before(reading.generators)
         versions = versions_of(tensors)
         started = table.clock
         result = self._run(func, args, kwargs)
         if table.clock != started:
             return result  # taken apart into calls that were watched
+        parents = tuple(reading.origins)
+        if states is not None:
+            read = self._generators.read(states, form.digest, func, description, line_of_the_call())
+            form.draws, parents = form.draws or bool(read), parents + read
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
             self._write_slice(args)
             return result
@@ -315,9 +322,7 @@ class RecordWatch(TorchFunctionMode):
             made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         elif not made:
             return result
-        form = form_of(func, description, tuple(reading.declared))
         clock, where = table.tick(), line_of_the_call()
-        parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if region is not None:
             region.append(digest)

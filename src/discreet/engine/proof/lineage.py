@@ -72,6 +72,9 @@ class PublicRows:
 UNPROVEN_ROWS: Final = PublicRows()
 
 
+GENERATOR_STATE: Final = -1
+
+
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
 
@@ -106,7 +109,7 @@ class Origin:
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.form: Any = None
         self.where = where  # the line that made the call
-        self.output = output  # which tensor of the result
+        self.output = output  # which tensor of the result, or GENERATOR_STATE: the state that a draw left
         self.rows = rows  # of a public tensor whose size follows the number of records
 
 

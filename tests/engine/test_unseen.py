@@ -1,0 +1,125 @@
+"""Draws, tensors and code of the backward pass that no call shows: choices among them by a value of the records.
+
+Each attack behaves in rehearsals, and lets the records decide afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import each, train
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils.checkpoint import checkpoint
+
+import discreet
+from discreet.core.check import Refused
+
+SAME = "same calls with the same numbers"
+Flag = bool  # what a value of the records decides
+Make = Callable[[Tensor, Flag], Tensor]
+
+
+def with_value(make: Make) -> Any:
+    """A loop whose inputs are made by `make`, which is told a value of the records."""
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(make(x, not private.is_rehearsal and x.max().item() > 0)), y))
+
+    return body
+
+
+# Draws -------------------------------------------------------------------------------------------------------
+
+
+def best_of_two(x: Tensor, flag: Flag) -> Tensor:
+    draws = [torch.randn_like(x) for _ in range(2)]
+    return x + draws[flag]
+
+
+def drawn_again(x: Tensor, flag: Flag) -> Tensor:
+    noise = torch.randn(6)
+    if flag:
+        noise = torch.randn(6)
+    return x + noise
+
+
+def dropped_again(x: Tensor, flag: Flag) -> Tensor:
+    kept = F.dropout(x, 0.5)
+    return F.dropout(x, 0.5) if flag else kept
+
+
+def skipped(x: Tensor, flag: Flag) -> Tensor:
+    if flag:
+        torch.rand(3)
+    return x + torch.randn(6)
+
+
+def rewound(x: Tensor, flag: Flag) -> Tensor:
+    state = torch.get_rng_state()
+    first = torch.randn(6)
+    if flag:
+        torch.set_rng_state(state)
+    return x + first + torch.randn(6)
+
+
+def looked_ahead(x: Tensor, flag: Flag) -> Tensor:
+    """One of two states after draws of other sizes."""
+    with torch.random.fork_rng():
+        torch.rand(100)
+        ahead = torch.get_rng_state()
+    torch.rand(1)
+    if flag:
+        torch.set_rng_state(ahead)
+    return x + torch.randn(6)
+
+
+PREPARED = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
+
+
+def prepared_states(x: Tensor, flag: Flag) -> Tensor:
+    with torch.random.fork_rng():
+        seeded = torch.default_generator.initial_seed()
+        state = torch.Generator().manual_seed(seeded)
+        torch.rand(17 if flag else 19, generator=state)
+        torch.set_rng_state(state.get_state())
+        return x + torch.randn(6)
+
+
+TWINS = [torch.Generator().manual_seed(3) for _ in range(2)]
+
+
+def one_of_two_generators(x: Tensor, flag: Flag) -> Tensor:
+    if TWINS[0].get_state().equal(TWINS[1].get_state()):
+        torch.rand(7, generator=TWINS[1])
+    return x + torch.randn(6, generator=TWINS[flag])
+
+
+GENERATOR = torch.Generator().manual_seed(4)
+
+
+def generator_set_forward(x: Tensor, flag: Flag) -> Tensor:
+    if flag:
+        other = torch.Generator().manual_seed(4)
+        torch.rand(1001, generator=other)
+        GENERATOR.set_state(other.get_state())
+    torch.rand(3, generator=GENERATOR)
+    torch.rand(3, generator=GENERATOR)
+    return x + torch.randn(6, generator=GENERATOR)
+
+
+DRAWS = [
+    *(best_of_two, drawn_again, dropped_again, skipped, rewound, looked_ahead, prepared_states),
+    *(one_of_two_generators, generator_set_forward),
+]
+
+
+@pytest.mark.parametrize("make", DRAWS, ids=lambda make: make.__name__)
+def test_a_choice_among_draws(make: Make) -> None:
+    with pytest.raises(Refused, match=f"{SAME}|set to another state"):
+        train(body=with_value(make), steps=2)
