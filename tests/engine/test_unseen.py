@@ -123,3 +123,58 @@ DRAWS = [
 def test_a_choice_among_draws(make: Make) -> None:
     with pytest.raises(Refused, match=f"{SAME}|set to another state"):
         train(body=with_value(make), steps=2)
+
+
+# Tensors ------------------------------------------------------------------------------------------------------
+
+
+def by_thread(make: Callable[[], Tensor]) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(make).result()
+
+
+ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "nn.Parameter": nn.Parameter,
+    "torch.Tensor": torch.Tensor,
+    "a subclass": lambda h: Tensor._make_subclass(Tensor, h),  # type: ignore[attr-defined]
+    "a view of another thread": lambda h: by_thread(lambda: h.view(-1).view(h.shape)),
+    "a tensor that another thread detached": lambda h: by_thread(h.detach),
+    "a parameter of another class": lambda h: nn.Buffer(h),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES.keys())
+def test_a_tensor_that_no_call_made(alias: Callable[[Tensor], Tensor]) -> None:
+    """It has the values of a known one, and another graph."""
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        outputs = model(x)
+        flag = not private.is_rehearsal and x.max().item() > 0
+        private.step(each(model(x) + (alias(outputs) if flag else outputs), y))
+
+    with pytest.raises(Refused, match=f"each record stands alone|{SAME}"):
+        train(body=body, steps=2)
+
+
+class Weighted(nn.Module):
+    """Uses its weight through a tensor of the step."""
+
+    def __init__(self, alias: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.ones(6)), nn.Linear(6, 3)
+        self.alias, self.flag = alias, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled = self.weight * 2
+        return self.head(x * (self.alias(doubled) if self.flag else doubled))
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES.keys())
+def test_a_weight_that_no_call_made(alias: Callable[[Tensor], Tensor]) -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        model.flag = not private.is_rehearsal
+        private.step(each(model(x), y))
+
+    with pytest.raises(Refused, match=f"{SAME}|each record stands alone|to make the same calls|not seen"):
+        train(Weighted(alias), body, steps=2)
+

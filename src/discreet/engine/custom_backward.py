@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Blame, Lineage, Origin
+from discreet.engine.proof.lineage import CUSTOM_GRAPH, MIXED, PUBLIC, Blame, Lineage, Origin, values_of
 from discreet.engine.trace.capture import RecordAxis
 
 Resume = Callable[[], AbstractContextManager[None]]
@@ -24,6 +24,8 @@ Resume = Callable[[], AbstractContextManager[None]]
 
 class Table(Protocol):
     """Which tensor has which lineage."""
+
+    is_in_backward: bool
 
     def find(self, tensor: Tensor) -> Origin:
         """Where a tensor comes from."""
@@ -72,12 +74,10 @@ class CustomBackwards:
         if known is None:
             known = self._nodes[id(node)] = _Node(node, len(self._nodes))
             node.apply = partial(self._run, known)  # what autograd calls, on this node alone
-            known.saved = [find(one) for one in node.saved_tensors]
+            known.saved = [values_of(find(one)) for one in node.saved_tensors]
         known.outputs[tensor.output_nr] = origin
-        made_by = function.backward, None, (origin,)
-        return Origin(
-            origin.lineage, hash((origin.digest, function.__qualname__)), origin.clock, *made_by, where=origin.where
-        )
+        made_by = hash((origin.digest, function.__qualname__)), origin.clock, function.backward, None, (origin,)
+        return Origin(origin.lineage, *made_by, where=origin.where, output=CUSTOM_GRAPH)
 
     def begin(self, resume: Resume, table: Table) -> None:
         """The backward pass of the losses starts; `resume` watches calls inside its block."""
@@ -109,12 +109,12 @@ class CustomBackwards:
         saved = known.node.saved_tensors  # unpacked again inside: those are found by the memory of these
         for one, origin in zip(saved, known.saved, strict=True):
             self._table.put(one, origin)
-        self.is_running = True
+        self.is_running = self._table.is_in_backward = True
         try:
             with self._resume():
                 results = run(known.node, *gradients)
         finally:
-            self.is_running = False
+            self.is_running = self._table.is_in_backward = False
         del saved
         places = {origin.lineage for origin in known.outputs.values()}
         for result in results if isinstance(results, tuple) else (results,):

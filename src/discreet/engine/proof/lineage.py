@@ -72,7 +72,7 @@ class PublicRows:
 UNPROVEN_ROWS: Final = PublicRows()
 
 
-GENERATOR_STATE: Final = -1
+GENERATOR_STATE, CUSTOM_GRAPH = -1, -2
 
 
 class Origin:
@@ -109,8 +109,17 @@ class Origin:
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.form: Any = None
         self.where = where  # the line that made the call
-        self.output = output  # which tensor of the result, or GENERATOR_STATE: the state that a draw left
+        # which tensor of the result; GENERATOR_STATE: the state that a draw left; CUSTOM_GRAPH: the tensor of the
+        # parent, with a backward pass of the user's own
+        self.output = output
         self.rows = rows  # of a public tensor whose size follows the number of records
+
+
+def values_of(origin: Origin) -> Origin:
+    """How the values were made, whatever graph leads to them."""
+    while origin.output == CUSTOM_GRAPH:
+        (origin,) = origin.parents
+    return origin
 
 
 class SeenTensor:
