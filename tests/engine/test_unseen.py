@@ -178,3 +178,130 @@ def test_a_weight_that_no_call_made(alias: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(Refused, match=f"{SAME}|each record stands alone|to make the same calls|not seen"):
         train(Weighted(alias), body, steps=2)
 
+
+# The backward pass --------------------------------------------------------------------------------------------
+
+KEPT: dict[str, Any] = {}
+
+
+class Passes(torch.autograd.Function):
+    """Gives its input and its gradient on."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 1
+
+
+def by_value(gradients: Any, *_: Any) -> Any:
+    return tuple(one * 0 if KEPT["flag"] else one for one in gradients)
+
+
+class Hooked(Passes):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.register_hook(by_value)
+        return h * 1
+
+
+class HookedBefore(Passes):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.register_prehook(by_value)
+        return h * 1
+
+
+class HookedByDictionary(Passes):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx._register_hook_dict({0: by_value})
+        return h * 1
+
+
+class HooksItsNeighbour(Passes):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        ctx.next_functions[0][0].register_hook(by_value)
+        return gradients[0] * 1
+
+
+class HooksWhileItRuns(Passes):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        torch._C._current_autograd_node().register_hook(by_value)  # type: ignore[attr-defined]
+        return gradients[0] * 1
+
+
+class Queues(Passes):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        result = gradients[0] * 1
+        Variable._execution_engine.queue_callback(lambda: result.mul_(0) if KEPT["flag"] else None)  # type: ignore[attr-defined]
+        return result
+
+
+class QueuesWithoutAFrame(Passes):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        result = gradients[0] * 1
+        if KEPT["flag"]:
+            Variable._execution_engine.queue_callback(result.zero_)  # type: ignore[attr-defined]
+        return result
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Hooked, HookedBefore, HookedByDictionary, HooksItsNeighbour, HooksWhileItRuns, Queues, QueuesWithoutAFrame],
+    ids=lambda function: function.__name__,
+)
+def test_code_that_runs_beside_a_backward_pass(function: Any) -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        KEPT["flag"] = not private.is_rehearsal
+        private.step(each(function.apply(model(x)), y))
+
+    with pytest.raises(Refused, match="a hook on a node|another call of torch"):
+        train(body=body, steps=2)
+
+
+class Writes(torch.autograd.Function):
+    """Changes memory through NumPy before another node reads it, or restores it after."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return h * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if KEPT["flag"]:
+            KEPT["array"] *= ctx.factor
+        return gradients[0] * 1, None
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_memory_that_is_changed_and_restored_within_a_backward_pass(flag: bool) -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        KEPT["flag"] = flag and not private.is_rehearsal
+        factors = model(x).exp()
+        KEPT["array"] = factors.detach().numpy()
+        private.step(each(Writes.apply(Writes.apply(model(x), 0.5) * factors, 2.0), y))
+
+    if not flag:
+        assert train(body=body, steps=2).updates == 2
+        return
+    with pytest.raises(Refused, match="written to through NumPy"):
+        train(body=body, steps=2)
+
+
+def test_hooks_on_nodes_are_as_usual_outside_of_steps() -> None:
+    train(body=lambda private, model, x, y: private.step(each(Passes.apply(model(x)), y)), steps=1)
+    x = torch.ones(2, requires_grad=True)
+    y = Passes.apply(x * 2)
+    y.grad_fn.register_hook(lambda gradients, _: tuple(3 * one for one in gradients))
+    assert y.grad_fn.next_functions
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0, 6.0]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from discreet.core.check import refuse, require
-from discreet.engine.custom_backward import CustomBackwards
+from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
 from discreet.engine.proof.blame import (
     CHANGED,
     REHEARSAL_FAILED,
@@ -93,6 +93,7 @@ class RecordWatch(TorchFunctionMode):
         self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
         self._is_inside = False  # inside of a function that is proven as a whole
+        self._is_backward = self._is_resumed = False  # in a backward pass that runs code of the user's, and in that code
         self._declared: list[Any] = []
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
@@ -156,6 +157,7 @@ class RecordWatch(TorchFunctionMode):
         self.is_open = True
         _push_mode(self)
         watch_scripts(self._check_scripted)
+        watch_nodes(self)
 
     def _pop(self) -> None:
         """Remove this mode, and no other, from wherever it is on the stack."""
@@ -163,6 +165,7 @@ class RecordWatch(TorchFunctionMode):
             return
         self.is_open = False
         unwatch_scripts(self._check_scripted)
+        unwatch_nodes(self)
         above = []
         while torch._C._len_torch_function_stack():
             mode = _pop_mode()
@@ -247,9 +250,13 @@ class RecordWatch(TorchFunctionMode):
     def backward_pass(self) -> Iterator[None]:
         """The block runs the backward pass of the losses: code of the user's in it is watched, too."""
         self.backwards.begin(self._resumed, self.table)
+        self._is_backward = self.backwards.has_any
+        if self._is_backward:
+            self._push()
         try:
             yield
         finally:
+            self._is_backward = False
             self.backwards.end()
             self._pop()
         with self.paused():
@@ -259,8 +266,8 @@ class RecordWatch(TorchFunctionMode):
     @contextmanager
     def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:
         """Calls inside the block are watched again."""
-        before, was_open = (self.forward, self._is_paused), self.is_open
-        self.forward, self._is_paused = forward, False
+        before, was_open = (self.forward, self._is_paused, self._is_resumed), self.is_open
+        self.forward, self._is_paused, self._is_resumed = forward, False, True
         if not was_open:
             self._push()
         try:
@@ -268,7 +275,7 @@ class RecordWatch(TorchFunctionMode):
         finally:
             if not was_open:
                 self._pop()
-            self.forward, self._is_paused = before
+            self.forward, self._is_paused, self._is_resumed = before
 
     def repeating(
         self, frame: Any, inputs: Any, forward: Callable[[Any, Any, Any], Any]
@@ -280,7 +287,10 @@ class RecordWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_paused or not self.is_open or func in QUIET:
+        is_between = self._is_backward and not self._is_resumed
+        if self._is_paused or not self.is_open or func in QUIET or is_between:
+            if is_between:
+                check_caller()
             return func(*args, **kwargs)
         table = self.table
         if self._is_inside and self.forward is not None:
