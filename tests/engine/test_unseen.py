@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from steps import each, train
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.utils.checkpoint import checkpoint
 
-import discreet
 from discreet.core.check import Refused
 
 SAME = "same calls with the same numbers"
@@ -77,9 +75,6 @@ def looked_ahead(x: Tensor, flag: Flag) -> Tensor:
     if flag:
         torch.set_rng_state(ahead)
     return x + torch.randn(6)
-
-
-PREPARED = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
 
 
 def prepared_states(x: Tensor, flag: Flag) -> Tensor:
@@ -262,7 +257,7 @@ def test_code_that_runs_beside_a_backward_pass(function: Any) -> None:
         KEPT["flag"] = not private.is_rehearsal
         private.step(each(function.apply(model(x)), y))
 
-    with pytest.raises(Refused, match="a hook on a node|another call of torch"):
+    with pytest.raises(Refused, match=r"a hook on a node|another call of torch"):
         train(body=body, steps=2)
 
 

@@ -1,8 +1,8 @@
 """The gradient of a `torch.autograd.Function` of the user's own: its backward pass is watched while it runs.
 
 Its forward pass consists of watched calls already. In the backward pass of the losses, what it gives back to one record
-must come from that record alone, by the same calls in every batch. Other code of the user's does not run there: hooks on
-nodes are refused, and so are calls of torch outside of backward().
+must come from that record alone, by the same calls in every batch. Other code of the user's does not run there: hooks
+on nodes are refused, and so are calls of torch outside of backward().
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import torch
 import torch.utils.checkpoint
@@ -144,7 +144,6 @@ class CustomBackwards:
 
 _NOTHING = Origin(PUBLIC, 0)
 _watches: list[object] = []
-_register_hook: Final = torch.autograd.Function._register_hook  # what torch calls for a hook on any node of a graph
 
 
 def watch_nodes(watch: object) -> None:
@@ -152,31 +151,41 @@ def watch_nodes(watch: object) -> None:
 
     A function of the user's gets its own node as `ctx`. No call shows what is done with it.
     """
-    if not _watches:
-        torch.autograd.Function._register_hook = staticmethod(_refuse_hook)  # type: ignore[assignment]
-        for name in _WAYS:
-            setattr(BackwardCFunction, name, property(_refuse_hook))
+    _install()
     _watches.append(watch)
 
 
 def unwatch_nodes(watch: object) -> None:
     """Undo `watch_nodes`."""
     _watches.remove(watch)
-    if not _watches:
-        torch.autograd.Function._register_hook = staticmethod(_register_hook)  # type: ignore[assignment]
-        for name in _WAYS:
-            delattr(BackwardCFunction, name)
 
 
-_WAYS: Final = ("next_functions", "_register_hook_dict")
+@cache
+def _install() -> None:
+    """Look at hooks on nodes, once and for all: torch's classes are slow after each change."""
+    register = torch.autograd.Function._register_hook  # what torch calls for a hook on any node
+
+    def checked(*args: Any) -> Any:
+        _refuse_hooks()
+        return register(*args)
+
+    torch.autograd.Function._register_hook = staticmethod(checked)  # type: ignore[method-assign]
+    for name in ("next_functions", "_register_hook_dict"):
+        setattr(BackwardCFunction, name, property(partial(_looked_up, getattr(torch._C._FunctionBase, name))))
 
 
-def _refuse_hook(*_: Any) -> NoReturn:
-    refuse(
-        "a step whose gradients autograd computes: a hook on the graph changes gradients out of sight",
-        f"a hook on a node of the graph, or a look at its neighbours, at {user_line()}",
-        "compute the gradient in the function's backward()",
-    )
+def _looked_up(plain: Any, node: Any) -> Any:
+    _refuse_hooks()
+    return plain.__get__(node, type(node))
+
+
+def _refuse_hooks() -> None:
+    if _watches:
+        refuse(
+            "a step whose gradients autograd computes: a hook on the graph changes gradients out of sight",
+            f"a hook on a node of the graph, or a look at its neighbours, at {user_line()}",
+            "compute the gradient in the function's backward()",
+        )
 
 
 def run_backward(total: Tensor) -> None:

@@ -36,9 +36,9 @@ from discreet.engine.proof.blame import (
     is_uninitialised,
     line_of_the_call,
     refuse_losses,
-    user_line,
 )
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
 from discreet.engine.proof.judgement import Judged, judged
 from discreet.engine.proof.lineage import (
     DECLARED,
@@ -56,21 +56,11 @@ from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.public_rows import rows_of_memory
 from discreet.engine.proof.verdicts import SIZED, form_of, settings_for
-from discreet.engine.proof.watched_functions import (
-    DATA_GET,
-    DATA_SET,
-    FILLS,
-    HOOKS,
-    QUIET,
-    RECURRENT,
-    SPECIAL,
-    TO_MEMORY,
-    is_slice,
-)
+from discreet.engine.proof.watched_functions import DATA_GET, FILLS, QUIET, RECURRENT, SPECIAL, TO_MEMORY, is_slice
 from discreet.engine.records_held import tensors_held_by
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
-from discreet.engine.trace.capture import RecordAxis, name_of, tensors_in
+from discreet.engine.trace.capture import RecordAxis, tensors_in
 from discreet.engine.unscripted import unwatch_scripts, watch_scripts
 
 
@@ -93,7 +83,9 @@ class RecordWatch(TorchFunctionMode):
         self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
         self._is_inside = False  # inside of a function that is proven as a whole
-        self._is_backward = self._is_resumed = False  # in a backward pass that runs code of the user's, and in that code
+        self._is_backward = self._is_resumed = (
+            False  # in a backward pass that runs code of the user's, and in that code
+        )
         self._declared: list[Any] = []
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
@@ -386,18 +378,7 @@ class RecordWatch(TorchFunctionMode):
 
     def _prepare(self, func: Any, reading: Reading) -> None:
         """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
-        if HOOKS.get(func) and reading.tensors[0].requires_grad:
-            refuse(
-                f"a step whose gradients autograd computes: {HOOKS[func]}",
-                f"{name_of(func)} at {user_line()}",
-                "remove the hook; private.step bounds every record's gradient",
-            )
-        if func == DATA_SET:
-            refuse(
-                "tensors whose memory stays theirs until the losses are taken",
-                f"`tensor.data = ...` at {user_line()}",
-                "compute a new tensor",
-            )
+        refuse_out_of_sight(func, reading.tensors)
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
             reading.origins[0] = Origin(PUBLIC, 1, rows=rows_of_memory(reading.tensors[0], self._records))
 
@@ -407,8 +388,4 @@ class RecordWatch(TorchFunctionMode):
         with self.paused():
             is_public = all(self.table.find(tensor).lineage is PUBLIC for tensor in tensors_in(args))
         if not is_public:
-            refuse(
-                "losses in which each record stands alone, call by call",
-                f"a scripted function at {user_line()}, inside which no call is watched",
-                "call the Python function: leave torch.jit.script and torch.jit.trace out",
-            )
+            refuse_scripted()

@@ -13,7 +13,7 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import CodeType
 from typing import Any, Final, final
 
@@ -303,6 +303,8 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
             ahead += tree.values()
         elif isinstance(tree, (tuple, list)):
             ahead += tree
+        elif is_dataclass(tree):
+            ahead += [getattr(tree, field.name) for field in fields(tree)]
         elif hasattr(tree, "__dict__") and not isinstance(tree, type):
             ahead += vars(tree).values()
     return found

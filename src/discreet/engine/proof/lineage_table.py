@@ -170,9 +170,10 @@ class LineageTable:
         """
         for entry in self._entries.values() if self.is_in_backward else ():
             other = entry.tensor()
-            if other is not None and has_memory(other) and storage_of(other) == storage_of(tensor):
-                if _geometry(tensor) == _geometry(other) and tensor.dtype == other.dtype:
-                    return values_of(self.find(other))
+            if other is None or not has_memory(other) or storage_of(other) != storage_of(tensor):
+                continue
+            if _geometry(tensor) == _geometry(other) and tensor.dtype == other.dtype:
+                return values_of(self.find(other))
         return Origin(MIXED, 0, blame=here(UNKNOWN))
 
     def _after_writes(self, tensor: Tensor, entry: SeenTensor) -> Origin:
