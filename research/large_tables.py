@@ -3,8 +3,8 @@
     python -m research.large_tables --out results/large-tables.json
     python -m research.large_tables --out results/large-tables.json --page docs/methods/adafest.md    # the page's table
 
-The texts are the reviews; a word is a row of the table by a public hash, so the vocabulary says nothing about them. With
-several learning rates, one is chosen for each row on a seed of its own; the reviews are public, so that costs nothing.
+The texts are the reviews; a word is a row of the table by a public hash, so the vocabulary says nothing about them.
+With several learning rates, one is chosen for each row on a seed of its own; the reviews are public, so that costs nothing.
 Runs with the same seed share initial weights; noise and batches are the operating system's. Time is processor time on
 one thread.
 """
@@ -33,6 +33,9 @@ from discreet.core.command import package_versions
 from discreet.core.files import write_json, write_text
 from discreet.data import load
 from discreet.stages.plan import Plan, Recipe
+from research.benchmarks.models import MODELS
+from research.benchmarks.rows import own_copy, plain, private
+from research.benchmarks.table import machine
 from research.command import typed
 
 VOCABULARY: Final = 30_000
@@ -83,19 +86,19 @@ def train(plan: Plan, data: tuple[TensorDataset, TensorDataset], rate: float, se
     torch.manual_seed(seed)
     net = BagOfWords()
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
-    private = discreet.Private(net, optimizer, plan, data[0], micro_batch=4096)
+    run = discreet.Private(net, optimizer, plan, data[0], micro_batch=4096)
     spent, moved, last = [], [], net.words.weight.detach().clone()
     try:
         started = time.process_time()
-        for x, y in private:
-            if private.step(F.cross_entropy(net(x), y, reduction="none")):
+        for x, y in run:
+            if run.step(F.cross_entropy(net(x), y, reduction="none")):
                 spent.append(time.process_time() - started)
                 if len(spent) % 20 == 1:
                     moved.append(int((net.words.weight != last).any(1).sum()))
                 last.copy_(net.words.weight.detach())
                 started = time.process_time()
     finally:
-        private.close()
+        run.close()
     accuracy, auc = score(net, data[1])
     return Run(accuracy, auc, statistics.median(spent), statistics.mean(moved))
 
@@ -147,7 +150,27 @@ def experiment(flags: argparse.Namespace) -> None:
         rows.append({"row": name, **measure(plan, data, flags)})
         print(json.dumps(rows[-1]), flush=True)
         write_json(flags.out, {"rows": rows, **facts})
-    write_json(flags.out, {"rows": rows, **facts})
+    write_json(flags.out, {"rows": rows, "step_times": step_times(), **facts})
+
+
+def step_times(rounds: int = 15) -> dict[str, Any]:
+    """Median processor time of steps of the benchmark's text classifier, in milliseconds; the rows take turns."""
+    torch.manual_seed(0)
+    task = MODELS["text"].make()
+    steps = {
+        "plain SGD": plain(own_copy(task)),
+        "dp-sgd": private(own_copy(task), methods.dp_sgd()),
+        "adafest": private(own_copy(task), methods.adafest()),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds + 2):
+        for name, step in steps.items():
+            step()
+            started = time.process_time()
+            step()
+            taken[name].append(1000 * (time.process_time() - started))
+    medians = {name: round(statistics.median(times[2:]), 2) for name, times in taken.items()}
+    return {"model": MODELS["text"].about, "machine": machine(), "rounds": rounds, "cpu_ms": medians}
 
 
 def measure(plan: Plan, data: tuple[TensorDataset, TensorDataset], flags: argparse.Namespace) -> dict[str, Any]:

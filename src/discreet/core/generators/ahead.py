@@ -10,7 +10,7 @@ import torch
 from discreet.core import normals
 
 LEAST: Final = 1 << 16  # fewer normals are not worth a thread
-MOST: Final = 1 << 22  # more would take more than 32 MB
+MOST: Final = 1 << 20  # more would leave the cache, and reading them again would take longer than drawing them
 _PIECE: Final = 1 << 17  # normals drawn at a time
 
 
