@@ -4,7 +4,7 @@
     python -m research.large_tables --out results/large-tables.json --page docs/methods/adafest.md    # the page's table
 
 The texts are the reviews; a word is a row of the table by a public hash, so the vocabulary says nothing about them.
-With several learning rates, one is chosen for each row on a seed of its own; the reviews are public, so that costs nothing.
+With several learning rates, one is chosen for each row on a seed of its own: the reviews are public.
 Runs with the same seed share initial weights; noise and batches are the operating system's. Time is processor time on
 one thread.
 """
