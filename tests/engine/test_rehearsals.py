@@ -526,19 +526,56 @@ def test_seeds_inside_the_loop(draw: Any) -> None:
 
     if draw is in_a_block:
         torch.manual_seed(12)
-    with pytest.raises(Refused, match="seeded inside the training loop"):
+    with pytest.raises(Refused, match="seeded inside the training loop|leave generator= out"):
         train(body=body, steps=3)
 
 
-def test_one_generator_that_goes_on_is_accepted() -> None:
+def test_a_generator_of_the_users_is_refused() -> None:
+    """Its numbers may be known, also if it goes on from batch to batch."""
     generator = torch.Generator().manual_seed(3)
 
     def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x + torch.randn(x.shape, generator=generator)), y))
+
+    with pytest.raises(Refused, match="leave generator= out"):
+        train(body=body, steps=2)
+
+
+def test_torchs_own_generator_may_be_given_and_seeded_after_the_step() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
         with torch.random.fork_rng():  # an evaluation that leaves the draws of training alone
             torch.rand(3)
-        private.step(each(model(x + torch.randn(x.shape, generator=generator) + torch.rand(x.shape)), y))
+        private.step(each(model(x + torch.randn(x.shape, generator=torch.default_generator) + torch.rand(x.shape)), y))
+        torch.manual_seed(0)
 
     assert train(body=body, fixed=False).updates == 4
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["forward", "backward"])
+def test_two_draws_that_share_numbers(in_backward: bool) -> None:
+    """Row 3 of the first has numbers of row 2 of the second: the draws of one record follow from another's place."""
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, state: Tensor) -> Tensor:
+            ctx.state = state
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            torch.set_rng_state(ctx.state)
+            return gradient * torch.rand(len(gradient), 1), None
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        state = torch.get_rng_state()
+        with torch.random.fork_rng():
+            first = torch.rand(len(x), 6)
+        outputs = model(x + first)
+        outputs = Noisy.apply(outputs, state) if in_backward else outputs * torch.rand(len(x), 1)
+        private.step(each(outputs, y))
+
+    with pytest.raises(Refused, match="random numbers that no two draws share"):
+        train(body=body, steps=2)
 
 
 def test_one_of_two_tensors_that_one_line_declares() -> None:

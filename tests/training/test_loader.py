@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from discreet.core.secret_draws import SecretDraws
+from discreet.core.streams import Streams
 from discreet.training.loader import Loader, MicroBatch, to_device
 
 DRAWS = [[], [4, 1], [0, 1, 2, 3, 5, 7, 8], [], [], [6], [9, 2, 3], []]
@@ -33,11 +35,11 @@ class Rows(Dataset[Any]):
 def loader(data: Dataset[Any], *, micro_batch: int = 3, workers: int = 0, collate: Any = None) -> Loader:
     return Loader(
         data,
+        SecretDraws(Streams.seeded(1).draws),
         micro_batch=micro_batch,
         collate_fn=collate,
         num_workers=workers,
         device=torch.device("cpu"),
-        worker_seed=1,
     )
 
 

@@ -343,6 +343,8 @@ class Streams:
         # Replaying noise or sampling would break the guarantee.
         self.noise: Final = Stream(_derive(root, "noise"), name="noise", replayable=False)
         self.sampling: Final = Stream(_derive(root, "sampling"), name="sampling", replayable=False)
+        # What models, losses and transforms draw for records is secret, too (core/secret_draws.py).
+        self.draws: Final = Stream(_derive(root, "draws"), name="draws", replayable=False)
         self.mask = Stream(_derive(root, "mask"), name="mask", replayable=True)
         self.projection = Stream(_derive(root, "projection"), name="projection", replayable=True)
         self.init: Final = Stream(_derive(root, "init"), name="init", replayable=True)

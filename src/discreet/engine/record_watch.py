@@ -234,7 +234,8 @@ class RecordWatch(TorchFunctionMode):
                     "losses in another order",
                     "keep the record as the first axis",
                 )
-            self._surroundings.close()
+            self._surroundings.check()
+            self._generators.check(origin)
             self._programs.check(origin, self._records, tuple(self._declared), self.kind)
         self._pop()
 
@@ -253,7 +254,9 @@ class RecordWatch(TorchFunctionMode):
             self._pop()
         with self.paused():
             require(self.table.is_memory_unchanged(), *TAMPERED)
-            self._backward_programs.check(self.backwards.made(), self._records, tuple(self._declared), self.kind)
+            made = self.backwards.made()
+            self._generators.check(made)
+            self._backward_programs.check(made, self._records, tuple(self._declared), self.kind)
 
     @contextmanager
     def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:
@@ -299,8 +302,6 @@ class RecordWatch(TorchFunctionMode):
             self._prepare(func, reading)
         blamed, on_records = reading.mixed_and_private()
         region = self._regions.calls_at(func) if on_records else None
-        for generator in reading.generators:
-            self._surroundings.draw(generator)
         form = form_of(func, description, tuple(reading.declared))
         states = None if form.draws is False else self._generators.before(reading.generators)
         versions = versions_of(tensors)

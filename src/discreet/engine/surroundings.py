@@ -1,9 +1,10 @@
 """What changes the effect of a watched call from outside: modes and settings of the user's, and generators.
 
-A function mode below the watch, or a dispatch mode, can give other results than the call that was proven. A generator
-that is seeded in the loop draws the same numbers in every step, which tells places in the batch apart, or numbers that
-a value of the records has chosen. So the state of a generator is followed like a tensor: a draw reads it, and makes
-the next one.
+A function mode below the watch, or a dispatch mode, can give other results than the call that was proven. Random rows
+count as independent of their places, which is true only while nobody knows the numbers: `Private` keys torch's
+generators in secret before each batch (core/secret_draws.py). A generator that is seeded in a batch, or one of the
+user's, draws known numbers, or numbers that a value of the records has chosen. So the state of a generator is followed
+like a tensor: a draw reads it, and makes the next one.
 """
 
 from collections.abc import Sequence
@@ -16,38 +17,36 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from discreet.core.check import refuse
+from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.blame import user_line
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin
 
 count_function_modes: Final = torch._C._len_torch_function_stack
 count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 seed_of_torch: Final = torch.default_generator.initial_seed
-_MOST_STATES: Final = 100_000
 _SMALLEST = 5e-324
 
 
 @final
 class Surroundings:
-    """Modes and generators, from the first batch on."""
+    """Modes from the first batch on, and the seed of torch's generator in a batch."""
 
     def __init__(self, own: type[TorchFunctionMode]) -> None:
         self._own = own
         self._below = 0  # how many function modes lie below the watch
-        self._seed: int | None = None
-        self._flushes = False  # whether numbers below the normal ones count as 0
-        self._start = 0  # where torch's generator stood when the batch was given
-        self._used: dict[int, None] = {}  # where generators stood when numbers were drawn
+        self._seed = 0
+        self._flushes: bool | None = None  # whether numbers below the normal ones count as 0
 
     def open(self) -> None:
         """A batch is about to be given; the watch is not on yet."""
         self._look()
-        if self._seed is None:
-            self._seed, self._flushes = seed_of_torch(), _SMALLEST == 0
+        if self._flushes is None:
+            self._flushes = _SMALLEST == 0
+        self._seed = seed_of_torch()
         self.check()
-        self._start = _state(torch.default_generator)
 
     def check(self) -> None:
-        """Inside a watched call: refuse unknown modes, and another seed than before."""
+        """Inside a watched call: refuse unknown modes, and another seed than at the start of the batch."""
         if count_function_modes() != self._below or count_dispatch_modes():
             self._look()
         if seed_of_torch() != self._seed:
@@ -58,23 +57,6 @@ class Surroundings:
                 f"torch.set_flush_denormal inside the training loop, before {user_line()}",
                 "call it once, before the loop",
             )
-
-    def close(self) -> None:
-        """The losses were made: refuse numbers that were drawn before."""
-        self.check()
-        end = _state(torch.default_generator)
-        if end != self._start:
-            self.draw(self._start)
-            self.draw(end - 1)  # apart from the start of the next batch, which may stand where this one ended
-
-    def draw(self, state: int | torch.Generator) -> None:
-        """Numbers are drawn from a generator that stands here."""
-        state = _state(state) if isinstance(state, torch.Generator) else state
-        if state in self._used:
-            _refuse_seed()
-        self._used[state] = None
-        if len(self._used) > _MOST_STATES:
-            del self._used[next(iter(self._used))]
 
     def _look(self) -> None:
         self._below = count_function_modes()
@@ -97,35 +79,37 @@ States = list[tuple[torch.Generator, int]]
 class Generators:
     """Where the states of generators come from in one batch: its start, or a draw from another state.
 
-    Guarantee: what two draws made has one origin only if both read one state. So a choice among equal draws, a draw
+    Guarantee: numbers come from torch's own generators, whose states follow from those at the start of the batch. Two
+    draws that reach the losses read one state only if they are the same call, so that no rows share numbers but those
+    of one record. What two draws made has one origin only if both read one state. So a choice among equal draws, a draw
     that is left out or repeated, and a generator that is set back show as another way to make the losses.
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        self._given: dict[int, torch.Generator] = {}  # those of the user's, alive as long as their names
         self._origins: dict[tuple[int, int], Origin] = {}
+        self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
+        self._results: list[Origin] = []  # losses and gradients of the batch
+        self._is_repeated = False  # whether different draws have read one state
 
     def open(self) -> None:
         """A batch starts: generators stand wherever they stand."""
-        self._origins = {}
-        for generator in _defaults():
-            self._begin(generator, str(generator.device))
-        for generator in self._given.values():
-            self._begin(generator, self._names[id(generator)])
+        self._origins, self._readers, self._results, self._is_repeated = {}, {}, [], False
+        for generator in default_generators():
+            origin = Origin(MIXED, hash(("generator", str(generator.device))))
+            self._origins[id(generator), _state(generator)] = origin
 
     def before(self, given: Sequence[torch.Generator]) -> States:
-        """The states that a call can read: of the generators that it was given, or of torch's own."""
+        """The states that a call can read: of torch's generators. Those of the user's are refused."""
+        own = default_generators()
         for generator in given:
-            if id(generator) not in self._names:
-                self._given[id(generator)] = generator
-                self._begin(generator, f"generator {len(self._given)}")
-        return [(generator, _state(generator)) for generator in given or _defaults()]
+            if not any(generator is one for one in own):
+                _refuse_own_generator()
+        return [(generator, _state(generator)) for generator in given or own]
 
     def read(
         self, before: States, digest: int, func: Any, settings: Any, where: tuple[CodeType, int]
     ) -> tuple[Origin, ...]:
-        """The origins of the states that a call has read: of those generators that moved.
+        """The origins of the draws that a call has made: of the states that it left, if generators moved.
 
         digest, func, settings, where  the call
         """
@@ -137,19 +121,34 @@ class Generators:
             origin = self._origins.get((id(generator), start))
             if origin is None:
                 _refuse_seed()
-            found.append(origin)
             made = hash((origin.digest, digest)), 0, func, settings, (origin,), None, where
-            self._origins.setdefault((id(generator), end), Origin(MIXED, *made, output=GENERATOR_STATE))
+            drawn = Origin(MIXED, *made, output=GENERATOR_STATE)
+            self._origins[id(generator), end] = drawn
+            readers = self._readers.setdefault(origin.digest, set())
+            readers.add(drawn.digest)
+            self._is_repeated |= len(readers) > 1
+            found.append(drawn)
         return tuple(found)
 
-    def _begin(self, generator: torch.Generator, name: str) -> None:
-        self._names[id(generator)] = name
-        self._origins[id(generator), _state(generator)] = Origin(MIXED, hash(("generator", name)))
-
-
-def _defaults() -> tuple[torch.Generator, ...]:
-    on_devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return torch.default_generator, *on_devices
+    def check(self, made: Origin) -> None:
+        """Refuse losses or gradients that two different draws from one state reach. Others may repeat a state."""
+        self._results.append(made)
+        if not self._is_repeated:
+            return
+        reaching: dict[int, set[int]] = {}
+        ahead, seen = [*self._results], set[int]()
+        while ahead:
+            origin = ahead.pop()
+            if id(origin) in seen:
+                continue
+            seen.add(id(origin))
+            ahead += origin.parents
+            if origin.output == GENERATOR_STATE:
+                (state,) = origin.parents
+                readers = reaching.setdefault(state.digest, set())
+                readers.add(origin.digest)
+                if len(readers) > 1:
+                    _refuse_repeated()
 
 
 def _state(generator: torch.Generator) -> int:
@@ -158,9 +157,27 @@ def _state(generator: torch.Generator) -> int:
 
 def _refuse_seed() -> NoReturn:
     refuse(
-        "random numbers that are new in every step",
+        "random numbers that nobody knows, new for every batch",
         f"a generator that was seeded inside the training loop, set to another state or used in a thread, before "
         f"{user_line()}",
-        "seed torch once, before the loop, and draw in the thread of the loop: numbers that come again tell the places "
-        "in a batch apart",
+        "remove the seed between a batch and private.step, and draw in the thread of the loop: known numbers tell the "
+        "places in a batch apart (streams=discreet.Streams.seeded(0) makes all draws of a run repeatable)",
+    )
+
+
+def _refuse_own_generator() -> NoReturn:
+    refuse(
+        "random numbers of torch's own generators, which are keyed in secret for every batch",
+        f"another generator at {user_line()}",
+        "leave generator= out: known numbers tell the places in a batch apart (streams=discreet.Streams.seeded(0) makes "
+        "all draws of a run repeatable)",
+    )
+
+
+def _refuse_repeated() -> NoReturn:
+    refuse(
+        "random numbers that no two draws share",
+        "losses that two different draws from one state of a generator reach",
+        "remove torch.random.fork_rng() and set_rng_state between a batch and private.step: draws that share numbers tie "
+        "the numbers of one record to another's",
     )

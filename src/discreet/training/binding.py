@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from discreet.core import check
+from discreet.core.secret_draws import SecretDraws
 from discreet.core.streams import Stream, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
@@ -167,14 +168,15 @@ def check_processes(plan: Plan, world: World) -> None:
     check.require(apart, "sampling that each process can do on its own records", got, remedy)
 
 
-def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream]:
-    """The streams that draw this process's batches, and the batches that test its updates.
+def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream, SecretDraws]:
+    """The streams that draw this process's batches and the batches that test its updates, and its secret draws.
 
-    Processes may share a seed, but must sample independently.
+    Processes may share a seed, but must sample and draw independently.
     """
     share_public_streams(streams, world)
     sampling = streams.sampling if world.size == 1 else streams.sampling.at(world.rank)
-    return sampling, sampling.at(TESTS) if plan.has_tests else sampling
+    draws = streams.draws if world.size == 1 else streams.draws.at(world.rank)
+    return sampling, sampling.at(TESTS) if plan.has_tests else sampling, SecretDraws(draws)
 
 
 def share_public_streams(streams: Streams, world: World) -> None:

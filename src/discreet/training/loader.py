@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
+from discreet.core.secret_draws import KeyedWorker, SecretDraws
 from discreet.engine.trace.capture import replace
 from discreet.training.collate import CollateEach, OneByOne, fields_of, with_fields
 
@@ -30,20 +31,23 @@ class MicroBatch:
 
 @final
 class Loader:
-    """Splits each drawn batch into micro-batches of at most `micro_batch` records and loads them."""
+    """Splits each drawn batch into micro-batches of at most `micro_batch` records and loads them.
+
+    Guarantee: what `dataset[i]` and `collate_fn` draw from the global generators is secret (core/secret_draws.py).
+    """
 
     def __init__(
         self,
         dataset: Dataset[Any],
+        draws: SecretDraws,
         *,
         micro_batch: int,
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
         device: torch.device,
-        worker_seed: int,
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
-        self._worker_seed = worker_seed
+        self._draws = draws
         self._collate_fn = default_collate if collate_fn is None else CollateEach(collate_fn)
         self._num_workers = num_workers
         self._rows = _Rows.of(dataset) if collate_fn is None and num_workers == 0 else None
@@ -63,7 +67,8 @@ class Loader:
             return
         # Workers prefetch, so the sizes of micro-batches wait in a queue until their batch arrives.
         cuts: deque[tuple[int, bool]] = deque()
-        seeded = torch.Generator().manual_seed(self._worker_seed)  # otherwise it would use torch's global generator
+        keyed = KeyedWorker(self._draws.key_for_workers())
+        seeds = torch.Generator().manual_seed(self._draws.seed())  # otherwise it would use torch's global generator
 
         def loaded() -> Iterator[list[int]]:  # an empty micro-batch has a size, but no worker loads it
             for indices in drawn:
@@ -74,7 +79,12 @@ class Loader:
 
         data, workers = OneByOne(self._dataset), self._num_workers
         for batch in DataLoader(
-            data, batch_sampler=loaded(), num_workers=workers, collate_fn=self._collate_fn, generator=seeded
+            data,
+            batch_sampler=loaded(),
+            num_workers=workers,
+            collate_fn=self._collate_fn,
+            worker_init_fn=keyed,
+            generator=seeds,
         ):
             while cuts[0][0] == 0:
                 yield self._micro(None, *cuts.popleft())
@@ -85,7 +95,8 @@ class Loader:
     def _take(self, indices: Indices) -> Any:
         if self._rows is not None:
             return self._rows.take(torch.from_numpy(indices))
-        return self._collate_fn([self._dataset[int(index)] for index in indices])
+        with self._draws.keyed():
+            return self._collate_fn([self._dataset[int(index)] for index in indices])
 
     def _micro(self, batch: Any, records: int, is_last: bool) -> MicroBatch:
         return MicroBatch(to_device(batch, self._device), records, is_last)

@@ -113,13 +113,14 @@ class Private:
         check_processes(plan, self.world)
         check_optimizer(optimizer, model)
         check_shards(self.world, data)
-        self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
+        self._sampling, self._testing, self._draws = sampling_streams(self.streams, plan, self.world)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
             self._engine = opened.enter_context(closing(Engine(model)))
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
-            example = dry_run(self._engine, data, collate_fn, inputs, self._device)
+            with self._draws.keyed():
+                example = dry_run(self._engine, data, collate_fn, inputs, self._device)
             share = plan.horizon.size.batch / self.world.size
             alike = example if collate_fn is None else None
             self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
@@ -210,6 +211,7 @@ class Private:
             yield self._offer(batch, records, kind, is_last=is_last)
         finally:  # also if the user leaves the loop
             self._engine.watch.close()
+            self._draws.close()
         self._loop.go_on(loop)
 
     def _public_batches(self, loop: object) -> Iterator[Any]:
@@ -236,6 +238,7 @@ class Private:
                 is_added = self._step.add(losses)
             if not is_added:
                 self._loop.postpone()
+        self._draws.close()
         moved = self._loop.sample_ended and self._end_sample()
         self._between.remember()
         return moved
@@ -276,9 +279,11 @@ class Private:
             self._untested = Snapshot(self.model)
         else:
             self._engine.begin(records, self._views)
+        self._draws.open()  # the watch notes where generators stand
         self._engine.follow(batch, records, self._views, private=self._data, kind=kind)
         if self._augment is not None:
-            batch = self._augment(batch)
+            with self._draws.others_keyed():
+                batch = self._augment(batch)
         self._records = records
         self._loop.give(is_last=is_last)
         return batch
@@ -350,18 +355,12 @@ class Private:
         if self._keys is not None and self.progress.step >= self.plan.horizon.steps:
             self._keys.discard()  # the run has ended: its noise is not needed again
         self._loop.is_closed = True
+        self._draws.close()
         self._opened.close()
 
     def _make_loader(self, data: Any, collate_fn: Any, num_workers: int) -> Loader:
-        seed = int(self.streams.init.at(self.world.rank).uniform64(1)[0] >> 1)
-        return Loader(
-            data,
-            micro_batch=self.micro_batch,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            device=self._device,
-            worker_seed=seed,
-        )
+        size, where, draws = self.micro_batch, self._device, self._draws
+        return Loader(data, draws, micro_batch=size, collate_fn=collate_fn, num_workers=num_workers, device=where)
 
     def _sampled(self) -> tuple[Loader, int]:
         if self._loader is None or self._data is None or self.plan.sampling.is_own_loader:

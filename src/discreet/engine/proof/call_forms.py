@@ -147,7 +147,7 @@ class Reading:
             return self.describe(tree.item(), find)
         if isinstance(tree, torch.Generator):
             self.generators.append(tree)
-            return "generator", tree.initial_seed()
+            return "generator", str(tree.device)  # torch's own; others are refused
         if isinstance(tree, (str, range, complex, type, enum.Enum)):
             return str(tree)
         if isinstance(tree, np.ndarray):

@@ -12,6 +12,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
+from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
 from discreet.engine.trace.capture import RecordAxis
 
@@ -158,14 +159,15 @@ def first(tensor: Tensor, axis: RecordAxis) -> Tensor:
 @contextmanager
 def apart_from_the_run() -> Iterator[None]:
     """Neither the watch nor the generators of the run notice what happens inside."""
-    state = torch.get_rng_state()
+    states = [(generator, generator.get_state()) for generator in default_generators()]
     try:
         off = torch._C.DisableTorchFunction()
         with torch.inference_mode(False), off, torch.enable_grad(), _saved_as_they_are(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch.set_rng_state(state)
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def _saved_as_they_are() -> AbstractContextManager[object]:
