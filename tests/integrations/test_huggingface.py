@@ -16,12 +16,15 @@ from torch import Tensor, nn
 pytest.importorskip("transformers", reason="needs the extra huggingface")
 pytest.importorskip("peft", reason="needs the extra huggingface")
 
+import peft
 import transformers
 from transformers import DataCollatorWithPadding, TrainerCallback
 
 import small_llama_trainer as small
 from discreet import Private, Refused, Streams, methods
 from discreet.accounting.ledger import read
+from discreet.core.secret_draws import SecretDraws
+from discreet.engine.proof.probe import PROBE_SEED
 from discreet.integrations import huggingface, record_losses
 
 STEPS = 6
@@ -155,6 +158,42 @@ def test_a_seeded_run_says_so_and_a_real_one_is_keyed_by_the_system(tmp_path: Pa
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------
+
+
+def masks_of_a_run(folder: Path, *, seed: int | None) -> list[Tensor]:
+    """What dropout kept of the first record in each pass of a run, under one seed of `TrainingArguments`."""
+    model, found = small.adapted(), []
+
+    def note(dropout: nn.Module, given: Any, kept: Tensor) -> None:
+        if not 0 <= torch.initial_seed() - PROBE_SEED < 100:  # the probe's passes hold no records
+            with torch._C.DisableTorchFunction():  # the test's own calls are not the model's
+                found.append(kept.detach()[:1] == 0)
+
+    for part in model.modules():
+        if isinstance(part, peft.tuners.lora.Linear):
+            part.lora_dropout["default"] = dropout = nn.Dropout(0.5)
+            dropout.register_forward_hook(note)
+    small.trainer(folder, model=model, seed=seed).train()
+    return found
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+def test_dropout_is_secret_whatever_trainer_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
+) -> None:
+    """Trainer calls `set_seed` with a public number. The control: without keys, the first masks are known."""
+    if not is_keyed:
+        monkeypatch.setattr(SecretDraws, "_key", lambda self, generator: None)
+    runs = [masks_of_a_run(tmp_path / name, seed=None) for name in ("a", "b")]
+    equal = [torch.equal(one, other) for one, other in zip(*runs, strict=False)]
+    assert len(equal) >= STEPS
+    assert equal[:2] == [not is_keyed] * 2
+    assert is_keyed != any(equal)
+
+
+def test_dropout_of_a_seeded_run_repeats(tmp_path: Path) -> None:
+    runs = [masks_of_a_run(tmp_path / name, seed=7) for name in ("a", "b")]
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
 def test_a_run_continues_behind_its_lost_steps(tmp_path: Path) -> None:
