@@ -526,7 +526,7 @@ def test_seeds_inside_the_loop(draw: Any) -> None:
 
     if draw is in_a_block:
         torch.manual_seed(12)
-    with pytest.raises(Refused, match="seeded inside the training loop|leave generator= out"):
+    with pytest.raises(Refused, match=r"seeded inside the training loop|leave generator= out"):
         train(body=body, steps=3)
 
 

@@ -121,7 +121,7 @@ class SecretDraws:
 
 @final
 class KeyedWorker:
-    """Keys the generators of a worker process of a `DataLoader` (its `worker_init_fn`), each worker by a key of its own.
+    """Keys the generators of a worker process of a `DataLoader` (as its `worker_init_fn`), each by a key of its own.
 
     key  of `SecretDraws.key_for_workers`
     """

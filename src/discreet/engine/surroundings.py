@@ -169,8 +169,8 @@ def _refuse_own_generator() -> NoReturn:
     refuse(
         "random numbers of torch's own generators, which are keyed in secret for every batch",
         f"another generator at {user_line()}",
-        "leave generator= out: known numbers tell the places in a batch apart (streams=discreet.Streams.seeded(0) makes "
-        "all draws of a run repeatable)",
+        "leave generator= out: known numbers tell the places in a batch apart (streams=discreet.Streams.seeded(0) "
+        "makes all draws of a run repeatable)",
     )
 
 
@@ -178,6 +178,6 @@ def _refuse_repeated() -> NoReturn:
     refuse(
         "random numbers that no two draws share",
         "losses that two different draws from one state of a generator reach",
-        "remove torch.random.fork_rng() and set_rng_state between a batch and private.step: draws that share numbers tie "
-        "the numbers of one record to another's",
+        "remove torch.random.fork_rng() and set_rng_state between a batch and private.step: draws that share numbers "
+        "tie the numbers of one record to another's",
     )
