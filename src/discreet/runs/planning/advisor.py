@@ -11,9 +11,11 @@ from typing import Any, Final, final
 from discreet import methods
 from discreet.core import check
 from discreet.core.plain import plain
+from discreet.runs.planning.own_loader import loader_prices
 from discreet.runs.planning.step_cost import StepCost
 from discreet.runs.presets import PRESETS, TABLE_CLIP, TABLE_REACH, Preset, usual_size
 from discreet.stages.delta import check_delta
+from discreet.stages.sampling import Horizon
 
 
 @final
@@ -259,6 +261,7 @@ def _lines(of: Wanted, rule: Rule, found: dict[str, Any], late: str) -> tuple[Li
             name="noise", value=f"{found['noise']:.4g}", reason="calibrated: the certified epsilon stays within budget"
         ),
         _expected(of),
+        _own_loader(of, found),
     )
 
 
@@ -273,6 +276,18 @@ def _expected(of: Wanted) -> Line:
     return Line(name="expect", value=value, reason=f"measured on {data}: {records:,} records, epsilon {epsilon:g}")
 
 
+def _own_loader(of: Wanted, found: dict[str, Any]) -> Line:
+    """What the user's own loader would cost instead of Poisson sampling."""
+    horizon = Horizon.of(records=of.records, batch=found["batch"], steps=found["steps"])
+    short = {"fixed-order": "in a fixed order", "reshuffled": "with shuffle=True", "own-loader": "in any order"}
+    prices = {row.sampling: row.times for row in loader_prices(horizon, epsilon=of.epsilon, delta=found["delta"])}
+    shown = [f"{times:.2g} {words}" for name, words in short.items() if (times := prices[name]) is not None]
+    value = f"{', '.join(shown)} times the noise of Poisson sampling on the parameters"
+    return Line(
+        name="own loader", value=value, reason="draw from the dataset if you can; else correlated noise: dp-ftrl"
+    )
+
+
 def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) -> str:
     budget = f"--epsilon {of.epsilon:g} --delta {found['delta']:g}"
     if has_preset:
@@ -281,11 +296,3 @@ def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) ->
     numbers = f"--records {of.records} --batch {found['batch']} --steps {found['steps']} --clip {found['clip']:g}"
     training = f"--learning-rate {found['learning_rate']:g} --momentum 0.9 --schedule {found['schedule']}"
     return f"discreet train {flags} {numbers} {training} --average {found['average']:g} {budget} --out runs/advised"
-
-
-def _rounded_up(noise: float) -> str:
-    """
-    >>> _rounded_up(2.40001)
-    '2.401'
-    """
-    return f"{math.ceil(noise * 1000) / 1000:g}"
