@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from discreet.core import check
 from discreet.data import Task, build
 from discreet.runs.comparison.values import Reference
+from discreet.runs.scoring import evaluated
 
 if TYPE_CHECKING:
     from discreet.runs.config import RunConfig
@@ -50,8 +51,6 @@ def without_privacy(config: RunConfig, task: Task, *, passes: float) -> float:
     """
     remedy = "declare the records public (--public-data) if they are: training without noise protects nobody"
     check.require(task.public, "public records for the row without privacy", "private ones", remedy)
-    from discreet.runs.training import evaluated
-
     x, y = task.train.tensors
     scored = torch.arange(len(y)) % 5 == 4
     part, rest = (TensorDataset(x[which], y[which]) for which in (~scored, scored))

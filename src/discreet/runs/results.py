@@ -55,7 +55,7 @@ class RunResult:
 
     accuracy, averaged_accuracy  of the last parameters and of their average, on the unprotected test records
     measure                      what these are: accuracy, R² of a regression, label accuracy of several labels
-    scores                       all scores on the test records by name
+    scores                       all scores on the test records by name, where there are several
     steps, lost                  steps charged, and how many of them a crash lost
     curve                        (step, accuracy, epsilon) at each evaluation, of the average if there is one
     """

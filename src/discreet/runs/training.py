@@ -19,7 +19,6 @@ from discreet.core.files import replace_file, write_json, write_text
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.data import Task, build
-from discreet.data.targets import Classes, Target
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.config import RunConfig, learning_rate_factor
 from discreet.runs.defaults import check_device, check_keeps_best, complete, every_of, load_task, settle
@@ -35,6 +34,7 @@ from discreet.runs.results import (
     features_progress,
     result_from_json,
 )
+from discreet.runs.scoring import evaluated
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
@@ -43,7 +43,6 @@ from discreet.training.private import Private
 
 TELL_EVERY = 30.0
 """Seconds after which the listener is told the epsilon so far, if no evaluation did."""
-_EVALUATED_AT_ONCE = 2048
 
 
 def train(
@@ -352,7 +351,7 @@ class _TrainingPart:
             accuracy=last.accuracy,
             averaged_accuracy=last.averaged_accuracy,
             measure=self._task.predicts.measure,
-            scores=tuple(self._scores.items()),
+            scores=tuple(self._scores.items()) if len(self._scores) > 1 else (),
             spent=spent,
             seconds=round(seconds, 1),
             steps=private.progress.step,
@@ -364,27 +363,6 @@ class _TrainingPart:
         )
         write_json(folder.result, result.to_json())
         return result
-
-
-def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
-    """The accuracy of a classifier on unprotected records, and its mean cross-entropy."""
-    scores, loss = evaluated(model, data, Classes(2), device)  # neither depends on the number of classes
-    return scores[Classes.measure], loss
-
-
-@torch.no_grad()
-def evaluated(
-    model: nn.Module, data: TensorDataset, target: Target, device: str = "cpu"
-) -> tuple[dict[str, float], float]:
-    """The scores of unprotected records by name, and the mean loss; both 0 without records."""
-    was_training = model.training
-    x, y = data.tensors
-    model.eval()
-    parts = [model(some.to(device)).cpu() for some in x.split(_EVALUATED_AT_ONCE) if len(some)]
-    model.train(was_training)
-    outputs = torch.cat(parts) if parts else torch.zeros(0, target.outputs)
-    losses = target.losses(outputs.double(), y.double() if y.is_floating_point() else y)
-    return target.measures(outputs, y), float(losses.mean()) if len(y) else 0.0
 
 
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
