@@ -108,8 +108,9 @@ class TaskFlags:
         """Refuse a command line that lacks any flag, all at once; a file of the user needs more of them."""
         own: dict[str, object] = {}
         if is_table(self.data, self.label):
-            held = self.hold_out if self.test is None else self.test
-            own = {"label": self.label, "schema": self.schema, "records": self.records, "hold_out": held}
+            own = {"label": self.label, "schema": self.schema, "records": self.records}
+            if None in own.values():  # alone, it is refused with what it means for the records
+                own["hold_out"] = self.hold_out if self.test is None else self.test
         elif is_own(self.data):
             own = {"records": self.records}
             own |= {} if self.task == "regression" else {"classes": self.classes}
