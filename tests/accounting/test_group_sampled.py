@@ -41,9 +41,7 @@ POPULATIONS = [
 
 @pytest.mark.parametrize(("user", "others"), POPULATIONS, ids=str)
 @pytest.mark.parametrize("rate", [0.1, 0.6])
-def test_no_population_exceeds_the_certificate(
-    user: tuple[float, ...], others: tuple[float, ...], rate: float
-) -> None:
+def test_no_population_exceeds_the_certificate(user: tuple[float, ...], others: tuple[float, ...], rate: float) -> None:
     noise = 1.0
     one = oracle.mixture(*oracle.poisson((*user, *others), rate), noise)
     other = oracle.mixture(*oracle.poisson(others, rate), noise)
@@ -119,10 +117,7 @@ def test_dp_accounting_agrees(most: int, rate: float, noise: float, steps: int) 
 
 
 def test_one_record_is_the_sampled_gaussian() -> None:
-    group, single = (
-        group_sampled.step_pld(0.02, 1, 0.8, 1e-3, -60.0),
-        pld.sampled_gaussian(0.02, 0.8, 1e-3, -60.0),
-    )
+    group, single = (group_sampled.step_pld(0.02, 1, 0.8, 1e-3, -60.0), pld.sampled_gaussian(0.02, 0.8, 1e-3, -60.0))
     for one, other in ((group.with_without, single.with_without), (group.without_with, single.without_with)):
         first = min(one.first, other.first)
         size = max(one.last, other.last) - first + 1

@@ -132,9 +132,7 @@ def step_rdp(rate: float, most: int, noise: float, orders: Orders) -> Floats:
     return values
 
 
-def _log_expectation(
-    joining: Joining, noise: float, powers: Floats, span: tuple[float, float], step: float
-) -> Floats:
+def _log_expectation(joining: Joining, noise: float, powers: Floats, span: tuple[float, float], step: float) -> Floats:
     """log E_Q[(P/Q)^power] by the trapezoidal rule, which converges exponentially here."""
     x = np.linspace(*span, math.ceil((span[1] - span[0]) / step) + 1)
     log_ratio = joining.loss(x, noise)

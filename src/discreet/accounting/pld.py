@@ -141,9 +141,9 @@ def discretise(
 ) -> Pmf:
     """The loss distribution of (upper, lower) on multiples of `grid` from `low` <= 0 to `high`.
 
-    threshold(loss) is the point above which log(upper/lower) exceeds the loss, up to `precision` of the loss;
-    non-decreasing. Guarantee: dominates the exact one. A loss below `low` is raised to it. Of the mass above `high`, the part that the lower distribution covers
-    stays at `high` and the rest gets infinite loss.
+    threshold(loss) is the point above which log(upper/lower) exceeds the loss, up to `precision`; non-decreasing.
+    Guarantee: dominates the exact one. A loss below `low` is raised to it. Of the mass above `high`, the part that the
+    lower distribution covers stays at `high` and the rest gets infinite loss.
     """
     first = min(math.floor(low / grid), 0)
     places = _places(first, max(math.ceil(high / grid), 1))

@@ -6,7 +6,7 @@
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,7 @@ class Task:
     checksum   identifies the content; never computed from private data
     constants  the normalisation in words: which constants, and where they come from
     public     whether the training records are public, so that values derived from them may be shown
+    owners     the name of the owner of each training record, which is private; None if records are protected
     scale      means and deviations by channel that the values were scaled with, so that it can be undone; None: none
 
     Guarantee: shape, classes, records and constants do not depend on any private record.
@@ -62,6 +63,7 @@ class Task:
     records: int | None
     constants: str
     scale: Scale | None = None
+    owners: tuple[str, ...] | None = field(default=None, repr=False)
 
 
 def load(

@@ -14,8 +14,8 @@ from torch import Tensor
 from discreet.core.check import refuse
 from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame
 from discreet.engine.factors import parts as limits
-from discreet.engine.factors.linear import OneHot, Outer, merge
 from discreet.engine.factors.groups import Joined, UnitRows
+from discreet.engine.factors.linear import OneHot, Outer, merge
 from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuffer, Leaf
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.factors.rules import parts_of, simple_parts
