@@ -14,7 +14,9 @@ from discreet.accounting.ledger import merge, read
 from discreet.core.check import Refused
 from discreet.data.tables import load_table
 from discreet.runs.config import RunConfig
+from discreet.runs.evaluation import evaluate
 from discreet.runs.planning.advisor import Wanted, advise
+from discreet.runs.tuning.sweep import tune
 
 SCHEMA = {"age": {"bounds": [18, 90]}, "sick": {"categories": [0, 1]}}
 NUMBERS = {"epsilon": 5.0, "delta": 1e-3, "batch": 20, "steps": 4, "learning_rate": 0.5}
@@ -89,6 +91,15 @@ def test_what_does_not_fit_is_refused(table: Path, settings: dict[str, Any], mat
 def test_units_need_a_table(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="a table with --unit"):
         RunConfig(data="digits", out=str(tmp_path / "run"), unit="author", per_user=2, epsilon=1.0, delta=1e-4)
+
+
+def test_searches_and_noisy_scores_are_for_records(table: Path) -> None:
+    """A user moves a count of right answers by more than one record does."""
+    with pytest.raises(Refused, match="settings without a unit for a search"):
+        tune(config(table, learning_rate=None), {"learning_rate": [0.1, 1.0]}, runs=2)
+    run = runs.train(config(table, seed=3)).directory
+    with pytest.raises(Refused, match="settings without a unit for a noisy count"):
+        evaluate(run, epsilon=1.0, delta=1e-3, records=80)
 
 
 def test_older_settings_keep_their_digest() -> None:

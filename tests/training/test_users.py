@@ -253,6 +253,35 @@ def test_users_join_at_the_rate_of_the_plan() -> None:
 
 # What is refused ---------------------------------------------------------------------------------------------
 
+
+class Odd(int):
+    """A number that equals nothing."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+class OddName(str):
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+class Changing:
+    """An owner that changes from call to call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, record: Any) -> int:
+        self.calls += 1
+        return self.calls % 7
+
+
 BAD = {
     "not a number": ([math.nan] * 40, "a str, an int or bytes"),
     "fractions": ([1.0] * 40, "a str, an int or bytes"),
@@ -263,6 +292,9 @@ BAD = {
     "empty": ([*["a"] * 39, ""], "an owner for each record"),
     "several": ([[1, 2]] * 40, "one owner for each record"),
     "sets": ([frozenset({1})] * 40, "one owner for each record"),
+    "a subclass of int": ([Odd(1)] * 40, "a str, an int or bytes"),
+    "a subclass of str": ([OddName("a")] * 40, "a str, an int or bytes"),
+    "a function that changes": (Changing(), "names the same owner whenever it is asked"),
     "objects": ([object()] * 40, "a str, an int or bytes"),
     "too few": ([1] * 39, "as many owners as records"),
     "too many": ([1] * 41, "as many owners as records"),

@@ -196,6 +196,11 @@ class RunConfig:
         if self.unit is not None:
             self.protected()
 
+    def check_records(self, what: str) -> None:
+        """Refuse settings that protect users, for what is charged by the record."""
+        remedy = "leave --unit out, or use `discreet train`: a user would move its counts by more than one"
+        check.require(self.unit is None, f"settings without a unit for {what}", f"unit={self.unit!r}", remedy)
+
     def protected(self) -> Unit:
         """Whom the run protects: every record, or the owners that the column names ("patient_id": patients)."""
         if self.unit is None or self.per_user is None:

@@ -61,6 +61,7 @@ def evaluate(
     The charge is in a ledger in the run's directory, and in the budget file, before a record is read.
     """
     folder, config = RunFolder(directory), load_config(directory)
+    config.check_records("a noisy count of right predictions")
     check.count("records is a public number, about the number of test records", records=records)
     check.require(folder.model.is_file(), "a trained model", f"no {folder.model}", "finish the run first")
     check_delta(delta, records, accepted=accept_large_delta)
