@@ -20,7 +20,6 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.proof.program import BatchKind
-from discreet.engine.trace.capture import replace
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
@@ -36,17 +35,17 @@ from discreet.training.binding import (
     dry_run,
     micro_batch_of,
     records_in,
+    rehearsals,
     sampling_streams,
 )
 from discreet.training.handover import check_handover
-from discreet.training.loader import Loader, MicroBatch, to_device
+from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
 from discreet.training.population import Draw, draws, population
-from discreet.training.rehearsal import made_up, rehearsal_sizes
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -77,6 +76,7 @@ class Private:
     schedulers        learning-rate schedulers to include in checkpoints; the training loop steps them
     resume            a checkpoint of `save`: continue after the last step in `ledger`, with new keys
     public            public records for methods that learn from them (gep); the loop yields batches of them, too
+    rehearsal         a batch of public records for rehearsals (see `is_rehearsal`); None: their records are made up
     unit              for a plan that protects users: a function from a record to its owner's name, or all names
     """
 
@@ -100,6 +100,7 @@ class Private:
         schedulers: Sequence[LRScheduler] = (),
         resume: str | Path | None = None,
         public: Dataset[Any] | None = None,
+        rehearsal: Any = None,
         unit: OwnerOf | None = None,
     ) -> None:
         data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
@@ -127,8 +128,7 @@ class Private:
             self.micro_batch = micro_batch_of(plan, micro_batch, self._engine, alike, self.world.size, views)
             with self._engine.watch.reading_records():
                 self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
-            self._rehearsals = rehearsal_sizes(self.micro_batch)
-            self._engine.watch.rehearse(self._rehearsals)
+            self._rehearsals = rehearsals(self._engine.watch, self.micro_batch, rehearsal, self._device)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
@@ -197,9 +197,8 @@ class Private:
         watch = self._engine.watch
         for round_ in range(_MOST_ROUNDS):
             if watch.needs_rehearsal:
-                for size in self._rehearsals:
-                    made = MicroBatch(made_up(micro.batch, micro.records, size), size, is_last=False)
-                    yield from self._offered(made, BatchKind.REHEARSAL, loop)
+                for rehearsal, size in self._rehearsals.like(micro.batch, micro.records):
+                    yield from self._offered(MicroBatch(rehearsal, size, is_last=False), BatchKind.REHEARSAL, loop)
             kind = BatchKind.REHEARSED if round_ < _MOST_ROUNDS - 1 else BatchKind.FREE
             yield from self._offered(micro, kind, loop)
             if watch.is_rehearsed:
@@ -260,7 +259,7 @@ class Private:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether the current batch holds made-up records, on which the loop shows how it makes its losses.
+        """Whether the current batch holds made-up or public records, on which the loop shows how it makes its losses.
 
         Such batches come before the first batch, and before losses that a choice of `discreet.public` makes in a new
         way. They add nothing to a sum, and `step` returns False.
@@ -272,7 +271,7 @@ class Private:
         self._between.check()
         batch, records, self._micro = micro.batch, micro.records, micro
         if self._views > 1:
-            batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
+            batch = with_tensors(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:
             self._untested = Snapshot(self.model)
         else:
