@@ -90,9 +90,7 @@ class TaskFlags:
     test: Annotated[Path | None, flag("Test records, which no epsilon protects.", "Data")] = None
     hold_out: Annotated[float | None, flag("Share of rows to test on; not protected.", "Data")] = None
     classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
-    records: Annotated[
-        int | None, flag("Public number of records of your own file; with --unit, of users.", "Data")
-    ] = None
+    records: Annotated[int | None, flag("Public number of records of your own file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data", rare=True)] = False
     public_records: Annotated[
         str | None,
