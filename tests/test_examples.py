@@ -36,6 +36,12 @@ def example(name: str) -> ModuleType:
     return module
 
 
+def test_users(capsys: pytest.CaptureFixture[str]) -> None:
+    accuracies = example("users").main(steps=30)
+    assert min(accuracies.values()) > 0.6
+    assert "add/remove of one author" in capsys.readouterr().out
+
+
 def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
     accuracy = example("own_model").main(records=2000, epochs=4)
     assert accuracy > 0.75  # a coin gives 0.5; 4 standard errors of 1000 answers are 0.06

@@ -6,7 +6,7 @@
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class Task:
     constants  the normalisation in words: which constants, and where they come from
     public     whether the training records are public, so that values derived from them may be shown
     classes    how many numbers a model gives for a record: the number of classes, of labels, or 1 for a number
+    owners     the name of the owner of each training record, which is private; None if records are protected
     scale      means and deviations by channel that the values were scaled with, so that it can be undone; None: none
     target     what the labels are; None: classes
 
@@ -67,6 +68,7 @@ class Task:
     records: int | None
     constants: str
     scale: Scale | None = None
+    owners: tuple[str, ...] | None = field(default=None, repr=False)
     target: Target | None = None
 
     @property

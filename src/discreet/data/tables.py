@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,8 +130,11 @@ def load_table(
     hold_out: float | None = None,
     records: int | None = None,
     public: bool = False,
+    unit: str | None = None,
 ) -> Task:
     """A table as a task. Test records come from another file, or are a share of the rows that is held out.
+
+    unit  the column that names the owner of each record; records are then held out by owner
 
     Guarantee: shape, classes and constants come from the schema alone. No epsilon protects the test records, also
     those that are held out.
@@ -142,12 +146,14 @@ def load_table(
     require((test is None) != (hold_out is None), "a test file or a share to hold out", given, remedy)
     reader, columns = TableReader(schema, label, task), read(path)
     x, y = reader.features(columns), reader.labels.read(columns)
+    owners = None if unit is None else _owners(columns, unit, schema)
     if hold_out is None:
         assert test is not None
         other = read(test)
         train, held = TensorDataset(x, y), TensorDataset(reader.features(other), reader.labels.read(other))
     else:
-        out = _held_out(columns, hold_out)
+        out = _held_out(columns if unit is None else {unit: columns[unit]}, hold_out)
+        owners = None if owners is None else tuple(compress(owners, (~out).tolist()))
         train, held = TensorDataset(x[~out], y[~out]), TensorDataset(x[out], y[out])
     digest = hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM
     constants = f"the public schema of {len(reader.schema.columns)} columns"
@@ -163,7 +169,20 @@ def load_table(
         records=records,
         constants=constants,
         target=target,
+        owners=owners,
     )
+
+
+def _owners(columns: Columns, unit: str, schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The owner of each record, as text. A record without one is refused, without saying which."""
+    require(unit in columns, f"the column {unit!r}", ", ".join(list(columns)[:8]), "check --unit")
+    remedy = "leave it out of the schema: a model that knows owners cannot be used for others"
+    require(unit not in schema, f"no features from the column {unit!r} of owners", "a description of it", remedy)
+    names = tuple("" if cell is None else text(cell) for cell in columns[unit].tolist())
+    missing = any(name.lower() in MISSING for name in names)
+    remedy = "leave out records without an owner, or give each a name of its own"
+    require(not missing, f"an owner in every row of {unit!r}", "a row without one", remedy)
+    return names
 
 
 def _held_out(columns: Columns, share: float) -> torch.Tensor:

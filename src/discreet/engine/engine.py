@@ -5,13 +5,13 @@
 
 The model is not changed: while a batch is open, a torch function mode watches its forward pass (capture.py),
 each call with a parameter leaves its inputs and output gradient, and autograd never computes the gradients of
-weights. Index legend: N records, Q queries, G groups of parameters.
+weights. Index legend: N records (units, if records have owners), Q queries, G groups of parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from discreet.core.check import count, refuse, require
 from discreet.engine.active import Active
 from discreet.engine.custom_backward import run_backward
+from discreet.engine.factors.groups import UnitRows
 from discreet.engine.factors.parts import Factors, GradientBuffer, root_of_squares
 from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
@@ -32,7 +33,7 @@ from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.support import check_trained, refuse_unsupported, trainable
+from discreet.engine.support import check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
@@ -66,21 +67,6 @@ class _Hook:
         return _Hook, (None,)
 
 
-@contextmanager
-def _fresh_graph() -> Iterator[None]:
-    """Say what torch's "backward a second time" means here."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "second time" not in str(error):
-            raise
-        refuse(
-            "losses that no backward pass has used",
-            "losses after a call of backward()",
-            "leave backward() and clip_grad_norm_ out: private.step takes the gradients and bounds them",
-        )
-
-
 class Engine:
     """Exact per-sample quantities of one model.
 
@@ -106,6 +92,7 @@ class Engine:
         self._before: Snapshot | None = None
         self._records: int | None = None
         self._views, self._watching, self._is_followed = 1, False, False
+        self._units: UnitRows | None = None
         self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
         self._passes: list[_Pass] = []
         self._factors: list[Factors | None] | None = None
@@ -118,11 +105,12 @@ class Engine:
 
     # -- one micro-batch -------------------------------------------------------------------------------
 
-    def begin(self, records: int, views: int = 1) -> None:
+    def begin(self, records: int, views: int = 1, units: UnitRows | None = None) -> None:
         """A micro-batch of `records` follows: watch the model's forward passes until `backward`.
 
         With `views`, the inputs hold that many rows of each record side by side (augmented copies), and so do
-        the losses, which are averaged over them: the record stays the unit.
+        the losses, which are averaged over them. With `units`, successive records belong to one unit of privacy:
+        the gradients of a unit are averaged, and norms, weights and sums have one entry for each unit.
         """
         count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
         self.discard()
@@ -134,7 +122,8 @@ class Engine:
             f"{', '.join(left[:1])} is set",
             "do not call backward() yourself between private steps, or call zero_grad() after it",
         )
-        self._records, self._views, self._watching = records, views, True
+        require(units is None or units.records == records, "a unit for each record", "others", "name all owners")
+        self._records, self._views, self._units, self._watching = records, views, units, True
         self._before = Snapshot(self.model)
 
     def follow(
@@ -192,14 +181,16 @@ class Engine:
         if self._is_followed:
             self.check(losses)
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
+        if self._units is not None:  # only here do the records of a unit meet: the watch kept them apart
+            each = each * self._units.shares(each)
         self._watching = False
         passes, self._passes = self._passes, []
         followed = self.watch.backward_pass() if self._is_followed else nullcontext()
-        with followed, _fresh_graph(), untouched(self._roots, UNSEEN):
+        with followed, fresh_graph(), untouched(self._roots, UNSEEN):
             uses = [use for one in passes for use in one.recorder.uses]
             for use in uses:
                 use.gradient = None  # a backward pass of the caller's own may have left one
-            collector = Collector(uses, self.layout, self._room)
+            collector = Collector(uses, self.layout, self._room, self._units)
             collector.watch()
             run_backward(each.sum())
             for one in passes:
@@ -223,7 +214,7 @@ class Engine:
     ) -> None:
         """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
         factors, groups = self._collected(mask), self._checked(groups)
-        shapes = (len(totals_Q), len(groups), self._open_records()), (len(totals_Q), self.layout.size)
+        shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.layout.size)
         require(
             (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
             f"weights of shape {list(shapes[0])} for totals of shape {list(shapes[1])}",
@@ -265,7 +256,7 @@ class Engine:
 
     def rows(self, mask: Mask | None = None, *, chunk: int = 16) -> Iterator[Tensor]:
         """Instantiated gradients on the active coordinates, `chunk` records at a time; zeros where not finite."""
-        records, bad = self._open_records(), ~self.finite()
+        records, bad = self._open_units(), ~self.finite()
         for start in range(0, records, chunk):
             stop = min(start + chunk, records)
             gradients, odd = self.per_sample(start, stop, mask), bad[start:stop]
@@ -294,7 +285,7 @@ class Engine:
                 one.watching.close()
         self._open, self._passes = [], []
         self._records, self._watching, self._factors, self._restricted = None, False, None, None
-        self._is_followed = False
+        self._units, self._is_followed = None, False
 
     def close(self) -> None:
         """Detach from the model, and give its memory back."""
@@ -360,6 +351,11 @@ class Engine:
             refuse("an open micro-batch", "none", "call begin(records) first")
         return self._records
 
+    def _open_units(self) -> int:
+        """The number of units in the open micro-batch: of records, unless the records have owners."""
+        records = self._open_records()
+        return records if self._units is None else self._units.units
+
     def _collected(self, mask: Mask | None) -> list[Factors | None]:
         """The factors of the open micro-batch, on the active coordinates of one mask."""
         self._open_records()
@@ -381,7 +377,7 @@ class Engine:
 
     def _each_norm(self, mask: Mask | None) -> list[Tensor]:
         """The norms of every parameter's gradients, zero where none came."""
-        zero = torch.zeros(self._open_records(), dtype=torch.float64, device=self.device)
+        zero = torch.zeros(self._open_units(), dtype=torch.float64, device=self.device)
         return [zero if own is None else own.norms for own in self._collected(mask)]
 
     def _checked(self, groups: Groups | None) -> Groups:

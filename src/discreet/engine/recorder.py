@@ -14,8 +14,9 @@ from torch import Tensor
 from discreet.core.check import refuse
 from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame
 from discreet.engine.factors import parts as limits
+from discreet.engine.factors.groups import Joined, UnitRows
 from discreet.engine.factors.linear import OneHot, Outer, merge
-from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuffer, Part
+from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuffer, Leaf
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.factors.rules import parts_of, simple_parts
 from discreet.engine.layout import Layout
@@ -220,10 +221,17 @@ class Collector:
     use is there: per-sample gradients take the place of activations, instead of standing beside them.
     """
 
-    def __init__(self, uses: Iterable[RecordedCall], layout: Layout, room: GradientBuffer | None = None) -> None:
+    def __init__(
+        self,
+        uses: Iterable[RecordedCall],
+        layout: Layout,
+        room: GradientBuffer | None = None,
+        units: UnitRows | None = None,
+    ) -> None:
         self._uses, self._layout, self._room = list(uses), layout, room or GradientBuffer()
+        self._buckets = [] if units is None else list(units.buckets())
         self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        self._parts: dict[str, list[Part]] = {name: [] for name in layout.names}
+        self._parts: dict[str, list[Leaf]] = {name: [] for name in layout.names}
         self._awaited = Counter(name for use in self._uses for name in use.roots)
         self._found: dict[str, Factors] = {}
         self._left = limits.KEEP_IN_ALL
@@ -265,14 +273,25 @@ class Collector:
 
     def _settle(self, name: str) -> None:
         parts, self._parts[name] = self._parts[name], []
-        keep = partial(self._room.fill, name)
-        found = merge(parts, self._shapes[name], self._left, keep)
+        if not self._buckets:
+            self._found[name] = self._merged(name, name, parts)
+            return
+        members = []
+        for size, start, stop in self._buckets:
+            some = parts
+            if len(self._buckets) > 1:
+                some = [part.take(torch.arange(start, stop)) for part in parts]
+            members.append(self._merged(name, f"{name}/{size}", [part.summed(size) for part in some]))
+        self._found[name] = members[0] if len(members) == 1 else Joined(members)
+
+    def _merged(self, name: str, place: str, parts: Sequence[Leaf]) -> Factors:
+        found = merge(parts, self._shapes[name], self._left, partial(self._room.fill, place))
         if isinstance(found, FormedGradients):
             self._left -= found.grads_N.numel()
-        self._found[name] = found
+        return found
 
 
-def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:
+def pull_back(target: Tracked, part: Leaf) -> Iterator[tuple[Tracked, Leaf]]:
     """The part of a derived tensor as parts of the parameters that it came from."""
     if not target.parents:
         yield target, part

@@ -93,7 +93,7 @@ def run_table(result: RunResult) -> RenderableType:
         *((f"test {name}", f"{value:.4g}") for name, value in result.scores[1:]),
         ("epsilon, certified", _bold(f"{format_epsilon(proven.epsilon)}{seeded}")),
         ("epsilon, claimed", claimed),
-        ("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})"),
+        ("delta, relation", f"{proven.delta:g}, {result.spent.neighbours} ({proven.accountant})"),
         ("randomness", result.spent.statement),
         ("steps, seconds", f"{result.steps}, {result.seconds:.1f}"),
         ("directory", str(result.directory)),

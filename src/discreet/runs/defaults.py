@@ -63,6 +63,7 @@ def _load_own_table(settings: RunConfig | CompareSettings) -> Task:
         hold_out=settings.hold_out,
         records=settings.records,
         public=settings.public_data,
+        unit=settings.unit if isinstance(settings, RunConfig) else None,
     )
 
 
@@ -145,6 +146,7 @@ def plan_of(config: RunConfig, task: Task | None) -> Plan:
     """The plan of a completed config: the least noise for its budget, or the noise it names."""
     recipe = METHODS[config.method].recipe(**dict(config.parameters))
     recipe = recipe.using(sampling=config.sampler(), relation=Neighbouring(config.relation))
+    recipe = recipe.using(unit=config.protected())
     records = records_of(config, task)
     batch = records if config.batch is None else config.batch  # None stays only with full batches
     horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)

@@ -63,6 +63,7 @@ def evaluate(
     """
     folder, config = RunFolder(directory), load_config(directory)
     require_classes(config.task, "an evaluation on private records")
+    config.check_records("a noisy count of right predictions")
     check.count("records is a public number, about the number of test records", records=records)
     check.require(folder.model.is_file(), "a trained model", f"no {folder.model}", "finish the run first")
     check_delta(delta, records, accepted=accept_large_delta)

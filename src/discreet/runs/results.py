@@ -95,6 +95,7 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
         steps=held["steps"],
         statement=held["randomness"],
         warnings=tuple(held.get("warnings", ())),
+        unit=held.get("unit", "record"),
     )
     curve = from_plain(tuple[CurvePoint, ...], body["curve"])
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")

@@ -214,6 +214,7 @@ class _TrainingPart:
             streams=streams,
             resume=checkpoint,
             public=load_public(config, self._plan, self._task),
+            unit=self._task.owners,
         )
 
     def _note_start(self) -> Streams:

@@ -99,6 +99,10 @@ class Convolution(WriteOnce):
         )
         return Convolution(images, outputs, self.shape, self.geometry, len(index_K))
 
+    def summed(self, size: int) -> Convolution:
+        self._seal.check()
+        return Convolution(self.images, self.outputs, self.shape, self.geometry, self.records // size)
+
     def _by_record(self, values: Tensor) -> Tensor:
         return values.view(self.records, self._frames, *values.shape[1:])
 

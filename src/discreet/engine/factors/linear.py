@@ -18,6 +18,7 @@ from discreet.engine.factors.parts import (
     BoundedFactors,
     Factors,
     FormedGradients,
+    Leaf,
     Part,
     VersionGuard,
     WriteOnce,
@@ -84,6 +85,11 @@ class Outer(WriteOnce):
         dtype = dtype or self.dtype
         return Outer(self.left_NPA[index_K].to(dtype), self.right_NPB[index_K].to(dtype), self.shape)
 
+    def summed(self, size: int) -> Outer:
+        self._seal.check()
+        left, right = (_side_by_side(values, size) for values in (self.left_NPA, self.right_NPB))
+        return Outer(left, right, self.shape)
+
 
 class OneHot:
     """An embedding's part: g_n = sum_p onehot(index[n, p]) (x) right[n, p], each index once in a record."""
@@ -112,6 +118,10 @@ class OneHot:
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> OneHot:
         self._seal.check()
         return OneHot(self.index_NP[index_K], self.right_NPB[index_K].to(dtype or self.dtype), self.shape)
+
+    def summed(self, size: int) -> OneHot:
+        self._seal.check()
+        return OneHot(_side_by_side(self.index_NP, size), _side_by_side(self.right_NPB, size), self.shape)
 
 
 class Sum:
@@ -147,7 +157,7 @@ class Sum:
 
 
 def merge(
-    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
+    parts: Sequence[Leaf], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
 ) -> Factors:
     """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
     outers = [part for part in parts if isinstance(part, Outer)]
@@ -185,6 +195,11 @@ def _absolute(part: Part) -> Tensor:
     if isinstance(part, Sum):
         return torch.stack([_absolute(own) for own in part.parts]).sum(0)
     return part.absolute() if isinstance(part, (Outer, Convolution)) else part.measure()[1]
+
+
+def _side_by_side(values_NP: Tensor, size: int) -> Tensor:
+    """The positions of every `size` successive records as those of one."""
+    return values_NP.reshape(values_NP.shape[0] // size, size * values_NP.shape[1], *values_NP.shape[2:])
 
 
 def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:

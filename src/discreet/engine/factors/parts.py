@@ -55,6 +55,16 @@ class Part(Protocol):
         """The part of some records, in another precision if one is given."""
 
 
+class Leaf(Part, Protocol):
+    """A part as a recorded call leaves it."""
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Leaf:
+        """The part of some records."""
+
+    def summed(self, size: int) -> Leaf:
+        """The part in which every `size` successive records are one, whose gradient is the sum of theirs."""
+
+
 class Factors(Part, Protocol):
     """A part with norms that hold for what `add_weighted` sums."""
 
@@ -262,6 +272,11 @@ class FormedGradients:
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> FormedGradients:
         self._seal.check()
         return FormedGradients(self.grads_N[index_K].to(dtype or self.dtype))
+
+    def summed(self, size: int) -> FormedGradients:
+        self._seal.check()
+        whole = self.grads_N.reshape(-1, size, *self.shape).sum(1, dtype=torch.float64)
+        return FormedGradients(whole.to(self.dtype))
 
 
 class BoundedFactors:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.factors.parts import Part
+from discreet.engine.factors.parts import Leaf
 from discreet.engine.trace.capture import RecordAxis, Tracked, name_of
 
-Parts = Iterator[tuple[Tensor, Part]]
+Parts = Iterator[tuple[Tensor, Leaf]]
 Rule = Callable[..., Parts]
 
 

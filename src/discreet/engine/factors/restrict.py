@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from discreet.engine.factors import parts as limits
+from discreet.engine.factors.groups import Joined
 from discreet.engine.factors.linear import OneHot, Outer, settle
 from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part, norms_by_chunks, row_norms
 from discreet.engine.layout import Lines, Mask
@@ -15,6 +16,10 @@ from discreet.engine.layout import Lines, Mask
 
 def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
     """The part of one parameter on its active coordinates; None where none is active."""
+    if isinstance(factors, Joined):
+        members = [restrict(member, mask, index) for member in factors.members]
+        left = [member for member in members if member is not None]  # all of them, or none
+        return Joined(left) if left else None
     piece = mask.pieces[index]
     if piece is True:
         return factors

@@ -13,6 +13,7 @@ from discreet.core import check
 from discreet.core.plain import plain
 from discreet.runs.planning.own_loader import loader_prices
 from discreet.runs.planning.step_cost import StepCost
+from discreet.runs.planning.user_level import Way, ways
 from discreet.runs.presets import PRESETS, TABLE_CLIP, TABLE_REACH, Preset, usual_size
 from discreet.stages.delta import check_delta
 from discreet.stages.sampling import Horizon
@@ -129,6 +130,7 @@ class Wanted:
     data        a kind of `RULES`, or a published dataset
     parameters  of your own network; None for a linear model on public features
     minutes     the time that training may take; needs `cost`
+    users       if users are to be protected: their public number, and how many records of one are used at most
     """
 
     records: int
@@ -138,9 +140,14 @@ class Wanted:
     parameters: int | None = None
     minutes: float | None = None
     cost: StepCost | None = None
+    users: int | None = None
+    per_user: int | None = None
 
     def __post_init__(self) -> None:
         check.count("the public number of records, e.g. 50000", records=self.records)
+        both = (self.users is None) == (self.per_user is None)
+        remedy = "give --users and --per-user, the largest number of records of one user that are used"
+        check.require(both, "users and per_user together", "one of them", remedy)
         check.positive("the budget of the whole run, e.g. 2", epsilon=self.epsilon)
         known = (*RULES, *KINDS)
         check.require(self.data in known, f"data to be one of {', '.join(known)}", repr(self.data), "name the kind")
@@ -219,14 +226,20 @@ def advise(of: Wanted) -> Advice:
         clip, reach, batch = known.clip, known.reach, min(known.batch, of.records)
         steps = steps if known.steps is None else known.steps
     steps, late = _in_time(of, steps, batch)
-    recipe = methods.dp_sgd(clip=clip)
-    plan = recipe.for_budget(epsilon=of.epsilon, delta=delta, records=of.records, batch=batch, steps=steps)
+    recipe, protected = methods.dp_sgd(clip=clip), None
+    if of.users is not None and of.per_user is not None:
+        numbers = {"users": of.users, "records": of.records, "per_user": of.per_user, "batch": batch, "steps": steps}
+        protected = ways(recipe, epsilon=of.epsilon, delta=delta, **numbers)
+        plan = protected[0].plan
+        batch = int(plan.horizon.size.batch)
+    else:
+        plan = recipe.for_budget(epsilon=of.epsilon, delta=delta, records=of.records, batch=batch, steps=steps)
     found: dict[str, Any] = {
         "method": "dp-sgd",
         "delta": delta,
         "batch": batch,
         "steps": steps,
-        "epochs": math.ceil(steps * batch / of.records),
+        "epochs": math.ceil(steps * plan.horizon.rate),
         "clip": clip,
         "learning_rate": float(f"{reach / clip:.3g}"),
         "momentum": 0.9,
@@ -234,9 +247,17 @@ def advise(of: Wanted) -> Advice:
         "schedule": rule.schedule,
         "noise": plan.noise,
     }
-    return Advice(
-        **found, lines=_lines(of, rule, found, late, reach), command=_command(of, rule, found, preset is not None)
-    )
+    lines = _lines(of, rule, found, late, reach)
+    command = _command(of, rule, found, preset is not None and protected is None)
+    if protected is not None:
+        better, other = protected
+        said = f"noise on the mean gradient {better.effective:.3g} clips, with the other way {other.effective:.3g}"
+        lines = (
+            Line(name="unit", value=f"{better.words}, at most {of.per_user} records of a user", reason=said),
+            *lines,
+        )
+        command = _user_command(of, command, better)
+    return Advice(**found, lines=lines, command=command)
 
 
 def _preset(of: Wanted) -> Preset | None:
@@ -315,3 +336,15 @@ def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) ->
     numbers = f"--records {of.records} --batch {found['batch']} --steps {found['steps']} --clip {found['clip']:g}"
     training = f"--learning-rate {found['learning_rate']:g} --momentum 0.9 --schedule {found['schedule']}"
     return f"discreet train {flags} {numbers} {training} --average {found['average']:g} {budget} --out runs/advised"
+
+
+def _user_command(of: Wanted, command: str, way: Way) -> str:
+    """The command for a table, which has a column of owners; for other data the line of Python that builds the plan."""
+    size, steps = way.plan.horizon.size, way.plan.horizon.steps
+    if ".csv" in command:
+        drawn = f"--unit COLUMN --per-user {of.per_user} --sample {way.words.removeprefix('sample ')}"
+        return command.replace(f"--records {of.records}", f"--records {size.records} {drawn}")
+    budget = f"epsilon={of.epsilon:g}, delta={way.plan.delta:g}"
+    numbers = f"records={size.records}, batch={size.batch:g}, steps={steps}"
+    unit, clip = f"discreet.{type(way.unit).__name__}(per_user={of.per_user})", way.plan.queries(1.0)[0].sensitivity
+    return f"plan = methods.dp_sgd(clip={clip:g}).using(unit={unit}).for_budget({budget}, {numbers})"

@@ -52,6 +52,7 @@ class TuneSettings:
     def __post_init__(self) -> None:
         config = self.config
         require_classes(config.task, "discreet tune")
+        config.check_records("a search")
         remedy = "give the budget of the whole search: epsilon=3, --epsilon 3"
         check.require(config.epsilon is not None and not config.calibrate_to_claim, "epsilon", "none", remedy)
         check.require(config.seed is None, "secret randomness", f"seed={config.seed}", "drop the seed: it reveals K")
