@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from discreet.engine.factors import parts as factors
-from discreet.engine.factors.convolution import Convolution
+from discreet.engine.factors.convolution import Convolution, Geometry, patches_of
 from discreet.engine.factors.parts import (
     BoundedFactors,
     Factors,
@@ -33,6 +33,11 @@ from discreet.engine.factors.parts import (
 GRAM_RATIO = 12.0
 
 
+def gram_is_cheaper(P: int, A: int, B: int) -> bool:
+    """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
+    return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
+
+
 class Outer(WriteOnce):
     """g_n = sum_p left[n, p] (x) right[n, p]: what a linear map leaves, over its positions."""
 
@@ -44,9 +49,8 @@ class Outer(WriteOnce):
 
     @property
     def gram_is_cheaper(self) -> bool:
-        """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
-        (_, P, A), B = self.left_NPA.shape, self.right_NPB.shape[2]
-        return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
+        """Whether norms come from Gram matrices."""
+        return gram_is_cheaper(self.left_NPA.shape[1], self.left_NPA.shape[2], self.right_NPB.shape[2])
 
     @cached_property
     def lengths(self) -> tuple[Tensor, Tensor]:
@@ -146,6 +150,19 @@ class Sum:
         return Sum([part.take(index_K, dtype) for part in self.parts])
 
 
+def convolution(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int) -> Part:
+    """The weight's part of a convolution: at few positions, a linear map of the patches that the kernel saw."""
+    frames, columns = len(images) // max(records, 1), math.prod(shape[1:])
+    positions = math.prod(outputs.shape[2:]) * frames
+    if geometry.groups != 1 or not records or not gram_is_cheaper(positions, shape[0], columns):
+        return Convolution(images, outputs, shape, geometry, records)
+    dimensions = len(shape) - 2
+    patches = patches_of(widen(images), outputs, shape, geometry)
+    right_NPB = patches.flatten(-dimensions).movedim(-1, 1).reshape(records, positions, columns)
+    left_NPA = widen(outputs).flatten(2).transpose(1, 2).reshape(records, positions, shape[0])
+    return Outer(left_NPA, right_NPB, shape)
+
+
 def merge(
     parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
 ) -> Factors:
@@ -193,7 +210,7 @@ def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
     In float64: in float32 alternating signs cancel to anything, even below zero.
     """
     P, Q = first.right_NPB.shape[1], other.right_NPB.shape[1]
-    width = max(P, Q, *first.shape, *other.shape)
+    width = max(P, Q, first.right_NPB.shape[2], *first.shape, *other.shape)
     found = []
     for index in torch.arange(first.records, device=first.right_NPB.device).split(
         max(1, factors.KEEP_ELEMENTS // (width * max(P, Q)))

@@ -134,11 +134,19 @@ def row_norms(tensor: Tensor) -> Tensor:
     # Where squares overflow or lose digits, measure again, scaled by the largest entry.
     floor = math.sqrt(columns * torch.finfo(flat.dtype).tiny * 2.0**26)
     if columns and not _within(norms, floor, torch.finfo(torch.float64).max):
-        odd = ~((norms >= floor) & norms.isfinite())
-        wide = flat[odd].double()
-        scale = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        norms[odd] = torch.linalg.vector_norm(wide / scale, dim=1) * scale.squeeze(1)
+        _measure_again(flat, norms, ~((norms >= floor) & norms.isfinite()))
     return norms
+
+
+def _measure_again(flat: Tensor, norms: Tensor, odd: Tensor) -> None:
+    """Replace the norms of some rows by those of the rows divided by their largest entries; rows of zeros stay."""
+    index = odd.nonzero().flatten()
+    some = flat[index] if len(index) < len(flat) else flat
+    largest = torch.maximum(some.amax(1), -some.amin(1)).double()  # of the sizes, in one pass each
+    norms[index] = largest
+    index, scale = index[largest != 0], largest[largest != 0].unsqueeze(1)
+    if index.numel():
+        norms[index] = torch.linalg.vector_norm(flat[index].double() / scale, dim=1) * scale.squeeze(1)
 
 
 def share(
