@@ -163,10 +163,8 @@ def convolution(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry:
     return Outer(left_NPA, right_NPB, shape)
 
 
-def merge(
-    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
-) -> Factors:
-    """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
+def joined(parts: Sequence[Part], shape: Sequence[int]) -> Part:
+    """One part for all uses of a parameter."""
     outers = [part for part in parts if isinstance(part, Outer)]
     hots = [part for part in parts if isinstance(part, OneHot)]
     if len(outers) > 1:
@@ -175,8 +173,15 @@ def merge(
     if len(hots) > 1:
         index, right = [part.index_NP for part in hots], [part.right_NPB for part in hots]
         hots = [OneHot(torch.cat(index, 1), torch.cat(right, 1), shape)]
-    joined = [*(part for part in parts if not isinstance(part, (Outer, OneHot))), *outers, *hots]
-    whole = joined[0] if len(joined) == 1 else Sum(joined)
+    kinds = [*(part for part in parts if not isinstance(part, (Outer, OneHot))), *outers, *hots]
+    return kinds[0] if len(kinds) == 1 else Sum(kinds)
+
+
+def merge(
+    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
+) -> Factors:
+    """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
+    whole = joined(parts, shape)
     return whole if isinstance(whole, FormedGradients) else settle(whole, room, keep)
 
 
@@ -194,13 +199,13 @@ def settle(part: Part, room: int, keep: Callable[[WriteOnce], FormedGradients] |
     if keep is not None and isinstance(part, (Outer, Convolution)):
         return keep(part)
     grads_N = part.instantiate(0, part.records)
-    return FormedGradients(grads_N, repaired(part, grads_N, row_norms(grads_N), _absolute(part)))
+    return FormedGradients(grads_N, repaired(part, grads_N, row_norms(grads_N), absolute_of(part)))
 
 
-def _absolute(part: Part) -> Tensor:
+def absolute_of(part: Part) -> Tensor:
     """Bounds on the sums of absolute products, without the norms of large gradients."""
     if isinstance(part, Sum):
-        return torch.stack([_absolute(own) for own in part.parts]).sum(0)
+        return torch.stack([absolute_of(own) for own in part.parts]).sum(0)
     return part.absolute() if isinstance(part, (Outer, Convolution)) else part.measure()[1]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, final
 
@@ -265,11 +266,34 @@ class FormedGradients:
         return FormedGradients(self.grads_N[index_K].to(dtype or self.dtype))
 
 
-class BoundedFactors:
-    """A part that is not instantiated. Records whose terms cancel are summed apart, in float64."""
+@final
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What is known of the gradients of one parameter: norms [N], and which records are summed apart."""
 
-    def __init__(self, part: Part) -> None:
+    norms: Tensor
+    apart: Tensor
+
+
+class BoundedFactors:
+    """A part that is not instantiated. Records whose terms cancel are summed apart, in float64.
+
+    known  what was measured of the very same part before
+    """
+
+    def __init__(self, part: Part, known: Measured | None = None) -> None:
         self.part, self.records, self.dtype, self.shape = part, part.records, part.dtype, part.shape
+        if known is None:
+            self._measure()
+        else:
+            self.norms, self._apart = known.norms, known.apart
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(self.norms, self._apart)
+
+    def _measure(self) -> None:
+        part = self.part
         root, absolute = part.measure()
         if absolute is root and CANCELLATION <= 1:  # one product a coordinate: nothing can cancel
             eps = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps
