@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
 from discreet.engine.active import Active
+from discreet.engine.custom_backward import run_backward
 from discreet.engine.factors.collector import Collector, Settle
 from discreet.engine.factors.parts import GradientBuffer
 from discreet.engine.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, Weighting
@@ -212,7 +213,7 @@ class Engine:
             uses = [use for recorder in self._recorders for use in recorder.uses]
             collector = Collector(uses, settle, comes_again=comes_again)
             collector.watch()
-            total.backward(retain_graph=comes_again)
+            run_backward(total, comes_again=comes_again)
             for recorder in self._recorders:
                 recorder.fill()
         with torch.no_grad():
