@@ -112,7 +112,7 @@ def test_a_broken_restriction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = truth_of(problem, model, inputs, 7)
     engine = Engine(model)
     pieces = tuple(torch.rand(shape) < 0.5 for shape in engine.layout.shapes)
-    from discreet.engine import gradients as module
+    from discreet.engine.factors import gradients as module
 
     for wrong in (
         lambda own, mask, index: own,

@@ -16,6 +16,7 @@ from steps import each, train
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+import discreet
 from discreet.core.check import Refused
 
 SAME = "same calls with the same numbers"
@@ -118,6 +119,23 @@ DRAWS = [
 def test_a_choice_among_draws(make: Make) -> None:
     with pytest.raises(Refused, match=f"{SAME}|set to another state"):
         train(body=with_value(make), steps=2)
+
+
+def test_draws_that_vary_apart_from_the_losses_are_accepted() -> None:
+    """In `fork_rng`, behind a declared choice, and after the last draw that reaches the losses."""
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        with torch.random.fork_rng():
+            torch.rand(len(x) % 5)
+            for _ in range(len(x) % 3):
+                torch.randperm(len(x))
+        if discreet.public(private.progress.step == 2):
+            torch.rand(4)
+        losses = each(model(F.dropout(x, 0.5) + torch.randn(6)), y)
+        torch.rand(1 + len(x) % 7)
+        private.step(losses)
+
+    assert train(body=body, fixed=False).updates == 4
 
 
 # Tensors ------------------------------------------------------------------------------------------------------

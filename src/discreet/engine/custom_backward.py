@@ -163,7 +163,7 @@ def unwatch_nodes(watch: object) -> None:
 @cache
 def _install() -> None:
     """Look at hooks on nodes, once and for all: torch's classes are slow after each change."""
-    register = torch.autograd.Function._register_hook  # what torch calls for a hook on any node
+    register: Any = torch.autograd.Function._register_hook  # what torch calls for a hook on any node
 
     def checked(*args: Any) -> Any:
         _refuse_hooks()

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import CheckpointError
 
 from discreet.core.check import refuse, require
 from discreet.engine.factors.collector import Collector
+from discreet.engine.factors.gradients import KeptFactors
 from discreet.engine.factors.parts import Factors
-from discreet.engine.gradients import KeptFactors
 from discreet.engine.layout import Layout
 from discreet.engine.memory import kept_bytes, largest_kept, tally
 from discreet.engine.proof.forbidden import FORBIDDEN

@@ -12,7 +12,7 @@ non-finite norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, final
@@ -148,6 +148,13 @@ def _measure_again(flat: Tensor, norms: Tensor, odd: Tensor) -> None:
     index, scale = index[largest != 0], largest[largest != 0].unsqueeze(1)
     if index.numel():
         norms[index] = torch.linalg.vector_norm(flat[index].double() / scale, dim=1) * scale.squeeze(1)
+
+
+def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
+    """sqrt(sum of squares), scaled so that no square overflows or vanishes."""
+    stacked = torch.stack(list(norms))
+    scale = stacked.amax(0).clamp(min=torch.finfo(torch.float64).tiny)
+    return (stacked / scale).square().sum(0).sqrt() * scale
 
 
 def share(

@@ -139,7 +139,7 @@ class RepeatedGradients:
         run(self._measure)
 
     def norms(self, mask: Mask | None) -> list[Tensor | None]:
-        if mask is not None:
+        if mask is not None or self._kept is not None:
             return self._all().norms(mask)
         known = [self._measured.get(name) for name in self._layout.names]
         return [None if one is None else one[0].norms for one in known]
