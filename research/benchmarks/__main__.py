@@ -121,8 +121,10 @@ def _peaks(models: dict[str, Any], rows: Sequence[Row], threads: int, patience: 
         _say(f"memory of {name}", quiet)
         for row in rows:
             peak = measure_peak(name, row.name, threads=threads, seconds=5 * patience)
-            key, value = ("absent", peak) if isinstance(peak, str) else ("peak_mb", round(peak / 1e6, 1))
-            own["rows"].setdefault(row.name, {})[key] = value
+            measured: dict[str, Any] = {"absent": peak}
+            if not isinstance(peak, str):
+                measured = {"peak_mb": round(peak[0] / 1e6, 1), "first_step_mb": round(peak[1] / 1e6, 1)}
+            own["rows"].setdefault(row.name, {}).update(measured)
 
 
 def _sign(models: dict[str, Any], key: str, command: str) -> None:
