@@ -1,4 +1,4 @@
-"""Per-sample norms and weighted sums of any PyTorch model, from one backward pass.
+"""Per-sample norms and weighted sums of any PyTorch model, from one backward pass (two with checkpointing).
 
     engine.begin(records); losses = ...model(x)...; engine.backward(losses)
     norms_GN = engine.norms(groups); engine.add_weighted(weights_QGN, totals_Q, groups)
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 from discreet.core.check import count, refuse, require
 from discreet.engine.active import Active
 from discreet.engine.custom_backward import run_backward
+from discreet.engine.factors.collector import Collector, Settle
+from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, Weighting
 from discreet.engine.factors.groups import UnitRows
-from discreet.engine.factors.parts import Factors, GradientBuffer, root_of_squares
-from discreet.engine.factors.restrict import restrict
+from discreet.engine.factors.parts import GradientBuffer, root_of_squares
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.model_state import Snapshot
@@ -31,7 +33,7 @@ from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
 from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
-from discreet.engine.recorder import Collector, Recorder
+from discreet.engine.recorder import Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
@@ -95,9 +97,9 @@ class Engine:
         self._units: UnitRows | None = None
         self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
         self._passes: list[_Pass] = []
-        self._factors: list[Factors | None] | None = None
+        self._recorders: list[Recorder] = []  # of the passes that the losses came from
+        self._gradients: Gradients | None = None
         self._room = GradientBuffer()
-        self._restricted: tuple[Mask, list[Factors | None]] | None = None
         self._hooks = [
             model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
             model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
@@ -185,18 +187,29 @@ class Engine:
             each = each * self._units.shares(each)
         self._watching = False
         passes, self._passes = self._passes, []
+        self._recorders = [one.recorder for one in passes]
+        is_checkpointed = any(recorder.regions for recorder in self._recorders)
+        comes_again = is_checkpointed and self._units is None  # factors of units are kept
+        run = partial(self._run_backward, each.sum(), comes_again)
+        if comes_again:
+            self._gradients = RepeatedGradients(run, self.layout)
+        else:
+            kept = KeptFactors(self.layout, self._room, self._units)
+            run(kept.settle)
+            self._gradients = KeptGradients(kept.found, self.layout)
+
+    def _run_backward(self, total: Tensor, comes_again: bool, settle: Settle) -> None:
+        """The backward pass of the sum of the losses."""
         followed = self.watch.backward_pass() if self._is_followed else nullcontext()
-        with followed, fresh_graph(), untouched(self._roots, UNSEEN):
-            uses = [use for one in passes for use in one.recorder.uses]
-            for use in uses:
-                use.gradient = None  # a backward pass of the caller's own may have left one
-            collector = Collector(uses, self.layout, self._room, self._units)
+        with followed, fresh_graph(), untouched(self._roots, UNSEEN), torch.enable_grad():
+            uses = [use for recorder in self._recorders for use in recorder.uses]
+            collector = Collector(uses, settle, comes_again=comes_again)
             collector.watch()
-            run_backward(each.sum())
-            for one in passes:
-                one.recorder.fill()
+            run_backward(total, comes_again=comes_again)
+            for recorder in self._recorders:
+                recorder.fill()
         with torch.no_grad():
-            self._factors = collector.finish()
+            collector.finish()
 
     def full_precision(self) -> torch.autocast:
         """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""
@@ -213,7 +226,7 @@ class Engine:
         self, weights_QGN: Tensor, totals_Q: Tensor, groups: Groups | None = None, mask: Mask | None = None
     ) -> None:
         """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
-        factors, groups = self._collected(mask), self._checked(groups)
+        gradients, groups = self._collected(), self._checked(groups)
         shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.layout.size)
         require(
             (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
@@ -223,16 +236,11 @@ class Engine:
         )
         good = self.finite()
         index = None if bool(good.all()) else good.nonzero().flatten()
-        views = self.layout.views(totals_Q)
+        by_parameter = [weights_QGN[:, 0]] * len(self.layout.names)
         for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
             for parameter in group:
-                own = factors[parameter]
-                if own is None:
-                    continue
-                if index is None:
-                    own.add_weighted(weights_QN, views[parameter])
-                elif index.numel():
-                    own.take(index).add_weighted(weights_QN[:, index], views[parameter])
+                by_parameter[parameter] = weights_QN
+        gradients.add_weighted(Weighting(by_parameter, self.layout.views(totals_Q), index, mask))
 
     @torch.no_grad()
     def finite(self) -> Tensor:
@@ -242,7 +250,7 @@ class Engine:
     @torch.no_grad()
     def touched(self, tables: Sequence[int]) -> TouchedRows:
         """The rows of these tables that the gradient of each record is not zero on."""
-        return TouchedRows.of(self._collected(None), tables, self.layout, self.finite())
+        return TouchedRows.of(self._collected().factors(), tables, self.layout, self.finite())
 
     @torch.no_grad()
     def mapped_sum(self, fn: Callable[[Tensor], Tensor], mask: Mask | None = None, *, chunk: int = 16) -> Tensor:
@@ -256,6 +264,7 @@ class Engine:
 
     def rows(self, mask: Mask | None = None, *, chunk: int = 16) -> Iterator[Tensor]:
         """Instantiated gradients on the active coordinates, `chunk` records at a time; zeros where not finite."""
+        self._collected().factors()
         records, bad = self._open_units(), ~self.finite()
         for start in range(0, records, chunk):
             stop = min(start + chunk, records)
@@ -268,7 +277,9 @@ class Engine:
         active = None if mask is None else Active.of(mask, self.layout, self.device)
         sizes = self.layout.sizes if active is None else active.counts
         rows = torch.empty(stop - start, sum(sizes), dtype=self.dtype, device=self.device)
-        for index, (own, factors) in enumerate(zip(rows.split(list(sizes), dim=1), self._collected(None), strict=True)):
+        for index, (own, factors) in enumerate(
+            zip(rows.split(list(sizes), dim=1), self._collected().factors(), strict=True)
+        ):
             if factors is None:
                 own.zero_()
             elif own.shape[1]:
@@ -283,9 +294,11 @@ class Engine:
         for one in reversed(self._open):  # a pass that was interrupted left its watch on
             if one is not None:
                 one.watching.close()
-        self._open, self._passes = [], []
-        self._records, self._watching, self._factors, self._restricted = None, False, None, None
-        self._units, self._is_followed = None, False
+        for recorder in self._recorders:
+            recorder.forget()
+        self._open, self._passes, self._recorders = [], [], []
+        self._records, self._watching, self._is_followed, self._gradients = None, False, False, None
+        self._units = None
 
     def close(self) -> None:
         """Detach from the model, and give its memory back."""
@@ -356,29 +369,17 @@ class Engine:
         records = self._open_records()
         return records if self._units is None else self._units.units
 
-    def _collected(self, mask: Mask | None) -> list[Factors | None]:
-        """The factors of the open micro-batch, on the active coordinates of one mask."""
+    def _collected(self) -> Gradients:
+        """The gradients of the open micro-batch."""
         self._open_records()
-        if self._factors is None:
+        if self._gradients is None:
             refuse("the gradients of a micro-batch", "none yet", "call backward(losses) first")
-        if mask is None:
-            return self._factors
-        if self._restricted is None:
-            mask.check(self.layout)
-            pairs = enumerate(self._factors)
-            self._restricted = mask, [None if own is None else restrict(own, mask, i) for i, own in pairs]
-        require(
-            self._restricted[0] is mask,
-            "one mask for a micro-batch",
-            "another mask than before",
-            "draw the mask once a step: a norm under one mask bounds nothing under another",
-        )
-        return self._restricted[1]
+        return self._gradients
 
     def _each_norm(self, mask: Mask | None) -> list[Tensor]:
         """The norms of every parameter's gradients, zero where none came."""
         zero = torch.zeros(self._open_units(), dtype=torch.float64, device=self.device)
-        return [zero if own is None else own.norms for own in self._collected(mask)]
+        return [zero if own is None else own for own in self._collected().norms(mask)]
 
     def _checked(self, groups: Groups | None) -> Groups:
         everything = range(len(self.layout.names))
