@@ -40,6 +40,7 @@ _HOME = {
     "features": "discreet.data",
     "fix": "discreet.engine.fix",
     "methods": "discreet.methods",
+    "own_part": "discreet.training.draws",
     "public": "discreet.engine.public",
     "statement": "discreet.runs.statement",
     "tune": "discreet.runs.tuning.sweep",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from discreet.stages.sampling import OwnLoader as OwnLoader
     from discreet.stages.sampling import Poisson as Poisson
     from discreet.stages.sampling import TruncatedPoisson as TruncatedPoisson
+    from discreet.training.draws import own_part as own_part
     from discreet.training.model_check import check as check
     from discreet.training.private import Private as Private
 

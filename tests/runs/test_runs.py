@@ -23,6 +23,7 @@ from discreet.methods import METHODS
 from discreet.runs import RunConfig, RunFolder, RunProgress, complete, load_config, load_result, plan_of, train
 from discreet.runs import training as training_module
 from discreet.runs.defaults import learning_rate_of, settle
+from discreet.runs.scoring import measure
 from discreet.stages.sampling import FixedSize, TruncatedPoisson
 
 SEEDS = 5
@@ -109,7 +110,7 @@ def test_the_model_is_what_was_evaluated(done: Done) -> None:
     task = load("digits")
     model = build("softmax", shape=task.shape, classes=10)
     model.load_state_dict(torch.load(folder.model, weights_only=True))
-    assert runs.training.measure(model, task.test)[0] == result.test_accuracy == result.averaged_accuracy
+    assert measure(model, task.test)[0] == result.test_accuracy == result.averaged_accuracy
 
 
 def test_an_existing_run_is_not_overwritten(done: Done) -> None:

@@ -9,9 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from discreet.core.check import refuse, require
 
 _WRAPPERS = {
-    "DistributedDataParallel": "pass the inner module: discreet sums over processes itself",
+    "DistributedDataParallel": "pass the whole model inside it: discreet sums over processes itself",
     "DataParallel": "pass the inner module; one process per device",
-    "FullyShardedDataParallel": "pass an unsharded module",
+    "FullyShardedDataParallel": "pass the whole model, unsharded: sharded ones are not supported",
     "OptimizedModule": "train the module as it was before torch.compile, and compile it for evaluation only",
 }
 

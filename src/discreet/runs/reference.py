@@ -52,7 +52,7 @@ def without_privacy(config: RunConfig, task: Task, *, passes: float) -> float:
     """
     remedy = "declare the records public (--public-data) if they are: training without noise protects nobody"
     check.require(task.public, "public records for the row without privacy", "private ones", remedy)
-    from discreet.runs.training import measure
+    from discreet.runs.scoring import measure
 
     x, y = task.train.tensors
     scored = torch.arange(len(y)) % 5 == 4

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
-from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
@@ -27,17 +26,18 @@ from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
+    bare_model,
     bare_optimizer,
     check_arguments,
     check_optimizer,
-    check_processes,
     check_public,
     device_of,
     dry_run,
     fitting_micro_batch,
+    not_called,
     records_in,
-    sampling_streams,
 )
+from discreet.training.draws import check_processes, drawn, sampling_streams
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, to_device
 from discreet.training.loop_guard import LoopGuard
@@ -100,7 +100,8 @@ class Private:
     ) -> None:
         data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
         check_public(plan, data, public)
-        self.model, self.optimizer, self.plan = model, (optimizer := bare_optimizer(optimizer)), plan
+        wrapped, model, optimizer = model, bare_model(model), bare_optimizer(optimizer)
+        self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
         self._device = device_of(model) if device is None else torch.device(device)
@@ -113,7 +114,9 @@ class Private:
         check_optimizer(optimizer, model)
         check_shards(self.world, data)
         self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
+        used = checkpoint.keys_of(self.streams, self.world)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
+            opened.enter_context(not_called(wrapped))
             self._engine = opened.enter_context(closing(Engine(model)))
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
@@ -131,8 +134,10 @@ class Private:
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
-            self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
-            self._pay = Payment(plan, self._ledger, self.streams, self._engine.watch)
+            self._ledger = opened.enter_context(
+                self._begin(ledger) if resume is None else self._resume(resume, ledger, used)
+            )
+            self._pay = Payment(plan, self._ledger, self.streams, used, self._engine.watch)
             self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
             if self._keys is not None:
                 self._sampling = self._keys.sampling
@@ -148,12 +153,8 @@ class Private:
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader, size = self._sampled()
         loop = self._loop.new_loop(between_steps=self._step is None)
-        horizon, start = self.plan.horizon, self.progress.step
-        drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
-        if self.plan.has_tests:
-            tested = self.plan.sampling.batches(size, horizon, self._testing, start)
-            drawn = (draw for one, other in zip(drawn, tested, strict=True) for draw in (one, other, other))
-        for micro in loader.load(drawn):
+        batches = drawn(self.plan, size, self.world, self._sampling, self._testing, self.progress.step)
+        for micro in loader.load(batches):
             if self._step is None:
                 self._step = self._new_step()
                 yield from self._public_batches(loop)
@@ -368,8 +369,6 @@ class Private:
             check.refuse("data to draw batches from", "a plan for your own loader", "iterate private.over(loader)")
         size = len(self._data)  # type: ignore[arg-type]
         self._guard.data(size)
-        if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
-            self.plan.horizon.check_exactly(int(self.world.sum_(torch.tensor(float(size)))))
         return self._loader, size
 
     def _begin(self, ledger: str | Path | None) -> Ledger:
@@ -383,14 +382,14 @@ class Private:
             self.world.broadcast_(tensor)
         self._parameters.begin(self.progress.memory)
 
-    def _resume(self, path: str | Path, ledger: str | Path | None) -> Ledger:
+    def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""
         if ledger is None:
             check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
         saved = checkpoint.Checkpoint.read(path)
         saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
-            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, self.streams, self.world))
+            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world))
             opened.callback(saved.restore(self._parameters, self._schedulers))
             step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))

@@ -82,6 +82,7 @@ class PrivateStep:
             device=engine.device,
             memory=state.memory,
             secrets=state.secrets,
+            world=world,
         )
         self._context = dataclasses.replace(now, mask=plan.selection.mask(now))
         # One mask for the whole logical batch: all micro-batches are summed, and the noise is drawn, on it.
@@ -170,7 +171,7 @@ class PrivateStep:
 
     def _release(self) -> Released:
         plan, state = self._plan, self._state
-        sums = self._sums.sums(self._world)
+        sums = self._sums.sums(self._world, in_parts=plan.mechanism.in_parts)
         context = dataclasses.replace(self._context, raw=sums.hidden)
         queries, event = plan.queries(state.scale), plan.event_at(state.step)
         noisy = self._publish(plan.mechanism, event, [*sums.vectors, *sums.scalars], queries, context)
@@ -195,11 +196,16 @@ class PrivateStep:
     def _publish(
         self, mechanism: Mechanism, event: Event, sums: Sequence[BoundedSum], queries: Sequence[Query], now: StepContext
     ) -> list[Tensor]:
-        """Record the charge, then add noise. All processes receive the result of the first."""
+        """Record the charge, then add noise, of which each process draws its own part.
+
+        The first process has the ledger on disk: no other adds noise before it has paid.
+        """
         self._pay(event, now.step)
+        self._world.wait_for_first()
         noisy = mechanism.release(sums, queries, self._plan.noise_at(now.step), now)
-        for value in noisy:
-            self._world.broadcast_(value)
+        if not mechanism.in_parts:  # computed from the same numbers in all processes, but machines may round apart
+            for value in noisy:
+                self._world.broadcast_(value)
         return noisy
 
 
