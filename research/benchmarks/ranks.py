@@ -33,8 +33,9 @@ import discreet
 from discreet import Streams, methods
 from discreet.cli import entry
 from discreet.cli.flags import flag
-from discreet.core.files import check_file, write_json
+from discreet.core.files import check_file, write_json, write_text
 from research.command import typed
+from research.readme import put
 
 _MODULE: Final = "research.benchmarks.ranks"
 _INSIDE: Final = "DISCREET_RANKS_INSIDE"  # set in the network namespace
@@ -170,10 +171,48 @@ def modelled(ranks: int, coordinates: int, active: float) -> dict[str, float]:
     }
 
 
-def ranks(out: Annotated[Path | None, flag("The JSON file to write.")] = None) -> int:
+def tables(answer: dict[str, Any]) -> str:
+    """The measured step beside the model, and the model up to 1024 ranks."""
+    dense, sparse = (answer["model"][name] for name in ("dp-sgd", "random-freeze"))
+    by_ranks = {own["ranks"]: (own, other) for own, other in zip(dense, sparse, strict=True)}
+    lines = [
+        f"{answer['coordinates']:,} coordinates, measured on one machine with gloo "
+        f"([results/ranks.json](../results/ranks.json), `{answer['command']}`). Bytes are those of all processes in "
+        f"one step; `random_freeze` releases {1 - answer['frozen']:.0%} of the coordinates.",
+        "",
+        "| processes | bytes, plain DDP | bytes, dp_sgd | model | bytes, random_freeze | model | normals a process | "
+        "model | processor time / plain DDP |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for own in answer["measured"]:
+        model, thin = by_ranks[own["ranks"]]
+        private = own["dp-sgd"]
+        cells = [own["ranks"], *(f"{own[kind]['bytes']:,.0f}" for kind in ("plain", "dp-sgd"))]
+        cells += [f"{model['bytes_sent']:,.0f}", f"{own['random-freeze']['bytes']:,.0f}", f"{thin['bytes_sent']:,.0f}"]
+        cells += [f"{private['normals']:,.0f}", f"{model['normals']:,.0f}"]
+        cells += [f"{private['seconds'] / own['plain']['seconds']:.2f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "The model for more of them:", ""]
+    lines += [
+        "| processes | bytes a process sends | messages of a process | normals a process draws |",
+        "|---|---|---|---|",
+    ]
+    for own in dense:
+        cells = [own["ranks"], *(f"{own[name]:,.0f}" for name in ("bytes_sent_by_rank", "messages", "normals"))]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def ranks(
+    out: Annotated[Path, flag("The JSON file to write.")] = Path("results/ranks.json"),
+    page: Annotated[Path | None, flag("Write the tables of this page from the file; measure nothing.")] = None,
+) -> int:
     """Measure a step of 1, 2 and 4 processes beside the cost model."""
-    if out is not None:
-        check_file(out)
+    if page is not None:
+        answer = json.loads(out.read_text(encoding="utf-8"))
+        write_text(page, put(page.read_text(encoding="utf-8"), "ranks", tables(answer)))
+        return 0
+    check_file(out)
     size = sum(parameter.numel() for parameter in network().parameters())
     answer = {
         "command": typed(_MODULE),
@@ -188,10 +227,7 @@ def ranks(out: Annotated[Path | None, flag("The JSON file to write.")] = None) -
             "random-freeze": [modelled(number, size, 1 - _FREEZE) for number in MODELLED],
         },
     }
-    for one in answer["measured"]:  # type: ignore[attr-defined]
-        print(json.dumps(one))
-    if out is not None:
-        write_json(out, answer)
+    write_json(out, answer)
     return 0
 
 
@@ -210,4 +246,8 @@ def alone() -> int | None:
 
 if __name__ == "__main__":
     code = alone()
-    sys.exit(entry.main(commands=[ranks], program=f"python -m {_MODULE}") if code is None else code)
+    sys.exit(
+        entry.main(args=["ranks", *sys.argv[1:]], commands=[ranks], program=f"python -m {_MODULE}")
+        if code is None
+        else code
+    )
