@@ -13,6 +13,6 @@ def process_number() -> int:
     return int(os.environ.get("RANK", "0")) if processes() > 1 else 0
 
 
-def started_again() -> bool:
-    """Whether torchrun has started the processes again after one of them ended."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def starts() -> int:
+    """How often torchrun has started the processes before, because one of them ended."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

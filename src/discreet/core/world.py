@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from discreet.core import check
 from discreet.core.errors import ProcessLost
-from discreet.core.launch import process_number, processes
+from discreet.core.launch import process_number, processes, starts
 
 PATIENCE: Final = "DISCREET_TIMEOUT"
-"""The environment variable with the seconds that a process of `joined` waits for another; default: ten minutes."""
+"""The environment variable with the seconds that a process of `joined` waits for another; default: half an hour."""
 
 
 @final
@@ -180,19 +180,31 @@ def joined(device: str) -> Iterator[World]:
     if is_new:
         got, remedy = f"device={device!r}", "call torch.distributed.init_process_group in a script of your own"
         check.require(torch.device(device).type == "cpu", "the CPU under torchrun", got, remedy)
-        timeout = timedelta(seconds=_patience())
-        launched = World(rank=process_number(), size=processes())
-        launched._talk("start", lambda: dist.init_process_group("gloo", timeout=timeout))
+        World(rank=process_number(), size=processes())._talk("start", _start)
     yield World.current()
     if is_new:
         World.current().sum_(torch.zeros(1))  # nobody leaves while another still talks
 
 
+def _start() -> None:
+    """Start torch.distributed as torchrun tells, under names that an earlier start of the processes has not used.
+
+    torchrun may keep its store, and a process would connect to the address that another had before it was killed.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    timeout = timedelta(seconds=_patience())
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    fresh = PrefixStore(f"start {starts()}", store)
+    dist.init_process_group("gloo", store=fresh, rank=rank, world_size=size, timeout=timeout)
+
+
 def _patience() -> float:
-    told = os.environ.get(PATIENCE, "600")
+    told = os.environ.get(PATIENCE, "1800")
     try:
         seconds = float(told)
     except ValueError:
         seconds = 0.0
-    check.require(seconds > 0, f"seconds to wait in {PATIENCE}", told, "leave it out to wait ten minutes")
+    check.require(seconds > 0, f"seconds to wait in {PATIENCE}", told, "leave it out to wait half an hour")
     return seconds

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
-from discreet.core.launch import started_again
+from discreet.core.launch import starts
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
 from discreet.core.world import World, joined
@@ -64,7 +64,7 @@ def train(
     """
     check_device(config.device)
     with joined(config.device) as world:
-        restarted = world.from_first(lambda: started_again() and RunFolder(config.out).run.is_file())
+        restarted = world.from_first(lambda: starts() > 0 and RunFolder(config.out).run.is_file())
         return _train(complete(config), world, on_start, on_progress, resume=resume or restarted)
 
 
