@@ -41,7 +41,7 @@ _MODULE: Final = "research.benchmarks.ranks"
 _INSIDE: Final = "DISCREET_RANKS_INSIDE"  # set in the network namespace
 RANKS: Final = (1, 2, 4)
 MODELLED: Final = (1, 2, 4, 16, 64, 256, 1024)
-BATCH: Final = 256
+BATCH: Final = 2048
 _STEPS: Final = 12
 _FREEZE: Final = 0.9
 _FLOAT: Final = 4
@@ -125,7 +125,10 @@ def work(rank: int, size: int, place: str, port: int) -> None:
         address = f"tcp://127.0.0.1:{port}"
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=timedelta(minutes=5))
     found: dict[str, Any] = {"plain": measured(plain_steps())}
-    for name, recipe in (("dp-sgd", methods.dp_sgd()), ("random-freeze", methods.random_freeze(final_rate=_FREEZE))):
+    for name, recipe in (
+        ("dp-sgd", methods.dp_sgd()),
+        ("random-freeze", methods.random_freeze(final_rate=_FREEZE, cooling_epochs=1)),
+    ):
         step, streams = private_steps(recipe)
         drawn = streams.noise.spent
         found[name] = measured(step)

@@ -75,19 +75,28 @@ class World:
     def sum_parts_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace this process's part of a vector by its sum over the processes, and the rest by zeros.
 
-        Each process receives the sums of its own part only. It costs half as many bytes as `sum_`.
+        Each process sends the parts of the others, and receives its own from all of them: half the bytes of `sum_`.
         """
         if self.size > 1:
-            self._each_part("sum of parts", vector, lambda piece, owner: dist.reduce(piece, dst=owner, async_op=True))
-            mine, bare = self.part(len(vector)), vector.detach()
-            bare[: mine.start].zero_()
-            bare[mine.stop :].zero_()
+            bare, parts = self._parts(vector)
+            mine = parts[self.rank]
+            received = bare.new_empty(self.size * len(mine))
+            sizes = [len(mine)] * self.size, [len(part) for part in parts]
+            self._talk("sum of parts", lambda: dist.all_to_all_single(received, bare, *sizes))
+            bare.zero_()
+            torch.sum(received.view(self.size, len(mine)), 0, out=mine)
         return vector
 
     def gather_parts_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace a vector, in every process, by the parts that their owners hold."""
         if self.size > 1:
-            self._each_part("gather", vector, lambda piece, owner: dist.broadcast(piece, src=owner, async_op=True))
+            pieces = [(owner, piece) for owner, piece in enumerate(self._parts(vector)[1]) if len(piece)]
+
+            def act() -> None:
+                for work in [dist.broadcast(piece, src=owner, async_op=True) for owner, piece in pieces]:
+                    work.wait()
+
+            self._talk("gather", act)
         return vector
 
     def wait_for_first(self) -> None:
@@ -139,18 +148,13 @@ class World:
             bare.copy_(flat)
         return value
 
-    def _each_part(self, name: str, vector: torch.Tensor, start: Callable[[torch.Tensor, int], Any]) -> None:
-        """One operation for each owner's part of a vector, all of them under way at once."""
+    def _parts(self, vector: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """A vector without its graph, and the views of every owner's part."""
         self._check_started()
         whole = vector.dim() == 1 and vector.is_contiguous()
         check.require(whole, "a contiguous vector", f"shape {list(vector.shape)}", "pass one sum at a time")
-        parts = enumerate(vector.detach()[self._part_of(rank, len(vector))] for rank in range(self.size))
-
-        def act() -> None:
-            for work in [start(piece, owner) for owner, piece in parts if len(piece)]:
-                work.wait()
-
-        self._talk(name, act)
+        bare = vector.detach()
+        return bare, [bare[self._part_of(rank, len(bare))] for rank in range(self.size)]
 
     def _check_started(self) -> None:
         expected = f"process {self.rank} of {self.size} in torch.distributed"
