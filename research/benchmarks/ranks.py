@@ -159,7 +159,7 @@ def modelled(ranks: int, coordinates: int, active: float) -> dict[str, float]:
     """Costs of one step of `ranks` processes with `coordinates`, of which the fraction `active` is released.
 
     bytes_sent  by all ranks together: every part goes to its owner from ranks - 1 others, and back to them
-    messages    operations that a rank takes part in: one for each owner in either direction, and the ledger's
+    messages    of a rank: one to each other owner, one broadcast of each part, and the one that says the step is paid
     normals     that one rank draws
     ledger      lines that are written and flushed to the disk, by the first rank
     """
@@ -168,7 +168,7 @@ def modelled(ranks: int, coordinates: int, active: float) -> dict[str, float]:
         "ranks": ranks,
         "bytes_sent": 2 * _FLOAT * sums * (ranks - 1),
         "bytes_sent_by_rank": 2 * _FLOAT * sums * (ranks - 1) / ranks,
-        "messages": 2 * ranks + 1 if ranks > 1 else 0,
+        "messages": 2 * ranks if ranks > 1 else 0,
         "normals": sums / ranks,
         "ledger": 1,
     }
