@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
 from discreet.engine.active import Active
+from discreet.engine.custom_backward import run_backward
 from discreet.engine.factors.parts import Factors, GradientBuffer
 from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
@@ -200,7 +201,7 @@ class Engine:
                 use.gradient = None  # a backward pass of the caller's own may have left one
             collector = Collector(uses, self.layout, self._room)
             collector.watch()
-            each.sum().backward()
+            run_backward(each.sum())
             for one in passes:
                 one.recorder.fill()
         with torch.no_grad():
