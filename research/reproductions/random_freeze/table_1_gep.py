@@ -15,7 +15,7 @@ from discreet import methods
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
 from discreet.methods.gep.subspace import Basis, BasisLearning, Subspace
-from discreet.runs.training import measure
+from discreet.runs.scoring import measure
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import StepContext

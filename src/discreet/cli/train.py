@@ -67,7 +67,7 @@ def resume(
 
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     budget = flags.epsilon if flags.noise is None else flags.noise
-    shared.require_all(epsilon=budget, delta=task.delta, out=task.out)
+    task.require(epsilon=budget)
     method = recipes.method_called(USUAL_METHOD if flags.method is None else flags.method)
     accepted, got = flags.accept_uncertified, f"{method.name} ({method.guarantee})"
     remedy = "choose another, or give --accept-uncertified: the result will say that nothing is proven"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self, final
 
 from discreet.core import check
-from discreet.core.own_files import is_table
+from discreet.core.own_files import TASKS, is_own, is_table
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
@@ -42,7 +42,7 @@ SCHEDULES: Final = ("constant", "linear", "cosine")
 _LATER: Final = MappingProxyType(
     {"accept_large_delta": False, "keep_best": False}
     | dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))
-    | dict.fromkeys(("label", "schema", "test", "hold_out"))
+    | dict.fromkeys(("label", "schema", "test", "hold_out", "task"))
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
@@ -73,7 +73,9 @@ class RunConfig:
     preset                     settings by name that replace the defaults of the data; `discreet presets` lists them
     features                   public features in place of the records; () for none
     schedule                   how the learning rate falls: constant, linear or cosine
-    label, schema              of a table (.csv, .parquet): the column to predict, and the public schema as JSON text
+    task                       what is predicted in your own file: classification, regression or multilabel
+    label, schema              of a table (.csv, .parquet, .npz): the column to predict (multilabel: columns a,b,c), and
+                               the public schema as JSON text
     test, hold_out             of a table: a file with test records, or the share of rows that is held out for tests.
                                No epsilon protects these records
     public_data                the training records are public, so their accuracy may be shown
@@ -123,6 +125,7 @@ class RunConfig:
     schema: str | None = None
     test: str | None = None
     hold_out: float | None = None
+    task: str | None = None
     budget: str | None = None
     keep_best: bool = False
 
@@ -159,7 +162,11 @@ class RunConfig:
     def _check_table(self) -> None:
         """What describes a table comes with a table, and only there."""
         given = [name for name in ("label", "schema", "test", "hold_out") if getattr(self, name) is not None]
-        if not is_table(self.data):
+        if self.task is not None:
+            _one_of("task", self.task, TASKS)
+            remedy = "leave it out: published datasets have classes"
+            check.require(is_own(self.data), "a file of your own with task", self.data, remedy)
+        if not is_table(self.data, self.label):
             remedy = "leave them out, or pass a table"
             check.require(not given, f"no {', '.join(given)} with {self.data}", "them", remedy)
             return

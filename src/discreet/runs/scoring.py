@@ -1,4 +1,4 @@
-"""The accuracy of a model on public records, and noisy counts of right predictions on private ones."""
+"""Scores of a model: on unprotected records, or noisy counts of right predictions on private ones."""
 
 import torch
 from torch import Tensor, nn
@@ -6,9 +6,31 @@ from torch.utils.data import TensorDataset
 
 from discreet.core.streams import Stream
 from discreet.core.world import World
+from discreet.data.targets import Classes, Target
 from discreet.stages.aggregation import sum_of_numbers
 
 _AT_ONCE = 2048
+
+
+def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
+    """The accuracy of a classifier on unprotected records, and its mean cross-entropy."""
+    scores, loss = evaluated(model, data, Classes(2), device)  # neither depends on the number of classes
+    return scores[Classes.measure], loss
+
+
+@torch.no_grad()
+def evaluated(
+    model: nn.Module, data: TensorDataset, target: Target, device: str = "cpu"
+) -> tuple[dict[str, float], float]:
+    """The scores of unprotected records by name, and the mean loss; both 0 without records."""
+    was_training = model.training
+    x, y = data.tensors
+    model.eval()
+    parts = [model(some.to(device)).cpu() for some in x.split(_AT_ONCE) if len(some)]
+    model.train(was_training)
+    outputs = torch.cat(parts) if parts else torch.zeros(0, target.outputs)
+    losses = target.losses(outputs.double(), y.double() if y.is_floating_point() else y)
+    return target.measures(outputs, y), float(losses.mean()) if len(y) else 0.0
 
 
 @torch.no_grad()
@@ -39,19 +61,3 @@ def accuracy_of(count: float, records: float) -> float:
     0.9
     """
     return min(max(0.5 + count / records, 0.0), 1.0)
-
-
-@torch.no_grad()
-def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
-    """Accuracy and mean loss, without noise."""
-    was_training, right, total = model.training, 0, 0.0
-    x, y = data.tensors
-    if len(y) == 0:
-        return 0.0, 0.0
-    model.eval()
-    for some, labels in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
-        scores = model(some.to(device)).cpu()
-        right += int((scores.argmax(1) == labels).sum())
-        total -= scores.double().log_softmax(1).gather(1, labels[:, None]).sum().item()
-    model.train(was_training)
-    return right / max(len(y), 1), total / max(len(y), 1)

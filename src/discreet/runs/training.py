@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
+from torch.utils.data import TensorDataset
 
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
@@ -32,9 +32,10 @@ from discreet.runs.results import (
     RunResult,
     curve_of,
     features_progress,
+    known_to_all,
     result_from_json,
 )
-from discreet.runs.scoring import measure
+from discreet.runs.scoring import evaluated
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
@@ -77,15 +78,8 @@ def _train(
     resume: bool,
 ) -> RunResult:
     def run() -> RunResult:
-        task = load_task(config, features_progress(on_progress))
-        return train_on(
-            task,
-            config,
-            is_paid_once=config.budget is not None,
-            on_start=on_start,
-            on_progress=on_progress,
-            resume=resume,
-        )
+        task, once = load_task(config, features_progress(on_progress)), config.budget is not None
+        return train_on(task, config, is_paid_once=once, on_start=on_start, on_progress=on_progress, resume=resume)
 
     if config.budget is None:
         return run()
@@ -126,7 +120,7 @@ def train_on(
     with contextlib.ExitStack() as held:
 
         def opened() -> bool:
-            """Lock the run before anything of it is touched, and say whether it has ended already."""
+            """Lock the run first, and say whether it has ended."""
             if resume:
                 folder.check_begun()
                 config.check_resumes(load_config(config.out))
@@ -137,7 +131,7 @@ def train_on(
             return resume and folder.result.exists()  # now that no other process is training it
 
         if world.from_first(opened):
-            return _known_to_all(world, lambda: load_result(config.out))
+            return known_to_all(world, lambda: load_result(config.out))
         charged = folder.charges() if world.is_first else 0
         part = _TrainingPart(config, task, plan, folder, on_progress, world)
         try:
@@ -158,13 +152,6 @@ def train_on(
             raise
         finally:
             part.close()
-
-
-def _known_to_all(world: World, make: Callable[[], RunResult]) -> RunResult:
-    """The result that the first process makes, in all of them."""
-    made = make() if world.is_first else None
-    told = world.from_first(lambda: None if made is None else [made.to_json(), str(made.directory), made.statement])
-    return made or result_from_json(told[0], directory=Path(told[1]), statement=told[2])
 
 
 def load_config(directory: str | Path) -> RunConfig:
@@ -190,6 +177,7 @@ class _TrainingPart:
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
+        self._scores: dict[str, float] = {}
         self._told = time.monotonic()
         self._private: Private | None = None
 
@@ -220,7 +208,7 @@ class _TrainingPart:
         """Run every remaining step and write the results; Ctrl-C saves a checkpoint first."""
         try:
             self._loop()
-            return _known_to_all(self._world, lambda: self._finish(time.perf_counter() - started))
+            return known_to_all(self._world, lambda: self._finish(time.perf_counter() - started))
         except KeyboardInterrupt:
             if self.private.settled:  # otherwise the last checkpoint is kept, and the ledger has what came after
                 self.private.save(self._folder.checkpoint)
@@ -269,10 +257,10 @@ class _TrainingPart:
         return streams
 
     def _loop(self) -> None:
-        private = self.private
+        private, losses = self.private, self._task.predicts.losses
         for x, y in private:
             scale_learning_rate(private, self._config)
-            private.step(F.cross_entropy(private.model(x), y, reduction="none"))
+            private.step(losses(private.model(x), y))
             self._tick()
         self._tick()
 
@@ -313,13 +301,13 @@ class _TrainingPart:
         )
 
     def _evaluate(self) -> RunProgress:
-        private, test, device = self.private, self._task.test, self._config.device
-        step, spent = private.progress.step, private.spent()
-        accuracy, loss = measure(private.model, test, device)
-        averaged = None
+        private, step, spent = self.private, self.private.progress.step, self.private.spent()
+        self._scores, loss = self._measured(self._task.test)
+        accuracy, averaged = self._main, None
         if private.average is not None:
             with private.averaged():
-                averaged, loss = measure(private.model, test, device)
+                self._scores, loss = self._measured(self._task.test)
+            averaged = self._main
         epsilon = spent.certified.epsilon
         values: dict[str, Any] = {
             "step": step,
@@ -329,22 +317,40 @@ class _TrainingPart:
             "delta": self._plan.delta,
         }
         if self._config.public_data:
-            right, train_loss = measure(private.model, self._task.train, device)
+            scores, train_loss = self._measured(self._task.train)
             losses = {"train_loss": train_loss, "test_loss": loss}
-            values |= {"train_accuracy": right}  # JSON has no NaN: a model that diverged has no loss
+            values |= {
+                "train_accuracy": scores[self._task.predicts.measure]
+            }  # JSON has no NaN: a model that diverged has no loss
             values |= {name: value if math.isfinite(value) else None for name, value in losses.items()}
         self._folder.add_metrics(**values)
         if self._config.keep_best:
             self._keep_best(accuracy if averaged is None else averaged)
-        news = RunProgress(step=step, steps=self._plan.horizon.steps, epsilon=epsilon, seeded=spent.seeded)
-        self._last = dataclasses.replace(news, accuracy=accuracy, averaged_accuracy=averaged)
+        self._last = RunProgress(
+            step=step,
+            steps=self._plan.horizon.steps,
+            accuracy=accuracy,
+            averaged_accuracy=averaged,
+            measure=self._task.predicts.measure,
+            epsilon=epsilon,
+            seeded=spent.seeded,
+        )
         return self._last
+
+    def _measured(self, data: TensorDataset) -> tuple[dict[str, float], float]:
+        return evaluated(self.private.model, data, self._task.predicts, self._config.device)
+
+    @property
+    def _main(self) -> float:
+        """The score of the last evaluation that runs are ranked by."""
+        return self._scores[self._task.predicts.measure]
 
     def _keep_best(self, accuracy: float) -> None:
         """Keep the parameters if no evaluation was better. The test records are public, so the choice is free."""
         file = self._folder.best
         if not file.exists() or accuracy > torch.load(file, weights_only=True)["accuracy"]:
             kept = {"accuracy": accuracy, "step": self.private.progress.step, "weights": self._weights()}
+            kept |= {"scores": self._scores}
             replace_file(file, lambda stream: torch.save(kept, stream))
 
     def _weights(self) -> dict[str, Any]:
@@ -363,7 +369,7 @@ class _TrainingPart:
         weights = self._weights()
         if self._config.keep_best:
             best = torch.load(folder.best, weights_only=True)
-            weights, kept = best["weights"], best["accuracy"]
+            weights, kept, self._scores = best["weights"], best["accuracy"], best.get("scores", {})
             averaged = None if last.averaged_accuracy is None else kept
             last = dataclasses.replace(last, accuracy=kept, averaged_accuracy=averaged)
         assert last.accuracy is not None
@@ -376,6 +382,8 @@ class _TrainingPart:
             data=self._config.data,
             accuracy=last.accuracy,
             averaged_accuracy=last.averaged_accuracy,
+            measure=self._task.predicts.measure,
+            scores=tuple(self._scores.items()) if len(self._scores) > 1 else (),
             spent=spent,
             seconds=round(seconds, 1),
             steps=private.progress.step,

@@ -35,6 +35,15 @@ class Mechanism(Protocol):
         """Stages that a plan of this length replaces, by name. By default none."""
         return {}
 
+    def prepare(self, context: StepContext) -> None:
+        """A step begins: noise may be drawn beside it. By default it is drawn at the release."""
+        return
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether it adds independent Gaussian noise to every coordinate of every sum, and does nothing else."""
+        return False
+
     @property
     def in_parts(self) -> bool:
         """Whether the noisy value of a coordinate depends on the exact sum of this coordinate only.
@@ -74,10 +83,15 @@ class GaussianNoise(Mechanism):
     """
 
     in_parts: ClassVar[bool] = True
+    is_independent: ClassVar[bool] = True
 
     def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
         events = tuple(query.event(noise) for query in queries)
         return events[0] if len(events) == 1 else Queries(events)
+
+    def prepare(self, context: StepContext) -> None:
+        if context.mask is None and str(context.device) == "cpu":
+            context.streams.noise.prepare(context.layout.size)
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

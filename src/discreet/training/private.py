@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, final
@@ -148,7 +148,7 @@ class Private:
         """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
         yield from (batch for batch in self._batches() if batch is not None)
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Generator[Any, None, None]:
         """The micro-batches of all remaining steps; None after an empty batch, which is complete."""
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader, size = self._sampled()
