@@ -153,6 +153,7 @@ def test_kills_and_a_stall(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3900)
 def test_a_hundred_kills(tmp_path: Path) -> None:
     folder, noted = survive(tmp_path, kills=100, steps=600, patience=3600)
     check_survived(folder, noted, kills=100, steps=600)
