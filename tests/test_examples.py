@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,6 +63,35 @@ def test_sequences_go_on_after_a_stop(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "dp-sgd (FlatClip(clip=0.5))" in statement
     assert "20 charged of 20 planned" in statement
     assert capsys.readouterr().out.count("certified 3.00") == 1
+
+
+def test_several_processes_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = example("several_processes").main
+    assert main(tmp_path, records=1000, epochs=4) > 0.7  # a coin gives 0.5; 4 standard errors of 1000 answers are 0.06
+    assert "certified 3.00" in capsys.readouterr().out
+    main(tmp_path, records=1000, epochs=4)  # resumes, with no step left
+    assert "certified 3.00" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_several_processes_under_torchrun(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    local = ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command = [*launcher, *local, "examples/several_processes.py", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stdout
+    assert "certified 3.00" in done.stdout
+
+
+def test_the_slurm_script_is_a_shell_script_for_the_example() -> None:
+    """SLURM is not here: the shell reads it, and it starts the example with torchrun."""
+    script = ROOT / "examples" / "several_processes.slurm"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text(encoding="utf-8")
+    assert "torchrun" in text
+    assert "examples/several_processes.py" in text
 
 
 def test_opacus_side_by_side() -> None:

@@ -42,6 +42,7 @@ _HOME = {
     "features": "discreet.data",
     "fix": "discreet.engine.fix",
     "methods": "discreet.methods",
+    "own_part": "discreet.training.draws",
     "public": "discreet.engine.public",
     "statement": "discreet.runs.statement",
     "tune": "discreet.runs.tuning.sweep",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from discreet.stages.sampling import TruncatedPoisson as TruncatedPoisson
     from discreet.stages.unit import CappedRecords as CappedRecords
     from discreet.stages.unit import SampledUsers as SampledUsers
+    from discreet.training.draws import own_part as own_part
     from discreet.training.model_check import check as check
     from discreet.training.private import Private as Private
 

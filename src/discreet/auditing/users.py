@@ -17,8 +17,9 @@ from discreet.core.world import World
 from discreet.engine.factors.groups import UnitRows
 from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
+from discreet.training.draws import drawn
 from discreet.training.owners import Owners
-from discreet.training.population import Draw, draws, population
+from discreet.training.population import Draw, population
 from discreet.training.step import PrivateStep, RunState
 
 _LOUD = 1e3  # the norm of every record's gradient: beyond every clip
@@ -58,7 +59,7 @@ class UserCanaries:
         of = population(self.plan, records, Owners(owners.tolist()), streams.sampling.at(0))
         total, progress, plan = np.zeros(self.users), RunState(), self.plan
         with linear(self.users) as (net, engine):
-            for draw in draws(plan, of, streams.sampling, streams.sampling, 0):
+            for draw in drawn(plan, of, World(), streams.sampling, streams.sampling, 0):
                 step = PrivateStep(plan, engine, progress, streams, lambda event, step: None, World.current())
                 for part in draw.cut(max(self._micro_batch, plan.unit.per_user or 1)):
                     if len(part.records):

@@ -14,6 +14,7 @@ from discreet.cli import recipes
 from discreet.cli.flags import INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required_out
 from discreet.core import check
 from discreet.core.files import check_directory
+from discreet.core.launch import process_number
 from discreet.runs.config import RunConfig
 from discreet.runs.folder import RunFolder, resume_line
 
@@ -97,8 +98,9 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
         place = Path(settings.out)
         from discreet.report import progress, terminal
 
-        with progress.training_bar(quiet=as_json) as listener:
-            start = None if as_json else progress.announce
+        quiet = as_json or process_number() > 0  # under torchrun the first process speaks
+        with progress.training_bar(quiet=quiet) as listener:
+            start = None if quiet else progress.announce
             result = runs.train(settings, on_start=start, on_progress=listener, resume=resuming)
     except KeyboardInterrupt:
         told = "Stopped before the run began: nothing was charged."
@@ -106,6 +108,8 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
             told = f"Stopped and saved. Resume with: {resume_line(place)}"
         print(told, file=sys.stderr)
         return INTERRUPTED
+    if process_number() > 0:
+        return 0
     if as_json:
         emit({**result.to_json(), "directory": str(result.directory)})
     else:

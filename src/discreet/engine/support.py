@@ -10,9 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from discreet.core.check import refuse, require
 
 _WRAPPERS = {
-    "DistributedDataParallel": "pass the inner module: discreet sums over processes itself",
+    "DistributedDataParallel": "pass the whole model inside it: discreet sums over processes itself",
     "DataParallel": "pass the inner module; one process per device",
-    "FullyShardedDataParallel": "pass an unsharded module",
+    "FullyShardedDataParallel": "pass the whole model, unsharded: sharded ones are not supported",
     "OptimizedModule": "train the module as it was before torch.compile, and compile it for evaluation only",
 }
 
@@ -34,7 +34,11 @@ def refuse_unsupported(model: nn.Module) -> None:
             refuse("a plain module", f"a compiled module {at}", _WRAPPERS["OptimizedModule"])
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor" or "DTensor" in type(parameter).__name__:
-            refuse("plain tensors as parameters", f"{name} is a DTensor", "train an unsharded module")
+            refuse(
+                "plain tensors as parameters",
+                f"{name} is a DTensor",
+                "pass the whole model, unsharded (docs/distributed.md says why)",
+            )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             refuse("parameters with a shape", f"{name} is lazy", "run the model once on public inputs")
         if parameter.requires_grad and parameter.is_complex():

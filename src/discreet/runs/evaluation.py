@@ -22,8 +22,9 @@ from discreet.runs.budget import Budget
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import load_task, settle
 from discreet.runs.folder import RunFolder
+from discreet.runs.making import make_model
 from discreet.runs.scoring import accuracy_of, noisy_count, right_predictions
-from discreet.runs.training import load_config, make_model
+from discreet.runs.training import load_config
 from discreet.stages.delta import check_delta
 
 

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from discreet.accounting.accountants import Certificate
 from discreet.core.plain import from_plain, plain
+from discreet.core.world import World
 from discreet.data.features.store import Progress
 from discreet.training.spending import Spent
 
@@ -121,3 +122,10 @@ def features_progress(listener: Listener | None) -> Progress | None:
     if listener is None:
         return None
     return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))
+
+
+def known_to_all(world: World, make: Callable[[], RunResult]) -> RunResult:
+    """The result that the first process makes, in all of them."""
+    made = make() if world.is_first else None
+    told = world.from_first(lambda: None if made is None else [made.to_json(), str(made.directory), made.statement])
+    return made or result_from_json(told[0], directory=Path(told[1]), statement=told[2])

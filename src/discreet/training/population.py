@@ -101,14 +101,3 @@ def population(plan: Plan, data: Any, owners: Owners | None, stream: Stream) -> 
         return Records(0 if data is None else len(data))
     kind = Users if isinstance(plan.unit, SampledUsers) else CappedUsers
     return kind(owners, plan.unit.per_user, stream)
-
-
-def draws(plan: Plan, of: Population, sampling: Stream, testing: Stream, start: int) -> Iterator[Draw]:
-    """The batches of all steps from `start`; if updates are tested, each followed by its test's, twice."""
-    drawn = map(of.draw, plan.sampling.batches(of.size, plan.horizon, sampling, start))
-    if not plan.has_tests:
-        yield from drawn
-        return
-    tested = map(of.draw, plan.sampling.batches(of.size, plan.horizon, testing, start))
-    for one, other in zip(drawn, tested, strict=True):
-        yield from (one, other, other)

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
-from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
@@ -26,18 +25,19 @@ from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
+    bare_model,
     bare_optimizer,
     check_arguments,
     check_optimizer,
-    check_processes,
     check_public,
     device_of,
     dry_run,
     micro_batch_of,
+    not_called,
     records_in,
     rehearsals,
-    sampling_streams,
 )
+from discreet.training.draws import check_processes, drawn, sampling_streams
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
@@ -45,7 +45,7 @@ from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
-from discreet.training.population import Draw, draws, population
+from discreet.training.population import Draw, population
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -105,7 +105,8 @@ class Private:
     ) -> None:
         data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
         check_public(plan, data, public)
-        self.model, self.optimizer, self.plan = model, (optimizer := bare_optimizer(optimizer)), plan
+        wrapped, model, optimizer = model, bare_model(model), bare_optimizer(optimizer)
+        self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
         self._device = device_of(model) if device is None else torch.device(device)
@@ -118,7 +119,9 @@ class Private:
         check_optimizer(optimizer, model)
         check_shards(self.world, data)
         self._sampling, self._testing, users = sampling_streams(self.streams, plan, self.world)
+        used = checkpoint.keys_of(self.streams, self.world)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
+            opened.enter_context(not_called(wrapped))
             self._engine = opened.enter_context(closing(Engine(model)))
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
@@ -136,8 +139,9 @@ class Private:
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
-            self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
-            self._pay = Payment(plan, self._ledger, self.streams, self._engine.watch)
+            begun = self._begin(ledger) if resume is None else self._resume(resume, ledger, used)
+            self._ledger = opened.enter_context(begun)
+            self._pay = Payment(plan, self._ledger, self.streams, used, self._engine.watch)
             self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
             if self._keys is not None:
                 self._sampling = self._keys.sampling
@@ -153,8 +157,8 @@ class Private:
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader = self._sampled()
         loop = self._loop.new_loop(between_steps=self._step is None)
-        drawn = draws(self.plan, self._population, self._sampling, self._testing, self.progress.step)
-        for micro in loader.load(drawn):
+        batches = drawn(self.plan, self._population, self.world, self._sampling, self._testing, self.progress.step)
+        for micro in loader.load(batches):
             if self._step is None:
                 self._step = self._new_step()
                 yield from self._public_batches(loop)
@@ -365,10 +369,7 @@ class Private:
     def _sampled(self) -> Loader:
         if self._loader is None or self._data is None or self.plan.sampling.is_own_loader:
             check.refuse("data to draw batches from", "a plan for your own loader", "iterate private.over(loader)")
-        size = self._population.size
-        self._guard.data(size)
-        if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
-            self.plan.horizon.check_exactly(int(self.world.sum_(torch.tensor(float(size)))))
+        self._guard.data(self._population.size)
         return self._loader
 
     def _begin(self, ledger: str | Path | None) -> Ledger:
@@ -382,14 +383,14 @@ class Private:
             self.world.broadcast_(tensor)
         self._parameters.begin(self.progress.memory)
 
-    def _resume(self, path: str | Path, ledger: str | Path | None) -> Ledger:
+    def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""
         if ledger is None:
             check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
         saved = checkpoint.Checkpoint.read(path)
         saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
-            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, self.streams, self.world))
+            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world))
             opened.callback(saved.restore(self._parameters, self._schedulers))
             step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
