@@ -168,7 +168,7 @@ def test_a_micro_batch_of_one_large_user_takes_no_more_memory_than_its_records()
     engine.begin(500, units=UnitRows(sizes))
     engine.backward(model(torch.randn(500, 8)).squeeze(1))
     assert engine.norms().shape == (1, 101)
-    for factors in engine._collected(None):
+    for factors in engine._collected().factors():
         assert factors is not None
         elements = 0
         for member in factors.members:  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from discreet.training.draws import Draw
 from discreet.training.loader import Loader, MicroBatch, to_device
-from discreet.training.population import Draw
 
 DRAWS = [[], [4, 1], [0, 1, 2, 3, 5, 7, 8], [], [], [6], [9, 2, 3], []]
 

@@ -22,8 +22,8 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
+from discreet.training.draws import CappedUsers, Draw, Users
 from discreet.training.owners import Owners
-from discreet.training.population import CappedUsers, Draw, Users
 from discreet.training.private import Private
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))

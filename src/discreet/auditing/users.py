@@ -17,9 +17,8 @@ from discreet.core.world import World
 from discreet.engine.factors.groups import UnitRows
 from discreet.stages.noise import GaussianNoise
 from discreet.stages.plan import Plan
-from discreet.training.draws import drawn
+from discreet.training.draws import Draw, drawn, population
 from discreet.training.owners import Owners
-from discreet.training.population import Draw, population
 from discreet.training.step import PrivateStep, RunState
 
 _LOUD = 1e3  # the norm of every record's gradient: beyond every clip

@@ -17,7 +17,7 @@ from discreet.training.collate import CollateEach, OneByOne, fields_of, with_fie
 
 if TYPE_CHECKING:
     from discreet.stages.sampling import Indices
-    from discreet.training.population import Draw
+    from discreet.training.draws import Draw
 
 
 @final

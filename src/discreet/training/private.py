@@ -37,7 +37,7 @@ from discreet.training.binding import (
     records_in,
     rehearsals,
 )
-from discreet.training.draws import check_processes, drawn, sampling_streams
+from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
@@ -45,7 +45,6 @@ from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
-from discreet.training.population import Draw, population
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
