@@ -92,6 +92,12 @@ def test_maps_have_the_statistics_of_public_images_and_keep_records_apart() -> N
     assert extract.identity != features.ScatteringMaps(public, (3, 16, 16)).identity
 
 
+def test_public_images_without_variation_are_refused_for_maps() -> None:
+    for empty in (torch.zeros(5, 1, 16, 16), torch.full((5, 1, 16, 16), torch.nan)):
+        with pytest.raises(Refused, match="public images that vary"):
+            features.ScatteringMaps(PublicRecords.of(task_of(empty, public=True)), OWN.shape)
+
+
 def test_maps_are_stored_as_they_are_and_not_joined() -> None:
     task = features.extract(OWN, ["scattering-maps"], public=PUBLIC)
     assert (task.shape, task.train.tensors[0].dtype) == ((81, 4, 4), torch.float16)

@@ -89,6 +89,8 @@ class ScatteringMaps:
         found = torch.cat([self._maps(some) for some in images_like(public.records, shape).split(200)])
         self._mean = found.mean((0, 2, 3), keepdim=True)
         self._deviation = found.std((0, 2, 3), keepdim=True)
+        varied = bool((self._deviation > 0).all())  # also false for NaN
+        check.require(varied, "public images that vary", "images whose coefficients are equal", "name other records")
 
     @property
     def identity(self) -> str:
