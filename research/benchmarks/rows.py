@@ -89,9 +89,9 @@ def bound(recipe: Recipe, batch: int) -> Plan:
     return recipe.using(sampling=OwnLoader()).bind(noise=NOISE, horizon=horizon, delta=1e-7)
 
 
-def private(task: Task) -> Step:
+def private(task: Task, recipe: Recipe | None = None) -> Step:
     """Everything that `Private` does for a step: watch every call, charge, norms, clip, sum, cipher noise, update."""
-    plan = bound(methods.dp_sgd(clip=CLIP), task.batch)
+    plan = bound(recipe or methods.dp_sgd(clip=CLIP), task.batch)
     engine, streams, progress, world = Engine(task.model), Streams.from_os(), RunState(), World.current()
     header = {"plan": plan.digest, "relation": str(plan.relation), "delta": plan.delta}
     ledger, optimizer = Ledger.in_memory(header), _sgd(task)

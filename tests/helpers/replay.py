@@ -62,6 +62,13 @@ class Tape:
     def check(self, layout: Layout) -> None:
         self._inner.check(layout)
 
+    def prepare(self, context: StepContext) -> None:
+        self._inner.prepare(context)
+
+    @property
+    def is_independent(self) -> bool:
+        return self._inner.is_independent
+
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:
@@ -114,13 +121,20 @@ class _PricedAs:
         return NoGuard()
 
 
-def run(plan: Plan, data: tuple[Tensor, Tensor], *, start: int = 0, released: Recording | None = None) -> Recording:
+def run(
+    plan: Plan,
+    data: tuple[Tensor, Tensor],
+    *,
+    start: int = 0,
+    released: Recording | None = None,
+    make: Callable[[], nn.Module] | None = None,
+) -> Recording:
     """The plan's steps from `start` on, all records in each; releases are drawn, or those of a recording."""
     notes = Recording()
     tape = Tape(plan.mechanism, notes, released)
     priced = plan.analysis if isinstance(plan.analysis, Composition) else _PricedAs(plan)
     taped = plan.using(mechanism=tape, analysis=priced)
-    net, progress, streams = _model(), RunState(step=start), Streams.seeded(_SEED)
+    net, progress, streams = (make or _model)(), RunState(step=start), Streams.seeded(_SEED)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
     engine = Engine(net)
     x, y = data
@@ -191,14 +205,14 @@ def compare(one: Recording, other: Recording) -> float:
     return worst
 
 
-def leave_one_out(plan: Plan, *, start: int = 0) -> float:
+def leave_one_out(plan: Plan, *, start: int = 0, make: Callable[[], nn.Module] | None = None) -> float:
     """Record on hard records, replay without each of them in turn; the largest share of a sensitivity that was used."""
     x, y = _records()
-    whole = run(plan, (x, y), start=start)
+    whole = run(plan, (x, y), start=start, make=make)
     shares = []
     for record in range(len(x)):
         kept = torch.arange(len(x)) != record
-        shares.append(compare(whole, run(plan, (x[kept], y[kept]), start=start, released=whole)))
+        shares.append(compare(whole, run(plan, (x[kept], y[kept]), start=start, released=whole, make=make)))
     return max(shares)
 
 

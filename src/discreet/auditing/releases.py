@@ -36,7 +36,7 @@ from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.pipeline import Pipeline
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
-from discreet.stages.selection import Frozen, Order, Selection
+from discreet.stages.selection import Frozen, Order, RowCounting, Selection
 from discreet.stages.values import BoundedSum, Released, StepContext
 from discreet.training.step import PrivateStep, RunState
 
@@ -267,11 +267,15 @@ class ObservedSelection:
     order: Order = field(init=False)
     frozen: Frozen = field(init=False)
     takes_all: bool = field(init=False)
+    counting: RowCounting | None = field(init=False)
 
     def __post_init__(self, listener: Listener) -> None:
         object.__setattr__(self, "_listener", listener)
-        for name in ("order", "frozen", "takes_all"):
+        for name in ("order", "frozen", "takes_all", "counting"):
             object.__setattr__(self, name, getattr(self.inner, name))
+
+    def check(self, stages: Pipeline) -> None:
+        self.inner.check(stages)
 
     def mask(self, context: StepContext) -> Mask | None:
         return self.inner.mask(context)
@@ -303,6 +307,13 @@ class ObservedMechanism(Mechanism):
 
     def check(self, layout: Layout) -> None:
         self._inner.check(layout)
+
+    def prepare(self, context: StepContext) -> None:
+        self._inner.prepare(context)
+
+    @property
+    def is_independent(self) -> bool:
+        return self._inner.is_independent
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

@@ -119,14 +119,17 @@ def _one_step(method: Method, effort: Effort) -> PreparedGame:
     """What the method really releases at a sampling rate of 1, where sampling hides nothing."""
     from discreet.auditing.correlated import CorrelatedCanaries
     from discreet.auditing.releases import Canaries, ReleaseGame, game_for
+    from discreet.auditing.rows import RowCanaries
 
     recipe = method.recipe()
-    game: Canaries | ReleaseGame | CorrelatedCanaries
+    game: Canaries | ReleaseGame | CorrelatedCanaries | RowCanaries
     if recipe.mechanism.remembers:  # a step has no price of its own: a short run is attacked
         game = CorrelatedCanaries(recipe, delta=COARSE_DELTA)
+    elif recipe.selection.counting is not None:
+        game = RowCanaries(recipe, noise=NOISE, delta=COARSE_DELTA)
     else:
         game = game_for(recipe, noise=NOISE, delta=COARSE_DELTA)
-    many = isinstance(game, Canaries | CorrelatedCanaries)
+    many = isinstance(game, Canaries | CorrelatedCanaries | RowCanaries)
     if not many and method.certified:
         game = game_for(recipe, noise=LITTLE_NOISE, delta=COARSE_DELTA)
     steps = "one step" if game.attacked.steps == 1 else f"{game.attacked.steps} steps"

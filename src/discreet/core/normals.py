@@ -140,12 +140,20 @@ def _buffers() -> Iterator[Buffers]:
         _FREE.append(block)
 
 
-def add(key: bytes, first: int, values: Values, std: float) -> None:
-    """values += std * the normals from pair `first` on, in float64 and rounded once; an even number, contiguous."""
+def is_compiled() -> bool:
+    """Whether the compiled twin does the work."""
+    return compiled is not None
+
+
+def add(key: bytes, first: int, values: Values, std: float, *, threads: int | None = None) -> None:
+    """values += std * the normals from pair `first` on, in float64 and rounded once; an even number, contiguous.
+
+    threads  on how many; None: on as many as torch uses
+    """
     if compiled is None:
         _add(key, first, values, std)
     else:
-        compiled.add(key, NORMALS, first, values, std, torch.get_num_threads())
+        compiled.add(key, NORMALS, first, values, std, threads or torch.get_num_threads())
 
 
 def _add(key: bytes, first: int, values: Values, std: float) -> None:

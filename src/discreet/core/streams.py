@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from discreet.core import check, normals
-from discreet.core.generators import on_device
+from discreet.core.generators import ahead, on_device
 from discreet.core.randomness import KEYED, SEEDED
 
 Words = npt.NDArray[np.uint64]
@@ -61,6 +61,7 @@ class Stream:
         self._normal_blocks = 0
         self._device_key, self._device_blocks = _derive(key, "device cipher"), 0
         self._pool, self._next = np.empty(0), 0  # normals drawn and not yet handed out
+        self._ahead: ahead.NormalsAhead | None = None  # those that follow the pool
 
     @property
     def spent(self) -> int:
@@ -122,6 +123,22 @@ class Stream:
         check.count("say how many normals to draw", least=0, count=count)
         _check_dtype(dtype)
         return self.add_normal_(torch.zeros(int(count), dtype=dtype, device=device), 1.0)
+
+    def prepare(self, count: int) -> None:
+        """Begin to draw the next `count` normals for the CPU beside other work, if a core is free.
+
+        It changes no value: draws use the sequence in its order, and what no draw has used yet stays for the next one.
+        """
+        self._guard()
+        with self._lock:
+            missing = count - (len(self._pool) - self._next)
+            if self._ahead is None and ahead.LEAST <= missing <= ahead.MOST and ahead.core_is_free():
+                missing += missing % 2
+                kept = self._pool if self._next == len(self._pool) else np.empty(0)
+                first = self._normal_blocks
+                self._normal_blocks += missing // 2  # before the draw: no block serves twice
+                memory = ahead.memory_for(missing, kept)
+                self._ahead = ahead.NormalsAhead.begin(self._cipher_key, first, memory)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
         """value += std * N(0, 1) in place, summed in float64 and rounded after adding."""
@@ -248,8 +265,12 @@ class Stream:
             on_device.add_(self._device_key, first, flat, std)
 
     def _add(self, values: normals.Values, std: float) -> None:
-        """values += std * the next normals: the rest of the pool, whole pairs, a new pool."""
+        """values += std * the next normals: the rest of the pool, what was drawn ahead, whole pairs, a new pool."""
         done = self._add_from_pool(values, std)
+        if self._ahead is not None and done < len(values):
+            self._next = len(self._pool)
+            self._pool, self._next, self._ahead = self._ahead.wait(), 0, None
+            done += self._add_from_pool(values[done:], std)
         if len(values) - done >= _BULK:
             bulk = (len(values) - done) // 2 * 2
             self._add_new(values[done : done + bulk], std)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from discreet.engine.layout import Layout, Mask
+from discreet.engine.layout import Layout, Lines, Mask
 
 
 @final
@@ -44,12 +45,22 @@ def _find(mask: Mask, layout: Layout, device: torch.device) -> Active:
     whole: list[Tensor] = []
     start = 0
     for index, (shape, size) in enumerate(zip(layout.shapes, layout.sizes, strict=True)):
-        active = mask.of(index, torch.empty(shape, device=device))
-        part = None if active is None else active.to(device).reshape(-1).nonzero().flatten()
+        part = _part(mask, index, shape, device)
         parts.append(None if part is not None and len(part) == size else part)
         whole.append((torch.arange(size, device=device) if part is None else part) + start)
         start += size
     return Active(torch.cat(whole), tuple(parts), tuple(len(part) for part in whole))
+
+
+def _part(mask: Mask, index: int, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+    """The active coordinates of one parameter; None if all of it is active."""
+    piece = mask.pieces[index]
+    if isinstance(piece, Lines) and piece.rows is not None and piece.columns is None:  # without a mask of elements
+        width = math.prod(shape[1:])
+        starts = piece.rows.to(device).nonzero() * width
+        return (starts + torch.arange(width, device=device)).flatten()
+    active = mask.of(index, torch.empty(shape, device=device))
+    return None if active is None else active.to(device).reshape(-1).nonzero().flatten()
 
 
 def from_indices(whole: Tensor, layout: Layout) -> Mask:

@@ -1,22 +1,29 @@
 """The gradient of a `torch.autograd.Function` of the user's own: its backward pass is watched while it runs.
 
 Its forward pass consists of watched calls already. In the backward pass of the losses, what it gives back to one record
-must come from that record alone, by the same calls in every batch.
+must come from that record alone, by the same calls in every batch. Other code of the user's does not run there: hooks
+on nodes are refused, and so are calls of torch outside of backward().
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, Protocol, final
+from functools import cache, partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Protocol, final
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from discreet.core.check import refuse
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Blame, Lineage, Origin
+from discreet.core.check import refuse, require
+from discreet.engine.proof.blame import TAMPERED, user_line
+from discreet.engine.proof.lineage import CUSTOM_GRAPH, MIXED, PUBLIC, Blame, Lineage, Origin, values_of
 from discreet.engine.trace.capture import RecordAxis
 
 Resume = Callable[[], AbstractContextManager[None]]
@@ -25,11 +32,16 @@ Resume = Callable[[], AbstractContextManager[None]]
 class Table(Protocol):
     """Which tensor has which lineage."""
 
+    is_in_backward: bool
+
     def find(self, tensor: Tensor) -> Origin:
         """Where a tensor comes from."""
 
     def put(self, tensor: Tensor, origin: Origin) -> Origin:
         """Note where a tensor comes from."""
+
+    def is_memory_unchanged(self) -> bool:
+        """Whether memory that others can write to holds what it held."""
 
 
 @final
@@ -54,6 +66,11 @@ class CustomBackwards:
         self._made: list[Origin] = []
         self.is_running = False  # whether a backward pass of the user's own is under way
 
+    @property
+    def has_any(self) -> bool:
+        """Whether code of the user's runs in the backward pass."""
+        return bool(self._nodes)
+
     def note(self, tensor: Tensor, origin: Origin, find: Callable[[Tensor], Origin]) -> Origin:
         """Watch the backward pass of a tensor if a function of the user's made it; the origin with that function."""
         node: Any = tensor.grad_fn
@@ -72,12 +89,10 @@ class CustomBackwards:
         if known is None:
             known = self._nodes[id(node)] = _Node(node, len(self._nodes))
             node.apply = partial(self._run, known)  # what autograd calls, on this node alone
-            known.saved = [find(one) for one in node.saved_tensors]
+            known.saved = [values_of(find(one)) for one in node.saved_tensors]
         known.outputs[tensor.output_nr] = origin
-        made_by = function.backward, None, (origin,)
-        return Origin(
-            origin.lineage, hash((origin.digest, function.__qualname__)), origin.clock, *made_by, where=origin.where
-        )
+        made_by = hash((origin.digest, function.__qualname__)), origin.clock, function.backward, None, (origin,)
+        return Origin(origin.lineage, *made_by, where=origin.where, output=CUSTOM_GRAPH)
 
     def begin(self, resume: Resume, table: Table) -> None:
         """The backward pass of the losses starts; `resume` watches calls inside its block."""
@@ -109,12 +124,13 @@ class CustomBackwards:
         saved = known.node.saved_tensors  # unpacked again inside: those are found by the memory of these
         for one, origin in zip(saved, known.saved, strict=True):
             self._table.put(one, origin)
-        self.is_running = True
+        self.is_running = self._table.is_in_backward = True
         try:
             with self._resume():
                 results = run(known.node, *gradients)
         finally:
-            self.is_running = False
+            self.is_running = self._table.is_in_backward = False
+        require(self._table.is_memory_unchanged(), *TAMPERED)  # before other nodes read it, and it is restored
         del saved
         places = {origin.lineage for origin in known.outputs.values()}
         for result in results if isinstance(results, tuple) else (results,):
@@ -127,6 +143,73 @@ class CustomBackwards:
 
 
 _NOTHING = Origin(PUBLIC, 0)
+_watches: list[object] = []
+
+
+def watch_nodes(watch: object) -> None:
+    """Refuse hooks on nodes of the graph, and ways from one node to others, until `unwatch_nodes`.
+
+    A function of the user's gets its own node as `ctx`. No call shows what is done with it.
+    """
+    _install()
+    _watches.append(watch)
+
+
+def unwatch_nodes(watch: object) -> None:
+    """Undo `watch_nodes`."""
+    _watches.remove(watch)
+
+
+@cache
+def _install() -> None:
+    """Look at hooks on nodes, once and for all: torch's classes are slow after each change."""
+    register: Any = torch.autograd.Function._register_hook  # what torch calls for a hook on any node
+
+    def checked(*args: Any) -> Any:
+        _refuse_hooks()
+        return register(*args)
+
+    torch.autograd.Function._register_hook = staticmethod(checked)  # type: ignore[method-assign]
+    for name in ("next_functions", "_register_hook_dict"):
+        setattr(BackwardCFunction, name, property(partial(_looked_up, getattr(torch._C._FunctionBase, name))))
+
+
+def _looked_up(plain: Any, node: Any) -> Any:
+    _refuse_hooks()
+    return plain.__get__(node, type(node))
+
+
+def _refuse_hooks() -> None:
+    if _watches:
+        refuse(
+            "a step whose gradients autograd computes: a hook on the graph changes gradients out of sight",
+            f"a hook on a node of the graph, or a look at its neighbours, at {user_line()}",
+            "compute the gradient in the function's backward()",
+        )
+
+
+def run_backward(total: Tensor) -> None:
+    """`total.backward()`, but as no call of torch: the watch would be off inside of it."""
+    given = (total,), (torch.ones_like(total),), False, False, ()
+    torch.autograd.graph._engine_run_backward(*given, allow_unreachable=True, accumulate_grad=True)
+
+
+def check_caller() -> None:
+    """Refuse a call in a backward pass that neither a function's backward() nor this library makes."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not _RUN_BACKWARD:
+        if frame.f_code.co_filename.startswith(_OURS):
+            return
+        frame = frame.f_back
+    refuse(
+        "a backward pass that runs autograd's own code, and backward() of functions",
+        f"another call of torch in it, at {user_line()}",
+        "leave callbacks of the autograd engine out",
+    )
+
+
+_RUN_BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
+_OURS: Final = (str(Path(__file__).parents[1]) + os.sep, str(torch.utils.checkpoint.__file__))
 
 
 def _is_harmless(came: Origin, places: set[RecordAxis | Lineage]) -> bool:

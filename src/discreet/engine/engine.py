@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
 from discreet.engine.active import Active
-from discreet.engine.factors.parts import Factors, GradientBuffer
+from discreet.engine.custom_backward import run_backward
+from discreet.engine.factors.parts import Factors, GradientBuffer, root_of_squares
 from discreet.engine.factors.restrict import restrict
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
@@ -32,6 +33,7 @@ from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Collector, Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
 from discreet.engine.support import check_trained, refuse_unsupported, trainable
+from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.unscripted import Unscripted
@@ -93,9 +95,8 @@ class Engine:
         self._roots = [Tracked(name, parameter) for name, parameter in trainable(model)]
         require(bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained")
         self._trained = {root.name: root.tensor for root in self._roots}
-        self.layout = Layout(
-            tuple(root.name for root in self._roots), tuple(tuple(root.tensor.shape) for root in self._roots)
-        )
+        shapes = tuple(tuple(root.tensor.shape) for root in self._roots)
+        self.layout = Layout(tuple(self._trained), shapes, tables_of(model))
         dtypes = {root.tensor.dtype for root in self._roots}
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
@@ -200,7 +201,7 @@ class Engine:
                 use.gradient = None  # a backward pass of the caller's own may have left one
             collector = Collector(uses, self.layout, self._room)
             collector.watch()
-            each.sum().backward()
+            run_backward(each.sum())
             for one in passes:
                 one.recorder.fill()
         with torch.no_grad():
@@ -214,7 +215,7 @@ class Engine:
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
         """Upper bounds on the per-sample gradient norms, float64, shape [G, N]."""
         each = self._each_norm(mask)
-        return torch.stack([_root_of_squares([each[i] for i in group]) for group in self._checked(groups)])
+        return torch.stack([root_of_squares([each[i] for i in group]) for group in self._checked(groups)])
 
     @torch.no_grad()
     def add_weighted(
@@ -246,6 +247,11 @@ class Engine:
     def finite(self) -> Tensor:
         """Which records take part: those whose whole gradient is finite, [N]."""
         return torch.stack(self._each_norm(None)).isfinite().all(0)
+
+    @torch.no_grad()
+    def touched(self, tables: Sequence[int]) -> TouchedRows:
+        """The rows of these tables that the gradient of each record is not zero on."""
+        return TouchedRows.of(self._collected(None), tables, self.layout, self.finite())
 
     @torch.no_grad()
     def mapped_sum(self, fn: Callable[[Tensor], Tensor], mask: Mask | None = None, *, chunk: int = 16) -> Tensor:
@@ -389,10 +395,3 @@ class Engine:
             "a parameter left out would lose its signal, one named twice would count twice",
         )
         return groups
-
-
-def _root_of_squares(norms: Sequence[Tensor]) -> Tensor:
-    """sqrt(sum of squares), scaled so that no square overflows or vanishes."""
-    stacked = torch.stack(list(norms))
-    scale = stacked.amax(0).clamp(min=torch.finfo(torch.float64).tiny)
-    return (stacked / scale).square().sum(0).sqrt() * scale

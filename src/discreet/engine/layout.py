@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 class Layout:
     """How the trainable parameters lie in one flat vector, in the order of `named_parameters`.
 
+    tables  which parameters are tables of rows, by their modules (engine/tables.py)
+
     >>> Layout(("w", "b"), ((2, 3), (3,))).size
     9
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    tables: tuple[int, ...] = ()
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

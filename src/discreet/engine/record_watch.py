@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from discreet.core.check import refuse, require
-from discreet.engine.custom_backward import CustomBackwards
+from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
 from discreet.engine.proof.blame import (
     CHANGED,
     REHEARSAL_FAILED,
@@ -36,9 +36,9 @@ from discreet.engine.proof.blame import (
     is_uninitialised,
     line_of_the_call,
     refuse_losses,
-    user_line,
 )
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
 from discreet.engine.proof.judgement import Judged, judged
 from discreet.engine.proof.lineage import (
     DECLARED,
@@ -56,21 +56,11 @@ from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.public_rows import rows_of_memory
 from discreet.engine.proof.verdicts import SIZED, form_of, settings_for
-from discreet.engine.proof.watched_functions import (
-    DATA_GET,
-    DATA_SET,
-    FILLS,
-    HOOKS,
-    QUIET,
-    RECURRENT,
-    SPECIAL,
-    TO_MEMORY,
-    is_slice,
-)
+from discreet.engine.proof.watched_functions import DATA_GET, FILLS, QUIET, RECURRENT, SPECIAL, TO_MEMORY, is_slice
 from discreet.engine.records_held import tensors_held_by
 from discreet.engine.regions import Regions
-from discreet.engine.surroundings import Surroundings
-from discreet.engine.trace.capture import RecordAxis, name_of, tensors_in
+from discreet.engine.surroundings import Generators, Surroundings
+from discreet.engine.trace.capture import RecordAxis, tensors_in
 from discreet.engine.unscripted import unwatch_scripts, watch_scripts
 
 
@@ -88,11 +78,14 @@ class RecordWatch(TorchFunctionMode):
         self.table = LineageTable(model, self.backwards.note)
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
-        self._surroundings = Surroundings(RecordWatch)
+        self._surroundings, self._generators = Surroundings(RecordWatch), Generators()
         self._regions = Regions(self.table)
         self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
         self._is_inside = False  # inside of a function that is proven as a whole
+        self._is_backward = self._is_resumed = (
+            False  # in a backward pass that runs code of the user's, and in that code
+        )
         self._declared: list[Any] = []
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
@@ -111,6 +104,7 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._surroundings.open()
+        self._generators.open()
         self._records, self.kind = records, kind
         self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
@@ -155,6 +149,7 @@ class RecordWatch(TorchFunctionMode):
         self.is_open = True
         _push_mode(self)
         watch_scripts(self._check_scripted)
+        watch_nodes(self)
 
     def _pop(self) -> None:
         """Remove this mode, and no other, from wherever it is on the stack."""
@@ -162,6 +157,7 @@ class RecordWatch(TorchFunctionMode):
             return
         self.is_open = False
         unwatch_scripts(self._check_scripted)
+        unwatch_nodes(self)
         above = []
         while torch._C._len_torch_function_stack():
             mode = _pop_mode()
@@ -246,9 +242,13 @@ class RecordWatch(TorchFunctionMode):
     def backward_pass(self) -> Iterator[None]:
         """The block runs the backward pass of the losses: code of the user's in it is watched, too."""
         self.backwards.begin(self._resumed, self.table)
+        self._is_backward = self.backwards.has_any
+        if self._is_backward:
+            self._push()
         try:
             yield
         finally:
+            self._is_backward = False
             self.backwards.end()
             self._pop()
         with self.paused():
@@ -258,8 +258,8 @@ class RecordWatch(TorchFunctionMode):
     @contextmanager
     def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:
         """Calls inside the block are watched again."""
-        before, was_open = (self.forward, self._is_paused), self.is_open
-        self.forward, self._is_paused = forward, False
+        before, was_open = (self.forward, self._is_paused, self._is_resumed), self.is_open
+        self.forward, self._is_paused, self._is_resumed = forward, False, True
         if not was_open:
             self._push()
         try:
@@ -267,7 +267,7 @@ class RecordWatch(TorchFunctionMode):
         finally:
             if not was_open:
                 self._pop()
-            self.forward, self._is_paused = before
+            self.forward, self._is_paused, self._is_resumed = before
 
     def repeating(
         self, frame: Any, inputs: Any, forward: Callable[[Any, Any, Any], Any]
@@ -279,7 +279,10 @@ class RecordWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_paused or not self.is_open or func in QUIET:
+        is_between = self._is_backward and not self._is_resumed
+        if self._is_paused or not self.is_open or func in QUIET or is_between:
+            if is_between:
+                check_caller()
             return func(*args, **kwargs)
         table = self.table
         if self._is_inside and self.forward is not None:
@@ -298,11 +301,17 @@ class RecordWatch(TorchFunctionMode):
         region = self._regions.calls_at(func) if on_records else None
         for generator in reading.generators:
             self._surroundings.draw(generator)
+        form = form_of(func, description, tuple(reading.declared))
+        states = None if form.draws is False else self._generators.before(reading.generators)
         versions = versions_of(tensors)
         started = table.clock
         result = self._run(func, args, kwargs)
         if table.clock != started:
             return result  # taken apart into calls that were watched
+        parents = tuple(reading.origins)
+        if states is not None:
+            read = self._generators.read(states, form.digest, func, description, line_of_the_call())
+            form.draws, parents = form.draws or bool(read), parents + read
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
             self._write_slice(args)
             return result
@@ -315,9 +324,7 @@ class RecordWatch(TorchFunctionMode):
             made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         elif not made:
             return result
-        form = form_of(func, description, tuple(reading.declared))
         clock, where = table.tick(), line_of_the_call()
-        parents = tuple(reading.origins)
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if region is not None:
             region.append(digest)
@@ -371,18 +378,7 @@ class RecordWatch(TorchFunctionMode):
 
     def _prepare(self, func: Any, reading: Reading) -> None:
         """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
-        if HOOKS.get(func) and reading.tensors[0].requires_grad:
-            refuse(
-                f"a step whose gradients autograd computes: {HOOKS[func]}",
-                f"{name_of(func)} at {user_line()}",
-                "remove the hook; private.step bounds every record's gradient",
-            )
-        if func == DATA_SET:
-            refuse(
-                "tensors whose memory stays theirs until the losses are taken",
-                f"`tensor.data = ...` at {user_line()}",
-                "compute a new tensor",
-            )
+        refuse_out_of_sight(func, reading.tensors)
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
             reading.origins[0] = Origin(PUBLIC, 1, rows=rows_of_memory(reading.tensors[0], self._records))
 
@@ -392,8 +388,4 @@ class RecordWatch(TorchFunctionMode):
         with self.paused():
             is_public = all(self.table.find(tensor).lineage is PUBLIC for tensor in tensors_in(args))
         if not is_public:
-            refuse(
-                "losses in which each record stands alone, call by call",
-                f"a scripted function at {user_line()}, inside which no call is watched",
-                "call the Python function: leave torch.jit.script and torch.jit.trace out",
-            )
+            refuse_scripted()

@@ -8,6 +8,7 @@ hold the Python functions instead.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, final
 
 import torch
@@ -54,18 +55,20 @@ _told: list[Callable[[Any], None]] = []
 
 def watch_scripts(tell: Callable[[Any], None]) -> None:
     """Call `tell` with the arguments of every scripted function before it runs: torch shows its calls to no mode."""
-    if not _told:
-        for kind, run in zip(_TYPES, _RUN, strict=True):
-            kind.__call__ = _told_of(run)
+    _install()
     _told.append(tell)
 
 
 def unwatch_scripts(tell: Callable[[Any], None]) -> None:
     """Undo `watch_scripts`."""
     _told.remove(tell)
-    if not _told:
-        for kind, run in zip(_TYPES, _RUN, strict=True):
-            kind.__call__ = run
+
+
+@cache
+def _install() -> None:
+    """Once and for all: torch's classes are slow after each change."""
+    for kind, run in zip(_TYPES, _RUN, strict=True):
+        kind.__call__ = _told_of(run)
 
 
 def _told_of(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
+from discreet.methods.adafest.recipes import adafest
 from discreet.methods.d2p2.recipes import d2p2_sgd, d2p_sgd, dp2_sgd
 from discreet.methods.dicesgd.recipes import dicesgd, dicesgd_automatic, two_level
 from discreet.methods.dp_ftrl.recipes import bandmf, dp_ftrl
@@ -16,8 +17,9 @@ from discreet.methods.random_freeze.recipes import random_freeze, ranked_freeze
 from discreet.methods.selective_update.recipes import sur
 from discreet.stages.plan import Recipe
 
-__all__ = ["METHODS", "Method", "adaptive_quantile", "automatic", "b_gep", "bandmf", "d2p2_sgd", "d2p_sgd", "dicesgd"]
+__all__ = ["METHODS", "Method", "adafest", "adaptive_quantile", "automatic", "b_gep", "bandmf", "d2p2_sgd", "d2p_sgd"]
 __all__ += [
+    "dicesgd",
     "dicesgd_automatic",
     "dp2_sgd",
     "dp_adam",
@@ -54,6 +56,7 @@ _COUNTED = f"{_SUBSAMPLED}, including the count query"
 _PROJECTED = f"{_SUBSAMPLED}; with dense projections, of chi-square mixtures"
 _TESTED = f"{_SUBSAMPLED}, including the test of every update"
 _TWO_QUERIES = f"{_SUBSAMPLED} with two queries per batch"
+_ROWS = f"{_SUBSAMPLED}, including the count of touched rows"
 _PUBLIC = "if no protected record is among the public ones"
 _LAST_ITERATE = "certified: composition; with link or smoothness, a bound for the final parameters only"
 _CORRELATED = "certified: one Gaussian release for the whole run, by how often and how far apart a record comes back"
@@ -87,6 +90,7 @@ METHODS: MappingProxyType[str, Method] = MappingProxyType(
             Method(name="b-gep", recipe=b_gep, guarantee=f"{_SUBSAMPLED}, {_PUBLIC}"),
             Method(name="dp-ftrl", recipe=dp_ftrl, guarantee=_CORRELATED),
             Method(name="bandmf", recipe=bandmf, guarantee=_CYCLIC),
+            Method(name="adafest", recipe=adafest, guarantee=_ROWS),
             Method(name="two-level", recipe=two_level, guarantee=_SUBSAMPLED),
         )
     }

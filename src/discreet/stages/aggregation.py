@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from discreet.engine.layout import Mask
 from discreet.stages.clipping import Bounder
-from discreet.stages.selection import Order
+from discreet.stages.selection import Order, RowCounting
 from discreet.stages.values import _AGGREGATION, BoundedSum, PrivateState
 
 if TYPE_CHECKING:
@@ -36,6 +36,31 @@ def sum_of_numbers(numbers_N: Tensor, bound: float, world: World) -> BoundedSum:
     total = numbers_N.double().nan_to_num(bound).clamp(-bound, bound).sum().view(1)
     world.sum_(total)
     return BoundedSum(total, bound, key=_AGGREGATION)
+
+
+@final
+class RowCounts:
+    """Counts, over one logical batch, the records that touch each row of the tables.
+
+    Guarantee: adding or removing one record moves the counts by at most the sensitivity of the query (L2): a record
+    adds one weight to each of the k rows that it touches, and weight * sqrt(k) is at most the sensitivity.
+    """
+
+    def __init__(self, counting: RowCounting, engine: Engine) -> None:
+        self._counting, self._engine, self._tables = counting, engine, counting.tables(engine.layout)
+        rows = sum(engine.layout.shapes[table][0] for table in self._tables)
+        self._counts = engine.zeros(1, rows)[0].double()  # exact sums: counts stay far below 2^53
+
+    def add(self) -> None:
+        """Count the current micro-batch of the engine, before `Aggregation.add` ends it."""
+        touched = self._engine.touched(self._tables)
+        weights_N = self._counting.per_row(touched.per_record)
+        self._counts.index_add_(0, touched.rows, weights_N[touched.records])
+
+    def sum(self, world: World) -> BoundedSum:
+        """Sum over all processes and attach the sensitivity."""
+        world.sum_(self._counts)
+        return BoundedSum(self._counts, self._counting.query().sensitivity, key=_AGGREGATION)
 
 
 @final

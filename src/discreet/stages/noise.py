@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 
 from discreet.accounting.events import CountQuery, Gaussian, NonPrivate, Queries, Release
 from discreet.core import check
@@ -35,6 +35,15 @@ class Mechanism(Protocol):
         """Stages that a plan of this length replaces, by name. By default none."""
         return {}
 
+    def prepare(self, context: StepContext) -> None:
+        """A step begins: noise may be drawn beside it. By default it is drawn at the release."""
+        return
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether it adds independent Gaussian noise to every coordinate of every sum, and does nothing else."""
+        return False
+
     @property
     def remembers(self) -> bool:
         """Whether a step uses the noise of earlier ones, which a resumed run must draw again."""
@@ -63,9 +72,15 @@ class GaussianNoise(Mechanism):
     A noise multiplier of 0 releases the exact sums and is charged as non-private.
     """
 
+    is_independent: ClassVar[bool] = True
+
     def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
         events = tuple(query.event(noise) for query in queries)
         return events[0] if len(events) == 1 else Queries(events)
+
+    def prepare(self, context: StepContext) -> None:
+        if context.mask is None and str(context.device) == "cpu":
+            context.streams.noise.prepare(context.layout.size)
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

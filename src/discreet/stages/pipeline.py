@@ -64,6 +64,7 @@ class Pipeline:
         expected, remedy = f"a relation that {sampler} is proven for ({proven})", "change `relation` or `sampling`"
         check.require(self.relation in self.sampling.relations, expected, str(self.relation), remedy)
         self.combination.check(self.bounder, self.selection)
+        self.selection.check(self)
         self._check_tests()
         self.analysis.check(self)
 
@@ -93,8 +94,10 @@ class Pipeline:
         return dataclasses.replace(self, **given)
 
     def queries(self, scale: float) -> tuple[Query, ...]:
-        """All queries on one batch, vector queries first; `scale` is the bounder's public state."""
-        return *self.bounder.vectors(scale), *self.bounder.scalars()
+        """All queries on one batch, vector queries first and row counts last; `scale` is the bounder's public state."""
+        counting = self.selection.counting
+        counts = () if counting is None else (counting.query(),)
+        return *self.bounder.vectors(scale), *self.bounder.scalars(), *counts
 
     @property
     def has_tests(self) -> bool:

@@ -1,18 +1,25 @@
 """Selections choose the coordinates of the gradient that are active in a step.
 
-Guarantee, for every selection: the mask depends only on public streams and on earlier releases, never on the records
-of this step. One mask is used for a whole logical batch (docs/proofs/RandomFreeze.md).
+Guarantee, for every selection: the mask depends only on public streams and on releases, never on the records of this
+step. One mask is used for a whole logical batch (docs/proofs/RandomFreeze.md). A selection that counts rows chooses
+its mask after the sums, by a noisy count that is charged with the gradient (docs/proofs/TouchedRows.md).
 """
 
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, Protocol, final
+
+from torch import Tensor
 
 from discreet.core import check
-from discreet.engine.layout import Mask
+from discreet.engine.layout import Layout, Mask
+from discreet.stages.clipping import Query
 from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released, StepContext
+
+if TYPE_CHECKING:
+    from discreet.stages.pipeline import Pipeline
 
 
 class Order(enum.StrEnum):
@@ -33,8 +40,33 @@ class Frozen(enum.StrEnum):
     """It sees a gradient of zero, so momentum and weight decay still move the parameter (as in the paper)."""
 
 
+class RowCounting(Protocol):
+    """Selects rows of tables by a noisy count of the records that touch them."""
+
+    def query(self) -> Query:
+        """The query for the counts, with the norm to which each record's contribution is clipped."""
+
+    def tables(self, layout: Layout) -> tuple[int, ...]:
+        """The parameters whose rows are counted; a public choice."""
+
+    def per_row(self, rows_N: Tensor) -> Tensor:
+        """What each record adds to each row that it touches, from the number of rows that it touches."""
+
+    def select(self, counts: Tensor, std: float, layout: Layout) -> Mask | None:
+        """The mask of the selected rows, from the noisy counts of all rows of the tables, one after the other."""
+
+
 class Selection(Protocol):
     """Chooses the active coordinates of each step."""
+
+    @property
+    def counting(self) -> RowCounting | None:
+        """How rows are selected by a noisy count; None if `mask` chooses before the sums."""
+        return None
+
+    def check(self, stages: "Pipeline") -> None:
+        """Refuse stages that it does not support. Called when the plan is built."""
+        return
 
     @property
     def order(self) -> Order:

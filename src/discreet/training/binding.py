@@ -14,14 +14,18 @@ from discreet.core.streams import Stream, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.memory import ENOUGH, micro_batch_for
+from discreet.engine.proof.lineage import places_in
+from discreet.engine.record_watch import RecordWatch
 from discreet.engine.selfcheck import self_check
 from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
 from discreet.training.collate import check_data_apart
 from discreet.training.loader import to_device
+from discreet.training.rehearsal import Rehearsals, rehearsal_sizes
 
 COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
+GIVEN = "the records of Private(rehearsal=...)"  # as the ledger names them
 TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 
 
@@ -136,6 +140,18 @@ def records_in(batch: Any) -> int:
     if first is None or first.dim() == 0:
         check.refuse("a batch of tensors", type(batch).__name__, "use tensors with the records along the first axis")
     return int(first.shape[0])
+
+
+def rehearsals(watch: RecordWatch, largest: int, given: Any, device: torch.device) -> Rehearsals:
+    """The rehearsals of a run in which at most `largest` records fit in memory; those of `given` are public."""
+    sizes = rehearsal_sizes(largest)
+    watch.rehearse(sizes)
+    if given is None:
+        return Rehearsals(sizes)
+    watch.declarations[GIVEN] = None
+    number = next((len(tensor) for tensor, _ in places_in(given, 0) if tensor.dim()), 0)
+    check.count("the records of a rehearsal (the rows of its first tensor)", rehearsal=number)
+    return Rehearsals(sizes, to_device(given, device), number)
 
 
 def device_of(model: nn.Module) -> torch.device:

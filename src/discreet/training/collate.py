@@ -10,6 +10,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NoReturn, final
 
@@ -57,6 +58,9 @@ def _joined(alone: Sequence[Any], two: Any) -> Any:
         for key, part in parts.items():
             whole[key] = part
         return whole
+    if is_dataclass(first):
+        each, growing = [fields_of(one) for one in alone], fields_of(two)
+        return with_fields(two, {name: _joined([one[name] for one in each], growing[name]) for name in growing})
     if isinstance(first, (tuple, list)):
         if len(two) == 2 * len(first):  # one entry per record
             return type(first)(entry for one in alone for entry in one)
@@ -68,6 +72,19 @@ def _joined(alone: Sequence[Any], two: Any) -> Any:
     if any(one != first for one in alone) or two != first:
         _refuse(f"{type(first).__name__} values that differ between records")
     return first
+
+
+def fields_of(one: Any) -> dict[str, Any]:
+    """What a dataclass holds, by name."""
+    return {field.name: getattr(one, field.name) for field in fields(one)}
+
+
+def with_fields(like: Any, values: dict[str, Any]) -> Any:
+    """A dataclass with other values, also a frozen one; its constructor is not run again."""
+    made = copy.copy(like)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _joined_tensors(alone: Sequence[Tensor], two: Tensor) -> Tensor:
@@ -162,6 +179,8 @@ def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int)
 
 def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
     """What belongs to one record of a batch; `alone` is a batch of a single record and shows which axes grow."""
+    if is_dataclass(batch) and not isinstance(batch, Mapping):
+        batch, alone = fields_of(batch), fields_of(alone)
     if isinstance(batch, (Tensor, np.ndarray, list, tuple)):
         each = 0 if isinstance(alone, (Tensor, np.ndarray)) and alone.ndim == 0 else len(alone)
         if each and len(batch) == records * each:
@@ -175,6 +194,8 @@ def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
 
 def _difference(one: Any, other: Any) -> str | None:
     """What differs between two results, "shape" or "values"; None if nothing does."""
+    if is_dataclass(one) and type(one) is type(other) and not isinstance(one, Mapping):
+        one, other = fields_of(one), fields_of(other)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.dtype.kind in "biufc":
         one, other = torch.from_numpy(one), torch.from_numpy(other)
     if isinstance(one, Tensor) and isinstance(other, Tensor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from discreet.engine.trace.capture import replace
-from discreet.training.collate import CollateEach, OneByOne
+from discreet.training.collate import CollateEach, OneByOne, fields_of, with_fields
 
 if TYPE_CHECKING:
     from discreet.stages.sampling import Indices
@@ -114,4 +114,13 @@ class _Rows:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move all tensors of a nested structure to a device."""
-    return replace(batch, lambda tensor: tensor.to(device))
+    return with_tensors(batch, lambda tensor: tensor.to(device))
+
+
+def with_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A batch with every tensor changed, also in dataclasses."""
+    if type(batch) in (tuple, list):
+        return type(batch)([with_tensors(part, change) for part in batch])
+    if is_dataclass(batch) and not isinstance(batch, dict):
+        return with_fields(batch, {name: with_tensors(part, change) for name, part in fields_of(batch).items()})
+    return replace(batch, change)

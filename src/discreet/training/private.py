@@ -20,7 +20,6 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.proof.program import BatchKind
-from discreet.engine.trace.capture import replace
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
@@ -36,15 +35,15 @@ from discreet.training.binding import (
     dry_run,
     fitting_micro_batch,
     records_in,
+    rehearsals,
     sampling_streams,
 )
 from discreet.training.handover import check_handover
-from discreet.training.loader import Loader, to_device
+from discreet.training.loader import Loader, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
-from discreet.training.rehearsal import made_up, rehearsal_sizes
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -75,6 +74,7 @@ class Private:
     schedulers        learning-rate schedulers to include in checkpoints; the training loop steps them
     resume            a checkpoint of `save`: continue after the last step in `ledger`, with new keys
     public            public records for methods that learn from them (gep); the loop yields batches of them, too
+    rehearsal         a batch of public records for rehearsals (see `is_rehearsal`); None: their records are made up
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Private:
         schedulers: Sequence[LRScheduler] = (),
         resume: str | Path | None = None,
         public: Dataset[Any] | None = None,
+        rehearsal: Any = None,
     ) -> None:
         data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
         check_public(plan, data, public)
@@ -122,8 +123,7 @@ class Private:
             share = plan.horizon.size.batch / self.world.size
             alike = example if collate_fn is None else None
             self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
-            self._rehearsals = rehearsal_sizes(self.micro_batch)
-            self._engine.watch.rehearse(self._rehearsals)
+            self._rehearsals = rehearsals(self._engine.watch, self.micro_batch, rehearsal, self._device)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
@@ -196,8 +196,8 @@ class Private:
         watch = self._engine.watch
         for round_ in range(_MOST_ROUNDS):
             if watch.needs_rehearsal:
-                for size in self._rehearsals:
-                    yield from self._offered(made_up(batch, records, size), size, BatchKind.REHEARSAL, loop)
+                for rehearsal, size in self._rehearsals.like(batch, records):
+                    yield from self._offered(rehearsal, size, BatchKind.REHEARSAL, loop)
             kind = BatchKind.REHEARSED if round_ < _MOST_ROUNDS - 1 else BatchKind.FREE
             yield from self._offered(batch, records, kind, loop, is_last=is_last)
             if watch.is_rehearsed:
@@ -260,7 +260,7 @@ class Private:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether the current batch holds made-up records, on which the loop shows how it makes its losses.
+        """Whether the current batch holds made-up or public records, on which the loop shows how it makes its losses.
 
         Such batches come before the first batch, and before losses that a choice of `discreet.public` makes in a new
         way. They add nothing to a sum, and `step` returns False.
@@ -271,7 +271,7 @@ class Private:
         self._handover.check_done()
         self._between.check()
         if self._views > 1:
-            batch = replace(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
+            batch = with_tensors(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:
             self._untested = Snapshot(self.model)
         else:

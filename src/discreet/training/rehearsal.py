@@ -13,7 +13,8 @@ import copy
 import datetime
 import enum
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Final, final
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import Refused, refuse, require
+from discreet.training.collate import fields_of, with_fields
 
 _SIZES: Final = (14, 9)  # even and odd, without a common factor, and seldom another size of a model
 _SEED: Final = 7
@@ -45,6 +47,57 @@ def rehearsal_sizes(largest: int) -> tuple[int, ...]:
     [(14, 9), (6, 5), (2, 1), (1,)]
     """
     return _SIZES if largest >= _SIZES[0] else (largest, largest - 1) if largest > 1 else (1,)
+
+
+@final
+@dataclass(frozen=True)
+class Rehearsals:
+    """The rehearsals of a run: of made-up records, or of public records that the user gives.
+
+    sizes   how many records they have
+    given   a batch of public records, as `collate_fn` returns it; None: records are made up
+    number  how many records `given` has
+    """
+
+    sizes: tuple[int, ...]
+    given: Any = None
+    number: int = 0
+
+    def like(self, batch: Any, records: int) -> Iterator[tuple[Any, int]]:
+        """Rehearsals for a batch of the run, each with its number of records."""
+        for size in self.sizes:
+            made = made_up(batch, records, size) if self.given is None else taken(self.given, self.number, size)
+            yield made, size
+
+
+def taken(batch: Any, records: int, size: int) -> Any:
+    """The first `size` records of a batch; if there are fewer, they come again.
+
+    >>> taken((torch.arange(3), ["a", "b", "c"], 7), 3, 5)
+    (tensor([0, 1, 2, 0, 1]), ['a', 'b', 'c', 'a', 'b'], 7)
+    """
+    rows = [row % records for row in range(size)]
+
+    def walk(tree: Any) -> Any:
+        if isinstance(tree, (Tensor, np.ndarray)):
+            return tree[rows] if tree.ndim and tree.shape[0] == records else tree
+        if is_dataclass(tree) and not isinstance(tree, Mapping):
+            return with_fields(tree, {name: walk(part) for name, part in fields_of(tree).items()})
+        if isinstance(tree, Mapping):
+            like: Any = copy.copy(tree)
+            for name, part in tree.items():
+                like[name] = walk(part)
+            return like
+        if isinstance(tree, (tuple, list)):
+            if len(tree) == records and not any(map(has_rows, tree)):
+                return type(tree)([tree[row] for row in rows])
+            parts = [walk(part) for part in tree]
+            is_named = isinstance(tree, tuple) and type(tree) is not tuple
+            return type(tree)(*parts) if is_named else type(tree)(parts)
+        return tree
+
+    has_rows = _MakingUp(records, size).has_rows
+    return walk(batch)
 
 
 def made_up(batch: Any, records: int, size: int) -> Any:
@@ -76,6 +129,9 @@ class _MakingUp:
             return self._sequence(tree, of_record)
         if isinstance(tree, dict):
             return self._dictionary(tree, of_record)
+        if is_dataclass(tree):
+            parts = fields_of(tree)
+            return with_fields(tree, {name: self.walk(part, of_record=of_record) for name, part in parts.items()})
         if kind in _TIMES:
             return _TIMES[kind]
         if kind in _SETTINGS:
@@ -92,20 +148,20 @@ class _MakingUp:
     def _sequence(self, tree: Any, of_record: bool) -> Any:
         kind = type(tree)
         is_by_record = len(tree) == self._records
-        if is_by_record and not any(map(self._has_rows, tree)):
+        if is_by_record and not any(map(self.has_rows, tree)):
             branches = [self.walk(tree[0], of_record=True)] * self._size
             return kind(branches) if kind in (tuple, list) else tuple(branches)
         branches = [self.walk(branch, of_record=of_record or is_by_record) for branch in tree]
         named = isinstance(tree, tuple) and kind not in (tuple, torch.Size)
         return kind(*branches) if named else kind(branches)
 
-    def _has_rows(self, tree: Any) -> bool:
+    def has_rows(self, tree: Any) -> bool:
         """Whether a part of a batch has a row for each record, so that what it lies in is no list of records."""
         if isinstance(tree, (Tensor, np.ndarray)):
             return tree.ndim > 0 and tree.shape[0] == self._records
         if isinstance(tree, Mapping):
-            return any(map(self._has_rows, tree.values()))
-        return isinstance(tree, (tuple, list)) and (len(tree) == self._records or any(map(self._has_rows, tree)))
+            return any(map(self.has_rows, tree.values()))
+        return isinstance(tree, (tuple, list)) and (len(tree) == self._records or any(map(self.has_rows, tree)))
 
     def _dictionary(self, tree: dict[Any, Any], of_record: bool) -> Any:
         for key in tree:

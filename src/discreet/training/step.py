@@ -5,9 +5,10 @@ If the bounder needs public records, it learns from them first                (l
 For each micro-batch:
     engine       per-record losses -> per-record gradient norms            (add)
     clipping     norms -> weights that bound each record's contribution    (add)
-    aggregation  weights -> bounded sums                                   (add)
+    aggregation  weights -> bounded sums, and counts of touched rows       (add)
 Once, when the logical batch is complete:
     accounting   write the charge to the ledger on disk                    (release)
+    selection    if the plan counts rows: noisy counts -> active rows      (release)
     mechanism    bounded sums -> noisy sums, which are safe to publish     (release)
     combination  noisy sums -> one gradient                                (release)
     update       optimizer step on gradient / public batch size            (update)
@@ -31,7 +32,7 @@ from discreet.core.streams import Indices, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches
-from discreet.stages.aggregation import Aggregation, sum_of_numbers
+from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query
 from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
@@ -68,7 +69,7 @@ class RunState:
 class PrivateStep:
     """One step of a plan, from the first micro-batch to the updated parameters.
 
-    Guarantee: information about the records is released by `_publish` only, which records the charge first.
+    Guarantee: information about the records is released by `_add_noise` only, after `_pay` has recorded the charge.
     """
 
     def __init__(self, plan: Plan, engine: Engine, state: RunState, streams: Streams, pay: Pay, world: World) -> None:
@@ -87,6 +88,10 @@ class PrivateStep:
         # One mask for the whole logical batch: all micro-batches are summed, and the noise is drawn, on it.
         mask, order = self._context.mask, plan.selection.order
         self._sums = Aggregation(plan.bounder, state.scale, engine, mask, order, state.memory)
+        counting = plan.selection.counting
+        self._rows = None if counting is None or not counting.tables(engine.layout) else RowCounts(counting, engine)
+        if counting is None:  # else the counts decide how much noise is drawn
+            plan.mechanism.prepare(self._context)
         self._learning = plan.bounder.learning(self._context)
         self._candidate: CandidateUpdate | None = None
 
@@ -129,6 +134,8 @@ class PrivateStep:
         self._engine.backward(losses)
         if not self._engine.watch.is_rehearsed:
             return False
+        if self._rows is not None:
+            self._rows.add()
         self._sums.add()
         return True
 
@@ -173,7 +180,9 @@ class PrivateStep:
         sums = self._sums.sums(self._world)
         context = dataclasses.replace(self._context, raw=sums.hidden)
         queries, event = plan.queries(state.scale), plan.event_at(state.step)
-        noisy = self._publish(plan.mechanism, event, [*sums.vectors, *sums.scalars], queries, context)
+        self._pay(event, context.step)
+        context, left = self._select_rows(queries, context)
+        noisy = self._add_noise(plan.mechanism, [*sums.vectors, *sums.scalars], left, context)
         vectors, numbers = noisy[: len(sums.vectors)], [float(one) for one in noisy[len(sums.vectors) :]]
         gradient = plan.combination.gradient(vectors, numbers, context)
         released = Released.on(context.mask, gradient, context.layout, context.batch)
@@ -183,20 +192,35 @@ class PrivateStep:
         plan.selection.observe(released, noise_std, context)
         return released
 
+    def _select_rows(self, queries: Sequence[Query], now: StepContext) -> tuple[StepContext, Sequence[Query]]:
+        """If the plan counts rows: release the noisy counts, and mask the rows that they do not select.
+
+        Returns the queries that are still to be released.
+        """
+        counting = self._plan.selection.counting
+        if counting is None:
+            return now, queries
+        *others, query = queries
+        if self._rows is None:  # a model without such tables: nothing to count
+            return now, others
+        (counts,) = self._add_noise(self._plan.mechanism, [self._rows.sum(self._world)], [query], now)
+        mask = counting.select(counts, query.std(self._plan.noise_at(now.step)), now.layout)
+        return dataclasses.replace(now, mask=mask), others
+
     def _test(self, candidate: CandidateUpdate) -> bool:
         """Whether to keep the candidate, by a noisy test of the change of loss on a fresh batch."""
         plan = self._plan
         context = dataclasses.replace(self._context, mask=None)  # a scalar has no coordinates to mask
         queries, event = plan.acceptance.queries(), plan.test_at(context.step)
         change = sum_of_numbers(candidate.changes(), queries[0].sensitivity, self._world)
-        (noisy,) = self._publish(GaussianNoise(), event, [change], queries, context)
+        self._pay(event, context.step)
+        (noisy,) = self._add_noise(GaussianNoise(), [change], queries, context)
         return plan.acceptance.accepts(float(noisy) / context.batch)
 
-    def _publish(
-        self, mechanism: Mechanism, event: Event, sums: Sequence[BoundedSum], queries: Sequence[Query], now: StepContext
+    def _add_noise(
+        self, mechanism: Mechanism, sums: Sequence[BoundedSum], queries: Sequence[Query], now: StepContext
     ) -> list[Tensor]:
-        """Record the charge, then add noise. All processes receive the result of the first."""
-        self._pay(event, now.step)
+        """Add noise to sums whose charge is recorded. All processes receive the result of the first."""
         noisy = mechanism.release(sums, queries, self._plan.noise_at(now.step), now)
         for value in noisy:
             self._world.broadcast_(value)

@@ -208,15 +208,23 @@ def _products(first_NPB: Tensor, other_NQB: Tensor) -> Tensor:
 
 
 def _distinct(index_NP: Tensor, right_NPB: Tensor) -> tuple[Tensor, Tensor]:
-    """Add up the rows of one index within each record; what is left over becomes zero rows."""
-    if index_NP.shape[1] <= 1:
+    """Add up the rows of one index within each record, at its first position; the other positions become zero rows."""
+    P, B = right_NPB.shape[1:]
+    if P <= 1:
         return index_NP, right_NPB
-    ordered, order = index_NP.sort(1)
-    new = torch.ones_like(ordered)
-    new[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
-    rank = torch.empty_like(order).scatter_(1, order, new.cumsum(1) - 1)
-    rows = torch.zeros_like(right_NPB).scatter_add_(1, rank.unsqueeze(-1).expand_as(right_NPB), right_NPB)
-    return torch.zeros_like(index_NP).scatter_(1, rank, index_NP), rows
+    ordered, order = index_NP.sort(dim=1, stable=True)
+    record, place = (ordered[:, 1:] == ordered[:, :-1]).nonzero(as_tuple=True)
+    if not len(record):
+        return index_NP, right_NPB
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[record, place + 1] = False
+    first = torch.where(begins, torch.arange(P, device=order.device), 0).cummax(1).values
+    again, target = (record * P + order[record, at] for at in (place + 1, first[record, place + 1]))
+    rows = right_NPB.clone(memory_format=torch.contiguous_format)
+    flat = rows.view(-1, B)
+    flat.index_add_(0, target, flat[again])
+    flat.index_fill_(0, again, 0)
+    return index_NP, rows
 
 
 def _left_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:

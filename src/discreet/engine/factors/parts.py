@@ -12,7 +12,7 @@ non-finite norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Protocol, final
 
@@ -139,6 +139,13 @@ def row_norms(tensor: Tensor) -> Tensor:
         scale = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         norms[odd] = torch.linalg.vector_norm(wide / scale, dim=1) * scale.squeeze(1)
     return norms
+
+
+def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
+    """sqrt(sum of squares), scaled so that no square overflows or vanishes."""
+    stacked = torch.stack(list(norms))
+    scale = stacked.amax(0).clamp(min=torch.finfo(torch.float64).tiny)
+    return (stacked / scale).square().sum(0).sqrt() * scale
 
 
 def share(

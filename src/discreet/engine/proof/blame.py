@@ -66,7 +66,8 @@ CHANGED: Final = Blame(
 
 REHEARSAL_FAILED: Final = (
     "discreet: this batch is a rehearsal, on which the loop shows how it makes its losses. Its records are made up: "
-    'whole numbers are 1, fractions lie between 0 and 1, strings are "1". The loop must take it.'
+    'whole numbers are 1, fractions lie between 0 and 1, strings are "1". The loop must take it. If it cannot, pass '
+    "Private(..., rehearsal=batch): a batch of public records in the form in which the loop gets them."
 )
 TAMPERED: Final = (
     "tensors that hold what they held when the losses were made, until private.step returns",

@@ -57,7 +57,7 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict
     """The verdict on one call; raises `UnprovableError` if no generic values fit it."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
     error: Exception | None = None
-    for within in ranges(whole, call.special):
+    for within in ranges(whole, call.special, call.func):
         try:
             with apart_from_the_run():
                 found = _Proof(call, within).of_moves(sizes) if call.moves else None
@@ -72,7 +72,7 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict
 def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Tensor]] | None:
     """What a call gives for each number of records, on the same public tensors and equal rows; None if it fails."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
-    for within in ranges(whole, call.special):
+    for within in ranges(whole, call.special, call.func):
         with apart_from_the_run():
             proof = _Proof(call, within)
             pairs = [(leaf, proof._base(leaf, 1, Pattern.MODERATE)) for leaf in call.leaves]

@@ -29,7 +29,8 @@ class Draw:
         return _where(tree, batched, lambda t: torch.cat([t, self._random(t, rows, generator)]))
 
     def replaced(self, tree: Any, batched: Sequence[bool], record: int, views: int, generator: torch.Generator) -> Any:
-        """`tree` with one record drawn anew: floats four times as large, and no whole number as it was."""
+        """`tree` with one record drawn anew: floats four times as large, and no whole number as it was, if
+        there is another one."""
         own = slice(record * views, (record + 1) * views)
 
         def changed(tensor: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ class Draw:
                 tensor[own] = 4 * self._random(tensor, views, generator)
             elif tensor.dtype == torch.bool:
                 tensor[own] = ~tensor[own]
-            else:
+            elif self.span > 1:
                 steps = torch.randint(1, self.span, tensor[own].shape, generator=generator).to(tensor)
                 tensor[own] = (tensor[own] - self.low + steps) % self.span + self.low
             return tensor
@@ -55,8 +56,8 @@ class Draw:
         return torch.randint(low, low + span, shape, generator=generator).to(like)
 
 
-# Token ids may have to lie below 2, lengths above 0; some models take logarithms.
-DRAWS = tuple(Draw(positive, low, span) for low, span in ((0, 4), (0, 2), (1, 2)) for positive in (False, True))
+# Token ids may have to lie below 2 or to be 0, lengths above 0; some models take logarithms.
+DRAWS = tuple(Draw(positive, low, span) for low, span in ((0, 4), (0, 2), (1, 2), (0, 1)) for positive in (False, True))
 
 
 def _where(tree: Any, chosen: Sequence[bool], change: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.engine.proof.blame import VALUES, user_line
+from discreet.engine.proof.watched_functions import DATA_SET, HOOKS
 from discreet.engine.trace.capture import name_of
 
 
@@ -102,4 +103,29 @@ def _refuse_reading(came: str) -> None:
         "decide for each record by itself, with torch.where on that record's own values (never on a statistic of the "
         "batch such as x.max()), pad to a public length and mask, and check values before training: a branch or an "
         "error tells something about the records",
+    )
+
+
+def refuse_out_of_sight(func: Callable[..., Any], tensors: list[Tensor]) -> None:
+    """Refuse hooks on tensors that need a gradient, and tensors that get new memory."""
+    if HOOKS.get(func) and tensors[0].requires_grad:
+        refuse(
+            f"a step whose gradients autograd computes: {HOOKS[func]}",
+            f"{name_of(func)} at {user_line()}",
+            "remove the hook; private.step bounds every record's gradient",
+        )
+    if func == DATA_SET:
+        refuse(
+            "tensors whose memory stays theirs until the losses are taken",
+            f"`tensor.data = ...` at {user_line()}",
+            "compute a new tensor",
+        )
+
+
+def refuse_scripted() -> None:
+    """Refuse a scripted function on records."""
+    refuse(
+        "losses in which each record stands alone, call by call",
+        f"a scripted function at {user_line()}, inside which no call is watched",
+        "call the Python function: leave torch.jit.script and torch.jit.trace out",
     )

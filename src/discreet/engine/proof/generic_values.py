@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 SEED: Final = 20_021
@@ -46,7 +47,7 @@ class Range:
     unit: bool = False
 
 
-def ranges(sizes: Sequence[int], special: Sequence[int]) -> Iterator[Range]:
+def ranges(sizes: Sequence[int], special: Sequence[int], func: Callable[..., Any]) -> Iterator[Range]:
     """Ranges to try, the widest first: a call that looks something up takes only ids below a size of its tensors."""
     wide = Range(-(2**20), 2**20)
     tops = [size for size in sorted(set(sizes), reverse=True) if size > 1][:6]
@@ -56,6 +57,8 @@ def ranges(sizes: Sequence[int], special: Sequence[int]) -> Iterator[Range]:
             yield from (Range(0, top - 1, tuple(special), unit) for top in tops)
         yield from (Range(0, top - 1, unit=unit) for top in tops)
         yield from (Range(0, 1, unit=unit), Range(1, 2, unit=unit))
+    if func in (F.embedding, torch.embedding) and 1 in sizes:
+        yield Range(0, 0)  # a table of one row
 
 
 class ValueSource:

@@ -13,7 +13,7 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import CodeType
 from typing import Any, Final, final
 
@@ -72,6 +72,9 @@ class PublicRows:
 UNPROVEN_ROWS: Final = PublicRows()
 
 
+GENERATOR_STATE, CUSTOM_GRAPH = -1, -2
+
+
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
 
@@ -106,8 +109,17 @@ class Origin:
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.form: Any = None
         self.where = where  # the line that made the call
-        self.output = output  # which tensor of the result
+        # which tensor of the result; GENERATOR_STATE: the state that a draw left; CUSTOM_GRAPH: the tensor of the
+        # parent, with a backward pass of the user's own
+        self.output = output
         self.rows = rows  # of a public tensor whose size follows the number of records
+
+
+def values_of(origin: Origin) -> Origin:
+    """How the values were made, whatever graph leads to them."""
+    while origin.output == CUSTOM_GRAPH:
+        (origin,) = origin.parents
+    return origin
 
 
 class SeenTensor:
@@ -291,6 +303,8 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
             ahead += tree.values()
         elif isinstance(tree, (tuple, list)):
             ahead += tree
+        elif is_dataclass(tree):
+            ahead += [getattr(tree, field.name) for field in fields(tree)]
         elif hasattr(tree, "__dict__") and not isinstance(tree, type):
             ahead += vars(tree).values()
     return found

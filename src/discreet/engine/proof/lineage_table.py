@@ -30,6 +30,7 @@ from discreet.engine.proof.lineage import (
     has_memory,
     memory_content,
     storage_of,
+    values_of,
     version_of,
 )
 from discreet.engine.proof.watched_functions import HIDDEN, changes_graph
@@ -81,6 +82,7 @@ class LineageTable:
         self._used: list[Tensor] = []  # tensors of old that this step has used
         self._withheld: list[weakref.ref[Tensor]] = []
         self._records, self.clock = 0, 0
+        self.is_in_backward = False  # whether a custom backward pass is under way
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -138,6 +140,14 @@ class LineageTable:
             return held[1] if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
         return self._unseen(tensor)
 
+    def find_saved(self, tensor: Tensor) -> Origin:
+        """Where a tensor comes from that autograd saved: a new one in the memory of one that was seen."""
+        before, self.is_in_backward = self.is_in_backward, True
+        try:
+            return self.find(tensor)
+        finally:
+            self.is_in_backward = before
+
     def _unseen(self, tensor: Tensor) -> Origin:
         assert self._existing is not None
         declared = DECLARED.number_of(tensor)
@@ -150,25 +160,21 @@ class LineageTable:
             return self.put(tensor, Origin(PUBLIC, hash(("existing", id(tensor)))))
         if self._existing.existed(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(CHANGED)))
-        storage = storage_of(tensor)
-        origin = None
-        for entry in self._entries.values():
+        return self.put(tensor, self._with_backward(tensor, self._alias(tensor), self.find_saved))
+
+    def _alias(self, tensor: Tensor) -> Origin:
+        """The origin of a tensor that no watched call made: unknown, although its memory may be known.
+
+        Values do not tell which graph leads to it: `nn.Parameter(h)` has those of `h`, and stops its gradient. A custom
+        backward pass has no graph, and gets what autograd saved for it as new tensors in the same memory.
+        """
+        for entry in self._entries.values() if self.is_in_backward else ():
             other = entry.tensor()
-            if other is None or not has_memory(other) or storage_of(other) != storage:
+            if other is None or not has_memory(other) or storage_of(other) != storage_of(tensor):
                 continue
-            current = self.find(other)
-            place = _place_of(tensor, current.lineage, _geometry(other), self._records, other.dtype)
-            if place is MIXED:
-                origin = Origin(MIXED, 0, blame=current.blame or here(UNKNOWN))
-                break
-            if origin is None or place is not PUBLIC:
-                made_by = current.func, current.settings, current.parents
-                rows = UNPROVEN_ROWS if current.rows is not None else None
-                origin = Origin(place, current.digest, current.clock, *made_by, rows=rows)
-        if origin is None and storage in self._held_storages and storage not in self._writes:
-            origin = Origin(PUBLIC, hash(("held memory", storage, _geometry(tensor))))
-        origin = origin or Origin(MIXED, 0, blame=here(UNKNOWN))
-        return self.put(tensor, self._with_backward(tensor, origin, self.find))
+            if _geometry(tensor) == _geometry(other) and tensor.dtype == other.dtype:
+                return values_of(self.find(other))
+        return Origin(MIXED, 0, blame=here(UNKNOWN))
 
     def _after_writes(self, tensor: Tensor, entry: SeenTensor) -> Origin:
         """The lineage of a tensor whose memory, or whose graph, changed since it was seen."""
@@ -178,7 +184,7 @@ class LineageTable:
         if tensor.grad_fn is None and entry.node is not type(None):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))  # taken out of the graph, unseen
         if type(tensor.grad_fn) is not entry.node:
-            origin = self._with_backward(tensor, origin, self.find)
+            origin = self._with_backward(tensor, origin, self.find_saved)
         storage = storage_of(tensor)
         if storage in self._exported and not self._exported[storage].is_unchanged():
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))

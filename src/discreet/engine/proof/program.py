@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import PUBLIC, Origin
+from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, Origin
 from discreet.engine.proof.verdicts import readable
 
 _MOST_CHOICES: Final = 1000  # declared choices whose losses are remembered
@@ -50,8 +50,11 @@ class ProgramComparison:
             if one is other or pair in self._compared:
                 continue
             self._compared.add(pair)
+            states = one.output == GENERATOR_STATE or other.output == GENERATOR_STATE
             if (one.func, one.output, len(one.parents)) != (other.func, other.output, len(other.parents)):
                 self.difference = f"{_name(other)} where it was {_name(one)}{_at(other)}"
+                if states:
+                    self.difference = f"random numbers that follow other draws than before: {self.difference}"
                 return False
             if one.func is None and one.digest != other.digest:
                 self.difference = "another tensor than before"
@@ -163,6 +166,8 @@ def _bare(origin: Origin) -> Origin:
 
 
 def _name(origin: Origin) -> str:
+    if origin.func is None and origin.lineage is MIXED:
+        return "none"  # the generator stands where the batch began
     return "a tensor that exists" if origin.func is None else readable(origin.func)
 
 

@@ -65,6 +65,7 @@ _SLIDING: Final = named(
     *("unfold", "fold", "interpolate", "grid_sample", "conv_tbc", "convolution"),
 )
 _BY_MEMORY: Final = ("as_strided", "set_", "resize_", "resize", "resize_as", "set_source")
+_DRAWS_BY_VALUES: Final = ("poisson", "binomial")  # none for a rate or a count of zero
 _SHIFTS: Final = named("roll", "tril", "triu", "diagonal", "diag")
 _FAR: Final = 60
 
@@ -72,10 +73,11 @@ _FAR: Final = 60
 class Form:
     """What is known of one form of call: a digest, a verdict for any number of records, verdicts for single ones."""
 
-    __slots__ = ("at", "digest", "follows", "settings", "verdict")
+    __slots__ = ("at", "digest", "draws", "follows", "settings", "verdict")
 
-    def __init__(self, digest: int, *, follows: bool = False) -> None:
+    def __init__(self, digest: int, *, follows: bool = False, draws: bool | None = None) -> None:
         self.digest, self.follows = digest, follows  # whether a size or a number may follow the number of records
+        self.draws = draws  # whether it draws random numbers; None: the first call tells
         self.settings: dict[Any, Any] = {}
         self.verdict: CallVerdict | None = None
         self.at: dict[Any, Any] = {}
@@ -94,7 +96,8 @@ def form_of(func: Callable[..., Any], description: Any, declared: tuple[Any, ...
             _FORMS.clear()
         # Python's hash does not tell -1 from -2.
         digest = hashlib.blake2b(repr(key[:2]).encode(), digest_size=7).digest()
-        form = _FORMS[key] = Form(int.from_bytes(digest), follows=_follows(description))
+        draws = True if name_of(func).strip("_") in _DRAWS_BY_VALUES else None
+        form = _FORMS[key] = Form(int.from_bytes(digest), follows=_follows(description), draws=draws)
     return form
 
 
