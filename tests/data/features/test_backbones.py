@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from discreet.core.check import Refused
 from discreet.data.features import backbones
@@ -46,29 +46,3 @@ def test_a_folded_normalisation_computes_the_same() -> None:
     backbones._fold(owner, "conv", "norm")
     assert torch.allclose(owner.norm(owner.conv(x)), expected, atol=1e-6)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in owner.modules())
-
-
-def test_merged_padding_computes_the_same() -> None:
-    torch.manual_seed(0)
-
-    class Padded(nn.Conv2d):
-        def __init__(self, padding: nn.Module) -> None:
-            super().__init__(2, 3, 3, stride=2)
-            self.static_padding = padding
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(self.static_padding(x))
-
-    x = torch.randn(2, 2, 7, 9)
-    for sides, merged in (((1, 1, 2, 2), True), ((0, 1, 0, 1), False), ((1, 1, 0, 1), False)):
-        convolution = Padded(nn.ZeroPad2d(sides))
-        expected = convolution(x)
-        backbones._merge_padding(convolution)
-        assert torch.allclose(convolution(x), expected, atol=1e-6)
-        assert isinstance(convolution.static_padding, nn.Identity) == merged
-
-
-def test_sides_have_the_parity_that_the_weights_were_trained_with() -> None:
-    """Five layers halve the image, and each rounds up."""
-    halves = [[-(-side // 2**times) % 2 for times in range(5)] for side in (132, 260, 128)]
-    assert halves[0] == halves[1] != halves[2]

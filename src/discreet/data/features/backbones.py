@@ -50,10 +50,7 @@ WEIGHTS: Final = {
 
 @final
 class Backbone:
-    """Images, resized to `side` pixels, through the network: square roots of 1280 means, centred, of length 1.
-
-    With 132 pixels, every layer sees sides of the same parity as with the 260 that the weights were trained on, so
-    the padding of its convolutions fits.
+    """Images, enlarged to `side` pixels, through the network: square roots of 1280 means, centred, of length 1.
 
     Guarantee: the features of an image depend on that image and on public weights alone.
     """
@@ -61,26 +58,19 @@ class Backbone:
     public: PublicRecords | None = None
     at_once = 16  # faster on a processor than larger batches, which leave its cache
 
-    def __init__(self, name: str, network: nn.Module, *, side: int = 132) -> None:
+    def __init__(self, name: str, network: nn.Module, *, side: int = 128) -> None:
         self.name, self.side = name, side
         self._network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
     def identity(self) -> str:
-        return f"{self.name} {WEIGHTS[self.name].sha256} side {self.side} version 2"
+        return f"{self.name} {WEIGHTS[self.name].sha256} side {self.side} version 1"
 
     @torch.inference_mode()
     def __call__(self, records: Tensor) -> Tensor:
         check_images(self.name, records, least=8)
         x = records.expand(-1, 3, -1, -1) * (255 / 128) - 127 / 128  # as the weights were trained
-        x = F.interpolate(
-            x,
-            size=(self.side, self.side),
-            mode="bicubic",
-            align_corners=False,
-            antialias=max(x.shape[2:]) > self.side,  # for images that become smaller
-        )
-        x = x.clamp(-127 / 128, 1)  # cubic curves overshoot
+        x = F.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
         means: Tensor = self._network(x.contiguous(memory_format=torch.channels_last)).flatten(1)
         roots_ = means.clamp(min=0).sqrt()  # the last activation is ReLU6, so nothing is cut off
         return F.normalize(roots_ - roots_.mean(1, keepdim=True), dim=1)
@@ -108,9 +98,6 @@ def efficientnet(name: str, *, data_dir: str | Path | None = None) -> nn.Module:
             _fold(block, "_expand_conv", "_bn0")
         _fold(block, "_depthwise_conv", "_bn1")
         _fold(block, "_project_conv", "_bn2")
-    for module in network.modules():
-        if isinstance(module, architecture.utils.Conv2dStaticSamePadding):
-            _merge_padding(module)
     return network
 
 
@@ -119,15 +106,6 @@ def _fold(owner: nn.Module, convolution: str, norm: str) -> None:
     parts: dict[str, Any] = dict(owner.named_children())
     setattr(owner, convolution, fuse_conv_bn_eval(parts[convolution], parts[norm]))
     setattr(owner, norm, nn.Identity())
-
-
-def _merge_padding(convolution: nn.Conv2d) -> None:
-    """Let the convolution pad by itself where both sides get the same zeros: the same function, without a copy."""
-    padding = convolution.static_padding
-    if isinstance(padding, nn.ZeroPad2d):
-        left, right, top, bottom = padding.padding
-        if (left, top) == (right, bottom):
-            convolution.padding, convolution.static_padding = (top, left), nn.Identity()
 
 
 def package(name: str, how: str, data_dir: str | Path | None = None) -> Any:
