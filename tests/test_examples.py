@@ -36,6 +36,12 @@ def example(name: str) -> ModuleType:
     return module
 
 
+def test_users(capsys: pytest.CaptureFixture[str]) -> None:
+    accuracies = example("users").main(steps=30)
+    assert min(accuracies.values()) > 0.6
+    assert "add/remove of one author" in capsys.readouterr().out
+
+
 def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
     accuracy = example("own_model").main(records=2000, epochs=4)
     assert accuracy > 0.75  # a coin gives 0.5; 4 standard errors of 1000 answers are 0.06
@@ -84,6 +90,28 @@ def test_smollm2_e2e(tmp_path: Path) -> None:
     assert trainer.spent().certified.epsilon <= 8.0
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_smollm2_e2e_with_opacus() -> None:
+    pytest.importorskip("gguf", reason="needs the extra research")
+    pytest.importorskip("opacus", reason="the comparison needs opacus (pip install opacus)")
+    import small_llama
+
+    from research import opacus_e2e
+    from research.tasks import e2e
+    from research.tasks.smollm2 import Tail
+
+    known = small_llama.small()
+    facts = {f"name[Cafe {number}]": [f"the tea at Cafe {number}"] for number in range(40)}
+    room = max(len(known.prompt(e2e.request(about))) for about in facts) - 1
+    before = {name: p.detach().clone() for name, p in known.model.named_parameters() if p.requires_grad}
+    records = e2e.Examples(e2e.encoded(known, facts, room=room))
+    found = opacus_e2e.train(Tail(known), records, epsilon=8.0, public_records=40, batch=20, epochs=1)
+    assert found["steps"] == 2
+    assert found["epsilon"] == pytest.approx(8.0, rel=0.01)  # its accountant rounds at other places
+    now = dict(known.model.named_parameters())
+    assert all(bool((now[name] != old).any()) for name, old in before.items())
+
+
 @pytest.mark.slow
 def test_minilm_reviews(tmp_path: Path) -> None:
     """On a tiny encoder with made-up words: one of them means yes."""
@@ -130,6 +158,23 @@ def test_notebooks_are_those_of_the_examples(name: str) -> None:
     for text in code:
         compile(text, name, "exec")
     assert "__main__" not in "".join(code)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", notebooks.CALLS)
+def test_the_cells_of_a_notebook_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports and definitions, in the folder of the notebooks; the tests above call what they define."""
+    for extra in ("transformers", "peft", "gguf", "pandas", "lightning"):
+        pytest.importorskip(extra, reason="needs the extras of the examples")
+    folder = ROOT / "examples" / "notebooks"
+    monkeypatch.chdir(folder)
+    cells = json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    *parts, call = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for text in parts:
+        exec(compile(text, name, "exec", dont_inherit=True), names)
+    assert callable(names[call.partition("(")[0]])
 
 
 def python_blocks(page: str) -> list[str]:

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BallsInBins": "discreet.stages.sampling",
+    "CappedRecords": "discreet.stages.unit",
     "CyclicPoisson": "discreet.stages.participation",
     "FixedBins": "discreet.stages.participation",
     "FixedOrder": "discreet.stages.participation",
@@ -32,6 +33,7 @@ _HOME = {
     "Refused": "discreet.core.check",
     "Reshuffled": "discreet.stages.participation",
     "RunConfig": "discreet.runs.config",
+    "SampledUsers": "discreet.stages.unit",
     "Schema": "discreet.data.schema",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
@@ -79,6 +81,8 @@ if TYPE_CHECKING:
     from discreet.stages.sampling import OwnLoader as OwnLoader
     from discreet.stages.sampling import Poisson as Poisson
     from discreet.stages.sampling import TruncatedPoisson as TruncatedPoisson
+    from discreet.stages.unit import CappedRecords as CappedRecords
+    from discreet.stages.unit import SampledUsers as SampledUsers
     from discreet.training.model_check import check as check
     from discreet.training.private import Private as Private
 

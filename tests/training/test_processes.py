@@ -22,6 +22,7 @@ from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch, TruncatedPoisson
+from discreet.stages.unit import SampledUsers
 from discreet.training.private import Private
 
 FULL = Recipe(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
@@ -36,7 +37,7 @@ def shard(rank: int, cut: int = 20) -> TensorDataset:
 
 def run_of(plan: Plan, dataset: Any, net: Any = None, **options: Any) -> tuple[Private, list[list[int]]]:
     """Train, with seed 7 unless told; returns the run and the records of each micro-batch."""
-    run = loop.private(net, plan, dataset=dataset, micro_batch=8, **options)
+    run = loop.private(net, plan, dataset=dataset, **{"micro_batch": 8, **options})
     drawn = []
     for x, y, number in run:
         run.step(loop.losses(run.model, x, y))
@@ -84,6 +85,15 @@ def work(rank: int, place: str) -> None:
         loop.private(None, loop.plan(Recipe(method="x", bounder=FlatClip(1.0), sampling=TruncatedPoisson(9))))
     except Refused as refusal:
         found["truncated"] = str(refusal)
+    users = FULL.using(unit=SampledUsers(per_user=40, name="patient"))
+    apart, shared = loop.plan(users, batch=60), [0] * len(shard(rank))
+    owners = [f"{rank}, {number % 3}" for number in range(len(shard(rank)))]
+    run, _ = run_of(apart, shard(rank), unit=owners, micro_batch=40)
+    found["users"] = loop.weights(run.model).tolist()
+    try:
+        loop.private(None, apart, dataset=shard(rank), unit=shared)
+    except Refused as refusal:
+        found["shared"] = str(refusal)
     Path(place, f"{rank}.json").write_text(json.dumps(found))
     two_processes.part()
 
@@ -144,6 +154,18 @@ def test_two_processes_resume(found: Found) -> None:
     _, first, second = found
     assert first["resumed at"] == second["resumed at"] == loop.STEPS
     assert first["resumed"] == second["resumed"] == first["full"]
+
+
+def test_users_are_summed_over_processes_and_never_shared(found: Found) -> None:
+    _, first, second = found
+    assert first["users"] == second["users"]
+    owners = [f"{0 if number < 20 else 1}, {number % 3 if number < 20 else (number - 20) % 3}" for number in range(60)]
+    users = FULL.using(unit=SampledUsers(per_user=40, name="patient"))
+    run, _ = run_of(loop.plan(users, batch=60), shard(0, cut=60), unit=owners, micro_batch=40)
+    alone = loop.weights(run.model)
+    torch.testing.assert_close(torch.tensor(first["users"]), alone, rtol=1e-3, atol=1e-4)
+    for refused in (first["shared"], second["shared"]):
+        assert "all records of a patient in one process" in refused
 
 
 def test_masks_are_those_of_the_first_process(found: Found) -> None:

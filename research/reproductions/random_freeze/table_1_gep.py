@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from discreet import data as tasks
 from discreet import methods
 from discreet.core.streams import Streams
-from discreet.runs.training import measure
+from discreet.runs.scoring import measure
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.training.private import Private

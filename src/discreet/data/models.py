@@ -33,7 +33,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int | None = None) -> 
     require(len(shape) >= 1, "the shape of one record", shape, "give it without the batch axis, as (1, 28, 28)")
     for size in shape:
         count("a shape holds the whole sizes of one record's axes", size=size)
-    count("a classifier tells at least two classes apart", least=2, classes=classes)
+    count("how many numbers the model gives for a record: one for each class", classes=classes)
     if least := _LEAST_SIDE.get(name):
         remedy = f"{name} takes images (channels, height, width) with sides of at least {least}; see MODELS for others"
         require(len(shape) == 3, f"an image shape with {name}", f"shape={shape}", remedy)

@@ -1,6 +1,7 @@
 """What no per-sample engine can treat, refused by name before anything runs."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -107,3 +108,18 @@ def check_trained(model: nn.Module, expected: dict[str, Tensor]) -> None:
         f"a hook on {', '.join(hooked[:1])}, which changes them out of sight",
         "remove the hook; private.step bounds every record's gradient",
     )
+
+
+@contextmanager
+def fresh_graph() -> Iterator[None]:
+    """Say what torch's "backward a second time" means here."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        refuse(
+            "losses that no backward pass has used",
+            "losses after a call of backward()",
+            "leave backward() and clip_grad_norm_ out: private.step takes the gradients and bounds them",
+        )

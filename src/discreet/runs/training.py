@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -35,6 +34,7 @@ from discreet.runs.results import (
     features_progress,
     result_from_json,
 )
+from discreet.runs.scoring import evaluated
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
@@ -43,7 +43,6 @@ from discreet.training.private import Private
 
 TELL_EVERY = 30.0
 """Seconds after which the listener is told the epsilon so far, if no evaluation did."""
-_EVALUATED_AT_ONCE = 2048
 
 
 def train(
@@ -159,6 +158,7 @@ class _TrainingPart:
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
+        self._scores: dict[str, float] = {}
         self._told = time.monotonic()
         self._private: Private | None = None
 
@@ -214,6 +214,7 @@ class _TrainingPart:
             streams=streams,
             resume=checkpoint,
             public=load_public(config, self._plan, self._task),
+            unit=self._task.owners,
         )
 
     def _note_start(self) -> Streams:
@@ -226,10 +227,10 @@ class _TrainingPart:
         return streams
 
     def _loop(self) -> None:
-        private = self.private
+        private, losses = self.private, self._task.predicts.losses
         for x, y in private:
             scale_learning_rate(private, self._config)
-            private.step(F.cross_entropy(private.model(x), y, reduction="none"))
+            private.step(losses(private.model(x), y))
             self._tick()
         self._tick()
 
@@ -269,13 +270,13 @@ class _TrainingPart:
         )
 
     def _evaluate(self) -> RunProgress:
-        private, test, device = self.private, self._task.test, self._config.device
-        step, spent = private.progress.step, private.spent()
-        accuracy, loss = measure(private.model, test, device)
-        averaged = None
+        private, step, spent = self.private, self.private.progress.step, self.private.spent()
+        self._scores, loss = self._measured(self._task.test)
+        accuracy, averaged = self._main, None
         if private.average is not None:
             with private.averaged():
-                averaged, loss = measure(private.model, test, device)
+                self._scores, loss = self._measured(self._task.test)
+            averaged = self._main
         epsilon = spent.certified.epsilon
         values: dict[str, Any] = {
             "step": step,
@@ -285,22 +286,40 @@ class _TrainingPart:
             "delta": self._plan.delta,
         }
         if self._config.public_data:
-            right, train_loss = measure(private.model, self._task.train, device)
+            scores, train_loss = self._measured(self._task.train)
             losses = {"train_loss": train_loss, "test_loss": loss}
-            values |= {"train_accuracy": right}  # JSON has no NaN: a model that diverged has no loss
+            values |= {
+                "train_accuracy": scores[self._task.predicts.measure]
+            }  # JSON has no NaN: a model that diverged has no loss
             values |= {name: value if math.isfinite(value) else None for name, value in losses.items()}
         self._folder.add_metrics(**values)
         if self._config.keep_best:
             self._keep_best(accuracy if averaged is None else averaged)
-        news = RunProgress(step=step, steps=self._plan.horizon.steps, epsilon=epsilon, seeded=spent.seeded)
-        self._last = dataclasses.replace(news, accuracy=accuracy, averaged_accuracy=averaged)
+        self._last = RunProgress(
+            step=step,
+            steps=self._plan.horizon.steps,
+            accuracy=accuracy,
+            averaged_accuracy=averaged,
+            measure=self._task.predicts.measure,
+            epsilon=epsilon,
+            seeded=spent.seeded,
+        )
         return self._last
+
+    def _measured(self, data: TensorDataset) -> tuple[dict[str, float], float]:
+        return evaluated(self.private.model, data, self._task.predicts, self._config.device)
+
+    @property
+    def _main(self) -> float:
+        """The score of the last evaluation that runs are ranked by."""
+        return self._scores[self._task.predicts.measure]
 
     def _keep_best(self, accuracy: float) -> None:
         """Keep the parameters if no evaluation was better. The test records are public, so the choice is free."""
         file = self._folder.best
         if not file.exists() or accuracy > torch.load(file, weights_only=True)["accuracy"]:
             kept = {"accuracy": accuracy, "step": self.private.progress.step, "weights": self._weights()}
+            kept |= {"scores": self._scores}
             replace_file(file, lambda stream: torch.save(kept, stream))
 
     def _weights(self) -> dict[str, Any]:
@@ -319,7 +338,7 @@ class _TrainingPart:
         weights = self._weights()
         if self._config.keep_best:
             best = torch.load(folder.best, weights_only=True)
-            weights, kept = best["weights"], best["accuracy"]
+            weights, kept, self._scores = best["weights"], best["accuracy"], best.get("scores", {})
             averaged = None if last.averaged_accuracy is None else kept
             last = dataclasses.replace(last, accuracy=kept, averaged_accuracy=averaged)
         assert last.accuracy is not None
@@ -332,6 +351,8 @@ class _TrainingPart:
             data=self._config.data,
             accuracy=last.accuracy,
             averaged_accuracy=last.averaged_accuracy,
+            measure=self._task.predicts.measure,
+            scores=tuple(self._scores.items()) if len(self._scores) > 1 else (),
             spent=spent,
             seconds=round(seconds, 1),
             steps=private.progress.step,
@@ -343,21 +364,6 @@ class _TrainingPart:
         )
         write_json(folder.result, result.to_json())
         return result
-
-
-@torch.no_grad()
-def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
-    was_training, right, total = model.training, 0, 0.0
-    x, y = data.tensors
-    if len(y) == 0:
-        return 0.0, 0.0
-    model.eval()
-    for some, labels in zip(x.split(_EVALUATED_AT_ONCE), y.split(_EVALUATED_AT_ONCE), strict=True):
-        scores = model(some.to(device)).cpu()
-        right += int((scores.argmax(1) == labels).sum())
-        total -= scores.double().log_softmax(1).gather(1, labels[:, None]).sum().item()
-    model.train(was_training)
-    return right / max(len(y), 1), total / max(len(y), 1)
 
 
 def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:

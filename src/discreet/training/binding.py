@@ -20,6 +20,7 @@ from discreet.engine.selfcheck import self_check
 from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
+from discreet.stages.unit import SampledUsers
 from discreet.training.collate import check_data_apart
 from discreet.training.loader import to_device
 from discreet.training.rehearsal import Rehearsals, rehearsal_sizes
@@ -27,6 +28,7 @@ from discreet.training.rehearsal import Rehearsals, rehearsal_sizes
 COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
 GIVEN = "the records of Private(rehearsal=...)"  # as the ledger names them
 TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
+USERS = 2**49  # the sub-stream that draws the records of users, likewise
 
 
 def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> Any:
@@ -121,6 +123,18 @@ def dry_run(
     return args, kwargs
 
 
+def micro_batch_of(
+    plan: Plan, given: int | None, engine: Engine, example: tuple[Any, Any] | None, processes: int, views: int
+) -> int:
+    """The most records in memory at once: as given, or as many as fit, and enough for the records of one user."""
+    batch, least = plan.horizon.size.batch / processes, 1
+    if isinstance(plan.unit, SampledUsers):
+        batch, least = batch * plan.unit.per_user, plan.unit.per_user
+    expected, remedy = f"micro_batch >= per_user={least}", "use a smaller per_user: the records of a user stay together"
+    check.require(given is None or given >= least, expected, f"micro_batch={given}", remedy)
+    return given or max(least, fitting_micro_batch(engine, example, batch, views))
+
+
 def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: float, views: int) -> int:
     """The number of records in a micro-batch.
 
@@ -167,14 +181,15 @@ def check_processes(plan: Plan, world: World) -> None:
     check.require(apart, "sampling that each process can do on its own records", got, remedy)
 
 
-def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream]:
-    """The streams that draw this process's batches, and the batches that test its updates.
+def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream, Stream]:
+    """The streams that draw this process's batches, the batches that test its updates, and the records of users.
 
     Processes may share a seed, but must sample independently.
     """
     share_public_streams(streams, world)
     sampling = streams.sampling if world.size == 1 else streams.sampling.at(world.rank)
-    return sampling, sampling.at(TESTS) if plan.has_tests else sampling
+    users = sampling if plan.unit.is_record else sampling.at(USERS)
+    return sampling, sampling.at(TESTS) if plan.has_tests else sampling, users
 
 
 def share_public_streams(streams: Streams, world: World) -> None:

@@ -185,6 +185,7 @@ def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams
         "relation": str(plan.relation),
         "delta": plan.delta,
         "assumptions": list(plan.assumptions),
+        **({} if plan.unit.is_record else {"unit": plan.unit.name}),
         "seeded": streams.is_seeded,  # also in the charges, but a crash may damage the only one
     }
     return Ledger.in_memory(header) if path is None else Ledger.create(path, header)

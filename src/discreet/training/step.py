@@ -3,8 +3,8 @@
 Sampling draws a logical batch and cuts it into micro-batches. Selection chooses the active coordinates.
 If the bounder needs public records, it learns from them first                (learn)
 For each micro-batch:
-    engine       per-record losses -> per-record gradient norms            (add)
-    clipping     norms -> weights that bound each record's contribution    (add)
+    engine       per-record losses -> gradient norms of records or users   (add)
+    clipping     norms -> weights that bound each contribution             (add)
     aggregation  weights -> bounded sums, and counts of touched rows       (add)
 Once, when the logical batch is complete:
     accounting   write the charge to the ledger on disk                    (release)
@@ -31,6 +31,7 @@ from discreet.accounting.events import Event
 from discreet.core.streams import Indices, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
+from discreet.engine.factors.groups import UnitRows
 from discreet.engine.model_state import ModelBetweenBatches
 from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query
@@ -139,13 +140,13 @@ class PrivateStep:
         self._sums.add()
         return True
 
-    def add_to_test(self, losses: Tensor, records: int, views: int) -> bool:
+    def add_to_test(self, losses: Tensor, records: int, views: int, units: UnitRows | None) -> bool:
         """Add a micro-batch of the batch that tests the update, likewise."""
         assert self._candidate is not None
         self._engine.check(losses)
         if not self._engine.watch.is_rehearsed:
             return False
-        self._candidate.add(losses, records, views)
+        self._candidate.add(losses, records, views, units)
         return True
 
     def end_sample(self, parameters: Parameters) -> bool | None:

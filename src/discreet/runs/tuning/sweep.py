@@ -24,9 +24,9 @@ from discreet.runs.config import RunConfig
 from discreet.runs.defaults import load_task, settle
 from discreet.runs.folder import RunFolder, read_json
 from discreet.runs.paying import pay
-from discreet.runs.scoring import accuracy_of, noisy_count, right_predictions
+from discreet.runs.scoring import accuracy_of, measure, noisy_count, right_predictions
 from discreet.runs.statement import tune_statement
-from discreet.runs.training import make_model, measure, train_on
+from discreet.runs.training import make_model, train_on
 from discreet.runs.tuning.bill import TuneBill, TuneSettings, bill_of, candidate_config
 from discreet.runs.tuning.hidden import HiddenDraw, HiddenFolder
 from discreet.runs.tuning.space import Axis, LogRange, Setting, Space
