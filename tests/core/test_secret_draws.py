@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.random import mtrand
 
 from discreet.core.secret_draws import KeyedWorker, SecretDraws, default_generators
 from discreet.core.streams import Streams
@@ -121,16 +122,16 @@ def test_the_users_states_come_back(draws: SecretDraws, fails: bool) -> None:
 
 
 def test_numpys_generator_of_another_kind_comes_back(draws: SecretDraws) -> None:
-    before = np.random.get_bit_generator()
+    before = mtrand.get_bit_generator()
     own = np.random.PCG64(1)
     try:
-        np.random.set_bit_generator(own)
+        mtrand.set_bit_generator(own)
         with draws.keyed():
             np.random.rand()
-        assert np.random.get_bit_generator() is own
+        assert mtrand.get_bit_generator() is own
         assert own.state == np.random.PCG64(1).state
     finally:
-        np.random.set_bit_generator(before)
+        mtrand.set_bit_generator(before)
 
 
 def test_workers_have_keys_of_their_own() -> None:

@@ -14,8 +14,6 @@ from torch.utils.data import Dataset
 from discreet.core.check import Refused
 from discreet.core.secret_draws import SecretDraws
 from discreet.core.streams import Streams
-from discreet.core.world import World
-from discreet.training.binding import sampling_streams
 from tests.core.test_secret_draws import states
 from tests.engine.steps import classifier, each, train
 from tests.helpers import loop
@@ -76,9 +74,8 @@ def test_processes_draw_apart() -> None:
     drawn = []
     for rank in range(2):
         streams = Streams.seeded(5)
-        streams.share = lambda same: None  # type: ignore[method-assign]
-        *_, draws = sampling_streams(streams, loop.plan(), World(rank=rank, size=2))
-        with draws.keyed():
+        streams.share(lambda key: key, rank=rank)
+        with SecretDraws(streams.draws).keyed():
             drawn.append(torch.rand(5))
     assert not torch.equal(*drawn)
 

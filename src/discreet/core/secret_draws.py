@@ -13,6 +13,7 @@ from typing import Any, Final, final
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 from discreet.core import check
 from discreet.core.streams import Stream
@@ -78,14 +79,14 @@ class SecretDraws:
     def others_keyed(self) -> Iterator[None]:
         """Key the generators of Python and NumPy inside the block."""
         # NumPy keeps a drawn normal beside its bit generator, so both are restored.
-        python, numpys, numpy_state = random.getstate(), np.random.get_bit_generator(), _numpy_state()
+        python, numpys, numpy_state = random.getstate(), mtrand.get_bit_generator(), _numpy_state()
         try:
             random.seed(self._number())
-            np.random.set_bit_generator(self._bit_generator())
+            mtrand.set_bit_generator(self._bit_generator())
             yield
         finally:
             random.setstate(python)
-            np.random.set_bit_generator(numpys)
+            mtrand.set_bit_generator(numpys)
             np.random.set_state(numpy_state)
 
     def key_process(self) -> None:
@@ -93,7 +94,7 @@ class SecretDraws:
         for generator in default_generators():
             self._key(generator)
         random.seed(self._number())
-        np.random.set_bit_generator(self._bit_generator())
+        mtrand.set_bit_generator(self._bit_generator())
 
     def key_for_workers(self) -> bytes:
         """A new secret key for processes that load records; `KeyedWorker` uses it."""
