@@ -45,6 +45,7 @@ class SecretDraws:
         self._memory = np.zeros(_STATE_BYTES, dtype=np.uint8)
         self._memory[_LEFT].view(np.uint32)[:] = 1  # the next draw makes 624 new words; seeded
         self._state, self._twister = torch.from_numpy(self._memory), self._memory[_TWISTER].view(np.uint64)
+        self._of_numpy = np.random.MT19937(0)  # stands in for the user's
         self._before: list[tuple[torch.Generator, torch.Tensor]] | None = None
 
     @property
@@ -81,8 +82,7 @@ class SecretDraws:
         # NumPy keeps a drawn normal beside its bit generator, so both are restored.
         python, numpys, numpy_state = random.getstate(), mtrand.get_bit_generator(), _numpy_state()
         try:
-            random.seed(self._number())
-            mtrand.set_bit_generator(self._bit_generator())
+            self._key_others()
             yield
         finally:
             random.setstate(python)
@@ -93,8 +93,7 @@ class SecretDraws:
         """Key all generators for the rest of this process, such as a worker that loads records."""
         for generator in default_generators():
             self._key(generator)
-        random.seed(self._number())
-        mtrand.set_bit_generator(self._bit_generator())
+        self._key_others()
 
     def key_for_workers(self) -> bytes:
         """A new secret key for processes that load records; `KeyedWorker` uses it."""
@@ -113,11 +112,10 @@ class SecretDraws:
         self._twister[:] = words[1:].view(np.uint32)
         generator.set_state(self._state)
 
-    def _number(self) -> int:
-        return int.from_bytes(self.key_for_workers(), "little")
-
-    def _bit_generator(self) -> np.random.MT19937:
-        return np.random.MT19937(np.random.SeedSequence(self._number(), pool_size=2 * _KEY_WORDS))
+    def _key_others(self) -> None:
+        random.seed(int.from_bytes(self._stream.uniform64(_KEY_WORDS).tobytes(), "little"))
+        mtrand.set_bit_generator(self._of_numpy)
+        np.random.seed(self._stream.uniform64(_KEY_WORDS).view(np.uint32))
 
 
 @final
