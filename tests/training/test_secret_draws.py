@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
+from discreet import OwnLoader, methods
 from discreet.core.check import Refused
 from discreet.core.secret_draws import SecretDraws
 from discreet.core.streams import Streams
@@ -78,6 +81,44 @@ def test_processes_draw_apart() -> None:
         with SecretDraws(streams.draws).keyed():
             drawn.append(torch.rand(5))
     assert not torch.equal(*drawn)
+
+
+class Dropping(nn.Module):
+    """Dropout inside a region that may be checkpointed, and after it."""
+
+    def __init__(self, *, is_checkpointed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_checkpointed, self.head, self.last = is_checkpointed, nn.Linear(16, 3), nn.Dropout(0.5)
+        self.region = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 16), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> Any:
+        inside = checkpoint(self.region, x, use_reentrant=False) if self.is_checkpointed else self.region(x)
+        return self.head(self.last(inside))
+
+
+def test_a_checkpointed_region_has_the_same_masks_when_it_runs_again() -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        model = Dropping(is_checkpointed=is_checkpointed)
+        reseed(int(is_checkpointed))
+        train(model, streams=Streams.seeded(5))
+        found.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.allclose(*found, rtol=0, atol=1e-6)
+
+
+def test_batches_of_the_users_own_loader_are_keyed() -> None:
+    found: list[float] = []
+    for _ in range(2):
+        which = loop.plan(replace(methods.dp_sgd(clip=0.5), sampling=OwnLoader()))
+        run = loop.private(which=which, dataset=None, streams=Streams.from_os())
+        reseed()
+        x, y = next(iter([loop.data(8)[:]]))
+        for inputs, labels in run.over([(x, y)] * 3):
+            found.append(torch.rand(()).item())
+            run.step(loop.losses(run.model, inputs, labels))
+        run.close()
+    assert len(found) == len(set(found)) == 10
 
 
 # The user's own states ------------------------------------------------------------------------------------------
@@ -225,6 +266,13 @@ def test_transforms_draw_secret_numbers(options: dict[str, Any]) -> None:
     for generator in range(3):
         numbers = torch.cat([first[:, generator], second[:, generator]]).tolist()
         assert len(set(numbers)) == len(numbers)
+
+
+def test_without_keys_what_transforms_draw_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: two runs draw the same numbers, so the test above would fail."""
+    monkeypatch.setattr(SecretDraws, "_key", lambda self, generator: None)
+    monkeypatch.setattr(SecretDraws, "_key_others", lambda self: None)
+    assert all(are_equal(*(loaded(Streams.from_os()) for _ in range(2))))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
