@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from discreet.core.check import require
 from discreet.engine.proof.blame import user_line
-from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt
-from discreet.engine.proof.lineage import DECLARED
+from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
 from discreet.engine.record_watch import RecordWatch
 
 

@@ -38,19 +38,10 @@ from discreet.engine.proof.blame import (
     refuse_losses,
 )
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
 from discreet.engine.proof.judgement import Judged, judged
-from discreet.engine.proof.lineage import (
-    DECLARED,
-    MIXED,
-    PUBLIC,
-    SOLE,
-    Lineage,
-    Origin,
-    live_tensors,
-    version_of,
-    versions_of,
-)
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, version_of, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
@@ -370,8 +361,8 @@ class RecordWatch(TorchFunctionMode):
         found = Judged([MIXED], came.blame)
         if came.lineage is not MIXED:
             found = judged(form, func, (view, value), {}, reading, [view], on_records=came.lineage is not PUBLIC)
-        digest = hash((form.digest, came.digest))
         settings = (description, ()), repr(index)
+        digest = hash((form.digest, settings[1], came.digest))
         rows = found.rows[0] if found.rows else None
         origin = Origin(found.places[0], digest, clock, func, settings, (came,), found.blame, rows=rows)
         self.table.note_write(view, origin)
