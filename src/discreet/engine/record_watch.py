@@ -371,7 +371,9 @@ class RecordWatch(TorchFunctionMode):
         """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
         refuse_out_of_sight(func, reading.tensors)
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            reading.origins[0] = Origin(PUBLIC, 1, rows=rows_of_memory(reading.tensors[0], self._records))
+            empty, rows = reading.origins[0], rows_of_memory(reading.tensors[0], self._records)
+            made_by = empty.digest, empty.clock, empty.func, empty.settings, empty.parents  # which part of the memory
+            reading.origins[0] = Origin(PUBLIC, *made_by, rows=rows)
 
     def _check_scripted(self, args: Any) -> None:
         if self._is_paused or not self.is_open:
