@@ -278,3 +278,34 @@ def test_slices_that_reach_far(index: slice, public: bool) -> None:
 def test_slices_that_leave_every_record_alone(run: Program) -> None:
     watch = RecordWatch(MODEL)
     assert origin_of(run, watch, flag=True, records=100).blame is None
+
+
+# Refused with words of their own ------------------------------------------------------------------------------
+
+COMPILED = torch.compile(each, backend="eager")
+
+
+def transformed(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    gradients = torch.func.vmap(torch.func.grad(lambda row: (row**2).sum()))(x)
+    private.step(each(model(x), y) + gradients.sum(1))
+
+
+def compiled(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(COMPILED(model(x), y))
+
+
+def random_slopes(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(each(model(x), y))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # of torch.compile, which reads the code of the watch
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(transformed, "inside torch.func.grad"), (compiled, "inside a compiled function"), (random_slopes, "F.rrelu")],
+    ids=["transformed", "compiled", "random slopes"],
+)
+def test_what_cannot_be_followed_is_refused_with_words(body: Any, words: str) -> None:
+    model = classifier((lambda own, x: F.rrelu(x, training=True)) if body is random_slopes else None)
+    with pytest.raises(Refused, match=words):
+        train(model, body, steps=2)

@@ -39,7 +39,7 @@ from discreet.engine.proof.blame import (
 )
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.declared import DECLARED
-from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
+from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_transformed
 from discreet.engine.proof.judgement import Judged, judged
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, version_of, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
@@ -281,6 +281,7 @@ class RecordWatch(TorchFunctionMode):
         if func == DATA_GET:
             func = Tensor.detach  # the same, but writes are counted
         self._surroundings.check()
+        refuse_transformed()
         reading = Reading(self._records, values=func not in SIZED)
         description = reading.describe_call(args, kwargs, table.find)
         if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
