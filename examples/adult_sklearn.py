@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,13 @@ def main(parts: dict[str, bytes], *, epsilon: float = 1.0, repeats: int = 5, **o
 
 
 def _diffprivlib(X: Any, y: Any, X_test: Any, y_test: Any, epsilon: float) -> dict[str, float] | None:
-    """The private logistic regression of diffprivlib on the same features; None if it is not installed."""
+    """The private logistic regression of diffprivlib on the same features; None if it is not installed.
+
+    diffprivlib 0.6.6 cannot be imported beside scikit-learn 1.9: `sklearn.tree._tree` has no DOUBLE any more.
+    """
     try:
         from diffprivlib.models.logistic_regression import LogisticRegression as Theirs
-    except ImportError:  # also where it does not fit the installed scikit-learn
+    except ImportError:
         return None
     longest = float(np.sqrt(len(SCHEMA) + len(BOUNDS)))  # each block has one 1, each number one value up to 1
     model = Theirs(epsilon=epsilon, data_norm=longest).fit(X, y)
@@ -117,4 +121,6 @@ if __name__ == "__main__":
     if given.out is not None:
         command = f"python examples/adult_sklearn.py --epsilon {given.epsilon:g}"
         versions = {"scikit-learn": sklearn.__version__}
+        if result["diffprivlib"] is not None:
+            versions["diffprivlib"] = metadata.version("diffprivlib")
         given.out.write_text(json.dumps({"command": command, "versions": versions, **result}, indent=1) + "\n")

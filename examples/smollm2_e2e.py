@@ -1,10 +1,12 @@
 """Fine-tune SmolLM2-135M with LoRA adapters on E2E, privately, through Hugging Face's Trainer.
 
-    PYTHONPATH=. python examples/smollm2_e2e.py --epsilon 8
+    PYTHONPATH=. python examples/smollm2_e2e.py --epsilon 8 --seeds 0 1 2
 
 Needs `pip install ".[huggingface,research]"`, and the weights and texts that docs/datasets.md names. A record is one
 text about a restaurant, which the model learns to write from facts. Only the last two blocks have adapters: what the
 frozen blocks make of a record is computed once. BLEU is for 48 sets of facts of the test set.
+
+The learning rate, five times that of the paper without privacy, was chosen by the loss on the development set.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +86,7 @@ def main(
         per_device_train_batch_size=min(batch, 40),  # records in memory at once
         gradient_accumulation_steps=max(batch // 40, 1),
         num_train_epochs=epochs,
-        learning_rate=2e-3,
+        learning_rate=1e-2,
         weight_decay=0.01,
         warmup_steps=2,
         max_grad_norm=clip,  # the clipping norm of each record
@@ -106,29 +110,36 @@ def main(
     return trainer
 
 
-def run(epsilon: float, seed: int, folder: str) -> dict[str, Any]:
-    """Load, train and measure."""
+def run(epsilon: float, seeds: Sequence[int], folder: str, out: Path | None = None) -> list[dict[str, Any]]:
+    """Load the model, and train and measure once for each seed; runs that `out` holds are not repeated."""
+    found: list[dict[str, Any]] = json.loads(out.read_text())["runs"] if out is not None and out.is_file() else []
     known = SmolLM2.load(adapters=Adapters(blocks=2))
     file = e2e.hidden_values(lambda: known, train=2000, test=240, note=print)
-    known.reset(seed=seed)
-    begun = time.perf_counter()
-    trainer = main(known, Texts(e2e.Hidden.read(file, "train")), folder=folder, epsilon=epsilon)
-    seconds = time.perf_counter() - begun
-    spent = trainer.spent().certified
-    found = {"epsilon": spent.epsilon, "delta": spent.delta, "steps": trainer.state.global_step}
-    return {**found, "training_seconds": seconds, "bleu": bleu(known, 48)}
+    records = Texts(e2e.Hidden.read(file, "train"))
+    for seed in [seed for seed in seeds if all(one["seed"] != seed for one in found)]:
+        known.reset(seed=seed)
+        wall, processor = time.perf_counter(), time.process_time()
+        trainer = main(known, records, folder=f"{folder}-{seed}", epsilon=epsilon)
+        times = {"seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
+        spent, memory = trainer.spent().certified, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        certified = {"epsilon": spent.epsilon, "delta": spent.delta, "steps": trainer.state.global_step}
+        found.append({"seed": seed, **certified, **times, "peak_megabytes": memory, "bleu": bleu(known, 48)})
+        print(json.dumps(found[-1], indent=1))
+        if out is not None:
+            versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+            command = f"python examples/smollm2_e2e.py --epsilon {epsilon:g} --seeds {' '.join(map(str, seeds))}"
+            mean = sum(one["bleu"] for one in found) / len(found)
+            held = {"command": command, "versions": versions, "bleu": mean, "runs": found}
+            out.write_text(json.dumps(held, indent=1) + "\n")
+    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=8.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the adapters' initial values; noise is never seeded")
+    about = "of the adapters' initial values, a run each; noise is never seeded"
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help=about)
     parser.add_argument("--folder", default="runs/smollm2-e2e")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    result = run(given.epsilon, given.seed, given.folder)
-    print(json.dumps(result, indent=1))
-    if given.out is not None:
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        command = f"python examples/smollm2_e2e.py --epsilon {given.epsilon:g} --seed {given.seed}"
-        given.out.write_text(json.dumps({"command": command, "versions": versions, **result}, indent=1) + "\n")
+    run(given.epsilon, given.seeds, given.folder, given.out)

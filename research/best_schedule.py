@@ -189,7 +189,7 @@ def _accuracy(plan: Plan, task: Task, seed: int) -> float:
     from discreet.core.streams import Streams
     from discreet.data import build
     from discreet.runs.presets import defaults_for
-    from discreet.runs.training import measure
+    from discreet.runs.scoring import measure
     from discreet.training.private import Private
 
     usual = defaults_for(task.name)

@@ -1,4 +1,7 @@
-"""The long comparison on Fashion-MNIST: `python -m research.long_comparison [--quick] [OUT]`; rerun to resume.
+"""The long comparison on Fashion-MNIST: `python -m research.long_comparison [--quick] [--only PART] [--out OUT]`.
+
+Rerun the command to resume: finished runs and trials are kept in OUT. A finished part of the full form writes its page,
+values and figures to results/long-comparison/PART.
 
 Two parts, each a `discreet compare` of its own, at epsilon 1, 3 and 8:
 
@@ -11,8 +14,11 @@ others). This takes about six processor-hours. `--quick` takes minutes: two meth
 
 from __future__ import annotations
 
+import argparse
 import shlex
+import shutil
 import sys
+from pathlib import Path
 from typing import Final
 
 from discreet.cli import main as discreet
@@ -29,26 +35,44 @@ QUICK: Final = {
 }
 
 
-def commands(out: str, *, quick: bool) -> list[list[str]]:
+KEPT: Final = Path("results/long-comparison")
+
+
+def commands(out: Path, *, quick: bool) -> dict[str, list[str]]:
     """The arguments of `discreet` for each part.
 
-    >>> commands("runs/x", quick=True)[0][-1]
+    >>> commands(Path("runs/x"), quick=True)["features"][-1]
     'runs/x/features'
     """
     truth = "--truth results/truth-table.json"
     chosen = QUICK if quick else PARTS
-    return [shlex.split(f"compare {SHARED} {own} {truth} --out {out}/{name}") for name, own in chosen.items()]
+    return {name: shlex.split(f"compare {SHARED} {own} {truth} --out {out / name}") for name, own in chosen.items()}
+
+
+def keep(part: Path, place: Path) -> None:
+    """Copy what a comparison wrote: report.html, report.json and figures, without its runs."""
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("report.html", "report.json"):
+        shutil.copy2(part / name, place / name)
+    shutil.copytree(part / "figures", place / "figures", dirs_exist_ok=True)
 
 
 def main() -> int:
-    names = [word for word in sys.argv[1:] if word != "--quick"]
-    quick = "--quick" in sys.argv[1:]
-    out = names[0] if names else ("runs/long-comparison-quick" if quick else "runs/long-comparison")
-    for words in commands(out, quick=quick):
+    parser = argparse.ArgumentParser(prog="python -m research.long_comparison")
+    parser.add_argument("--quick", action="store_true", help="minutes: two methods, few steps, two seeds")
+    parser.add_argument("--only", choices=tuple(PARTS), help="one part alone")
+    parser.add_argument("--out", type=Path, help="where runs are kept")
+    given = parser.parse_args()
+    out = given.out or Path("runs/long-comparison-quick" if given.quick else "runs/long-comparison")
+    for name, words in commands(out, quick=given.quick).items():
+        if given.only not in (None, name):
+            continue
         print("discreet " + shlex.join(words), flush=True)
         sys.argv = ["discreet", *words]  # the page names this command
         if code := discreet(words):
             return code
+        if not given.quick:
+            keep(out / name, KEPT / name)
     return 0
 
 

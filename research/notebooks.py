@@ -12,7 +12,7 @@ CALLS: Final = {
     "adult_sklearn": "main(parts())",
     "images_lightning": "main()",
     "minilm_reviews": 'run(3.0, "runs/minilm-reviews")',
-    "smollm2_e2e": 'run(8.0, 0, "runs/smollm2-e2e")',
+    "smollm2_e2e": 'run(8.0, [0], "runs/smollm2-e2e")',
 }
 """The last cell of each notebook, in place of the command line."""
 

@@ -31,7 +31,7 @@ from discreet.core.command import package_versions
 from discreet.core.files import write_json, write_text
 from discreet.data import Task, build, load
 from discreet.methods.dp_ftrl.correlated_noise import Strategy
-from discreet.runs.training import measure
+from discreet.runs.scoring import measure
 from discreet.stages.participation import FixedBins
 from discreet.stages.plan import Plan, Recipe
 from research.command import typed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +39,12 @@ def example(name: str) -> ModuleType:
     return module
 
 
+def test_users(capsys: pytest.CaptureFixture[str]) -> None:
+    accuracies = example("users").main(steps=30)
+    assert min(accuracies.values()) > 0.6
+    assert "add/remove of one author" in capsys.readouterr().out
+
+
 def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
     accuracy = example("own_model").main(records=2000, epochs=4)
     assert accuracy > 0.75  # a coin gives 0.5; 4 standard errors of 1000 answers are 0.06
@@ -54,6 +63,35 @@ def test_sequences_go_on_after_a_stop(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "dp-sgd (FlatClip(clip=0.5))" in statement
     assert "20 charged of 20 planned" in statement
     assert capsys.readouterr().out.count("certified 3.00") == 1
+
+
+def test_several_processes_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = example("several_processes").main
+    assert main(tmp_path, records=1000, epochs=4) > 0.7  # a coin gives 0.5; 4 standard errors of 1000 answers are 0.06
+    assert "certified 3.00" in capsys.readouterr().out
+    main(tmp_path, records=1000, epochs=4)  # resumes, with no step left
+    assert "certified 3.00" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_several_processes_under_torchrun(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    local = ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command = [*launcher, *local, "examples/several_processes.py", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stdout
+    assert "certified 3.00" in done.stdout
+
+
+def test_the_slurm_script_is_a_shell_script_for_the_example() -> None:
+    """SLURM is not here: the shell reads it, and it starts the example with torchrun."""
+    script = ROOT / "examples" / "several_processes.slurm"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text(encoding="utf-8")
+    assert "torchrun" in text
+    assert "examples/several_processes.py" in text
 
 
 def test_opacus_side_by_side() -> None:
@@ -82,6 +120,28 @@ def test_smollm2_e2e(tmp_path: Path) -> None:
     trainer = module.main(known, texts, folder=str(tmp_path), public_records=40, batch=20, epochs=1)
     assert trainer.state.global_step == 2
     assert trainer.spent().certified.epsilon <= 8.0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_smollm2_e2e_with_opacus() -> None:
+    pytest.importorskip("gguf", reason="needs the extra research")
+    pytest.importorskip("opacus", reason="the comparison needs opacus (pip install opacus)")
+    import small_llama
+
+    from research import opacus_e2e
+    from research.tasks import e2e
+    from research.tasks.smollm2 import Tail
+
+    known = small_llama.small()
+    facts = {f"name[Cafe {number}]": [f"the tea at Cafe {number}"] for number in range(40)}
+    room = max(len(known.prompt(e2e.request(about))) for about in facts) - 1
+    before = {name: p.detach().clone() for name, p in known.model.named_parameters() if p.requires_grad}
+    records = e2e.Examples(e2e.encoded(known, facts, room=room))
+    found = opacus_e2e.train(Tail(known), records, epsilon=8.0, public_records=40, batch=20, epochs=1)
+    assert found["steps"] == 2
+    assert found["epsilon"] == pytest.approx(8.0, rel=0.01)  # its accountant rounds at other places
+    now = dict(known.model.named_parameters())
+    assert all(bool((now[name] != old).any()) for name, old in before.items())
 
 
 @pytest.mark.slow
@@ -130,6 +190,23 @@ def test_notebooks_are_those_of_the_examples(name: str) -> None:
     for text in code:
         compile(text, name, "exec")
     assert "__main__" not in "".join(code)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", notebooks.CALLS)
+def test_the_cells_of_a_notebook_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports and definitions, in the folder of the notebooks; the tests above call what they define."""
+    for extra in ("transformers", "peft", "gguf", "pandas", "lightning"):
+        pytest.importorskip(extra, reason="needs the extras of the examples")
+    folder = ROOT / "examples" / "notebooks"
+    monkeypatch.chdir(folder)
+    cells = json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    *parts, call = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for text in parts:
+        exec(compile(text, name, "exec", dont_inherit=True), names)
+    assert callable(names[call.partition("(")[0]])
 
 
 def python_blocks(page: str) -> list[str]:

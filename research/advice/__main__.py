@@ -1,5 +1,8 @@
 """Measure the advised settings: `python -m research.advice --out results/advice.json [--tasks adult,digits]`.
 
+`--advised adult,digits` measures instead what `discreet advise` says to somebody with records of this kind, without the
+preset of the dataset, at the budgets of results/records.json.
+
 Each task is trained with its settings at three budgets, and at epsilon 3 with one setting changed at a time. All data
 is public and all runs are seeded. A task that the file already holds is kept unless it is named.
 """
@@ -18,12 +21,17 @@ import torch
 from discreet import runs
 from discreet.core.command import command_line, package_versions
 from discreet.core.files import write_json
+from discreet.data import adult, published_records
+from discreet.data.catalogue import BENCHMARKS
+from discreet.data.sources import obtain
 from discreet.runs.defaults import load_task, settle
-from discreet.runs.planning.advisor import KINDS
+from discreet.runs.planning.advisor import KINDS, RULES, Wanted, advise
 from discreet.runs.reference import majority, without_privacy
+from discreet.runs.training import train_on
 
 BUDGETS: Final = (1.0, 3.0, 8.0)
 MIDDLE: Final = 3.0
+RUNS: Final = {"digits": 5, "adult": 3, "reviews": 3}  # of the advised settings; digits has 360 test records
 TASKS: Final = {
     "adult": {"data": "adult", "preset": "best"},
     "digits": {"data": "digits", "preset": "best"},
@@ -84,18 +92,73 @@ def measured(name: str) -> dict[str, Any]:
     }
 
 
+def as_advised(data: str, epsilon: float, folder: Path) -> dict[str, Any]:
+    """The settings of a run that the advice for the kind of a dataset gives."""
+    kind, records = KINDS[data], published_records(data)
+    assert records is not None
+    found = advise(Wanted(records=records, epsilon=epsilon, delta=1e-5, data=kind))
+    settings: dict[str, Any] = {"batch": found.batch, "steps": found.steps, "learning_rate": found.learning_rate}
+    settings |= {"parameters": (("clip", found.clip),), "schedule": found.schedule, "average": found.average}
+    settings |= {"momentum": found.momentum, "epsilon": epsilon, "delta": 1e-5}
+    if kind == "table":
+        return {**settings, **adult_table(folder), "records": records}
+    if kind == "text":
+        return {**settings, "data": data, "model": "head", "features": ("minilm",)}
+    words = RULES[kind].flags.split()
+    public = words[words.index("--public-records") + 1]
+    features = (words[words.index("--features") + 1],)
+    return {**settings, "data": data, "model": "head", "features": features, "public_records": public}
+
+
+def adult_table(folder: Path) -> dict[str, Any]:
+    """Adult as the CSV files and the public schema of a user."""
+    parts = obtain(BENCHMARKS["adult"].source, data_dir=None, download=False)
+    for name, content in zip(("train.csv", "test.csv"), (parts[part] for part in adult.PARTS), strict=True):
+        lines = [line.rstrip(".") for line in content.decode().splitlines() if line and not line.startswith("|")]
+        rows = [",".join((*adult.COLUMNS, "income")), *(line.replace(", ", ",") for line in lines)]
+        (folder / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    schema: dict[str, Any] = {name: {"bounds": [0, most]} for name, most in adult.RANGES.items()}
+    schema |= {name: {"bounds": [0, adult.TOP_CODE], "log": True} for name in ("capital-gain", "capital-loss")}
+    schema |= {name: {"categories": list(known)} for name, known in adult.CATEGORIES.items()}
+    schema["income"] = {"categories": ["<=50K", ">50K"]}
+    files = {"data": str(folder / "train.csv"), "test": str(folder / "test.csv")}
+    return {**files, "schema": json.dumps(schema), "label": "income", "public_data": True}
+
+
+def advised(name: str) -> dict[str, Any]:
+    """The mean accuracy of the advised settings beside the best known one, at each budget of the records."""
+    records = json.loads(Path("results/records.json").read_text(encoding="utf-8"))["records"]
+    found = {}
+    for record in (one for one in records.values() if one["data"] == name):
+        with tempfile.TemporaryDirectory() as folder:
+            settings = as_advised(name, record["epsilon"], Path(folder))
+            task = load_task(runs.complete(runs.RunConfig(**settings, out=f"{folder}/run")))
+            scores = []
+            for seed in range(RUNS.get(name, 1)):
+                config = runs.RunConfig(**settings, seed=seed, out=f"{folder}/{seed}", eval_every=10_000)
+                scores.append(train_on(task, config).test_accuracy)
+        shown = {key: settings[key] for key in ("batch", "steps", "learning_rate")} | dict(settings["parameters"])
+        best = record["accuracy"]["mean"]
+        found[f"{record['epsilon']:g}"] = {"settings": shown, "accuracy": scores, "best known": best}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--advised", default="")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    held = json.loads(asked.out.read_text(encoding="utf-8"))["tasks"] if asked.out.exists() else {}
-    for name in asked.tasks.split(","):
-        held[name] = measured(name)
-        print(name, json.dumps(held[name]), flush=True)
+    held = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
+    part, measurement, names = (
+        ("advised", advised, asked.advised) if asked.advised else ("tasks", measured, asked.tasks)
+    )
+    for name in names.split(","):
+        held.setdefault(part, {})[name] = measurement(name)
+        print(name, json.dumps(held[part][name]), flush=True)
         versions = package_versions("discreet", "torch", "numpy")
-        write_json(asked.out, {"command": command_line(), "seed": 0, "versions": versions, "tasks": held}, indent=1)
+        write_json(asked.out, {**held, "command": command_line(), "seed": 0, "versions": versions}, indent=1)
 
 
 if __name__ == "__main__":

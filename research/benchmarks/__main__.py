@@ -67,7 +67,7 @@ def bench(
         _times(answer["models"], picked, repeats, patience, quiet=as_json)
         _sign(answer["models"], "timed_by", command)
     if memory:
-        _peaks(answer["models"], picked, torch.get_num_threads(), quiet=as_json)
+        _peaks(answer["models"], picked, torch.get_num_threads(), patience, quiet=as_json)
         _sign(answer["models"], "memory_by", command)
     if methods:
         _methods(answer, repeats, patience, quiet=as_json)
@@ -114,15 +114,17 @@ def _times(models: dict[str, Any], rows: Sequence[Row], repeats: int, patience: 
         own |= {"batch": measured.batch, "parameters": measured.parameters, "rows": rows_of(measured)}
 
 
-def _peaks(models: dict[str, Any], rows: Sequence[Row], threads: int, *, quiet: bool) -> None:
+def _peaks(models: dict[str, Any], rows: Sequence[Row], threads: int, patience: float, *, quiet: bool) -> None:
     from research.benchmarks.peak import measure_peak
 
     for name, own in models.items():
         _say(f"memory of {name}", quiet)
         for row in rows:
-            peak = measure_peak(name, row.name, threads=threads)
-            key, value = ("absent", peak) if isinstance(peak, str) else ("peak_mb", round(peak / 1e6, 1))
-            own["rows"].setdefault(row.name, {})[key] = value
+            peak = measure_peak(name, row.name, threads=threads, seconds=5 * patience)
+            measured: dict[str, Any] = {"absent": peak}
+            if not isinstance(peak, str):
+                measured = {"peak_mb": round(peak[0] / 1e6, 1), "first_step_mb": round(peak[1] / 1e6, 1)}
+            own["rows"].setdefault(row.name, {}).update(measured)
 
 
 def _sign(models: dict[str, Any], key: str, command: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from discreet.data.features.vision_operators import declare_vision_operators
@@ -63,14 +64,31 @@ def lora_bert(classes: int, *, width: int = 256, layers: int = 4) -> nn.Module:
     return Pooled(_adapted(_bert(width, layers), ["query", "value"]), width, classes)
 
 
-def gpt2(classes: int, *, is_checkpointed: bool = False) -> nn.Module:
-    """GPT-2 small, 124 million parameters."""
+class Autocast(nn.Module):
+    """A model that computes in bfloat16 and gives scores in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores: Tensor = self.model(tokens)
+        return scores.float()
+
+
+def gpt2(
+    classes: int, *, is_checkpointed: bool = False, is_autocast: bool = False, width: int = 768, layers: int = 12
+) -> nn.Module:
+    """GPT-2 small, 124 million parameters, or a smaller one."""
     hf = _transformers()
     quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    encoder = hf.GPT2Model(hf.GPT2Config(use_cache=False, **quiet))
+    size = {"n_embd": width, "n_layer": layers, "n_head": width // 64}
+    encoder = hf.GPT2Model(hf.GPT2Config(use_cache=False, **size, **quiet))
     if is_checkpointed:
         encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Pooled(encoder, 768, classes)
+    model = Pooled(encoder, width, classes)
+    return Autocast(model) if is_autocast else model
 
 
 def smollm2(classes: int) -> nn.Module:

@@ -140,6 +140,9 @@ def _vit_tiny() -> Task:
     return Task(library.vit_tiny(CLASSES), torch.randn(64, 3, 224, 224), _labels(64))
 
 
+_GPT_256 = "GPT-2 with d=256 L=8, T=128, batch 8"
+_gpt_256 = partial(library.gpt2, width=256, layers=8)
+
 PERCEPTRON, CONVOLUTION, TRANSFORMER, ADAPTED, OTHER = "perceptron", "convolution", "transformer", "adapted", "other"
 
 MODELS: MappingProxyType[str, Model] = MappingProxyType(
@@ -208,6 +211,17 @@ MODELS: MappingProxyType[str, Model] = MappingProxyType(
             about="GPT-2 small, 124M, T=512, batch 8, checkpointed",
             kind=TRANSFORMER,
             make=lambda: _library(partial(library.gpt2, is_checkpointed=True), 8, 512),
+        ),
+        "gpt-256": Model(about=_GPT_256, kind=TRANSFORMER, make=lambda: _library(_gpt_256, 8, 128)),
+        "gpt-256-checkpointed": Model(
+            about=f"{_GPT_256}, checkpointed",
+            kind=TRANSFORMER,
+            make=lambda: _library(partial(_gpt_256, is_checkpointed=True), 8, 128),
+        ),
+        "gpt-256-autocast": Model(
+            about=f"{_GPT_256}, autocast to bfloat16",
+            kind=TRANSFORMER,
+            make=lambda: _library(partial(_gpt_256, is_autocast=True), 8, 128),
         ),
         "smollm2": Model(
             about="SmolLM2-135M, T=64, batch 8", kind=TRANSFORMER, make=lambda: _library(library.smollm2, 8, 64)

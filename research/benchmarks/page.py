@@ -1,4 +1,4 @@
-"""Write the tables of docs/speed.md from results/step-time.json.
+"""Write the tables of docs/speed.md from results/step-time.json and results/memory.json.
 
     python -m research.benchmarks.page
 
@@ -60,6 +60,18 @@ def methods(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def memory(answer: dict[str, Any]) -> str:
+    """Peak memory of a step above that of the model, in MB."""
+    shown = ("plain", "discreet", "opacus", "opacus-ghost")
+    lines = [f"| model | {' | '.join(shown)} | discreet / plain |", "|---|" + "---|" * (len(shown) + 1)]
+    for own in answer["models"].values():
+        peaks = [own["rows"].get(name, {}).get("peak_mb") for name in shown]
+        ratio = "-" if None in peaks[:2] else f"{peaks[1] / peaks[0]:.2f}"
+        cells = ["-" if peak is None else f"{peak:.0f}" for peak in peaks]
+        lines.append(f"| {own['about']} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(lines)
+
+
 def _method(row: dict[str, Any]) -> str:
     if "ms" not in row:
         return str(row.get("absent", "-"))
@@ -68,12 +80,13 @@ def _method(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    answer = json.loads((ROOT / "results" / "step-time.json").read_text())
     page = ROOT / "docs" / "speed.md"
     text = page.read_text()
-    for name, write in (("steps", steps), ("verdicts", verdicts), ("methods", methods)):
-        filled = f"<!-- {name} -->\n{write(answer)}\n<!-- end -->"
-        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, new=filled: new, text, flags=re.DOTALL)
+    tables = (("step-time", steps), ("step-time", verdicts), ("step-time", methods), ("memory", memory))
+    for results, write in tables:
+        answer = json.loads((ROOT / "results" / f"{results}.json").read_text())
+        filled = f"<!-- {write.__name__} -->\n{write(answer)}\n<!-- end -->"
+        text = re.sub(rf"<!-- {write.__name__} -->.*?<!-- end -->", lambda _, new=filled: new, text, flags=re.DOTALL)
     page.write_text(text)
 
 

@@ -1,4 +1,5 @@
-"""Peak memory of one row above its memory before the first step, measured in its own process.
+"""Peak memory of one row above its memory before the first step, measured in its own process: of the first step, which
+may check the model and compile, and of those after it.
 
     python -m research.benchmarks.peak MODEL ROW THREADS
 
@@ -33,21 +34,29 @@ def _status(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
-def peak_bytes(model: str, row: str) -> int:
-    """Bytes above the baseline, over the first steps; call it in a fresh process."""
+def peak_bytes(model: str, row: str) -> tuple[int, int]:
+    """Bytes above the baseline, of the steps after the first and of the first; call it in a fresh process."""
     torch.manual_seed(0)
     task = MODELS[model].make()
     own = next(one for one in ROWS if one.name == row)
     with quiet():
         step = own.make(own_copy(task))
-        _let_go()
-        on_linux = _STATUS.exists()
-        if on_linux:
-            _RESET.write_text("5")
-        before = _status("VmRSS") if on_linux else _peak()
-        for _ in range(STEPS):
+        before = _restarted()
+        step()
+        first = _peak() - before
+        _restarted()  # memory that a step keeps for the next one counts
+        for _ in range(STEPS - 1):
             step()
-        return (_status("VmHWM") if on_linux else _peak()) - before
+        return _peak() - before, first
+
+
+def _restarted() -> int:
+    """Bytes in use; the peak is counted from here on, where the system can."""
+    _let_go()
+    if not _STATUS.exists():
+        return _peak()
+    _RESET.write_text("5")
+    return _status("VmRSS")
 
 
 def _let_go() -> None:
@@ -58,12 +67,14 @@ def _let_go() -> None:
 
 
 def _peak() -> int:
+    if _STATUS.exists():
+        return _status("VmHWM")
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes if sys.platform == "darwin" else 1024 * kilobytes
 
 
-def measure_peak(model: str, row: str, *, threads: int, seconds: float = 300) -> int | str:
-    """Bytes, or why they could not be measured."""
+def measure_peak(model: str, row: str, *, threads: int, seconds: float = 300) -> tuple[int, int] | str:
+    """Bytes of later steps and of the first, or why they could not be measured."""
     command = [sys.executable, "-m", "research.benchmarks.peak", model, row, str(threads)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
@@ -73,8 +84,10 @@ def measure_peak(model: str, row: str, *, threads: int, seconds: float = 300) ->
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
         return "fails: " + (done.stderr.strip().splitlines() or ["no output"])[-1][:100]
-    value: int | str = answer["peak_bytes"] if "peak_bytes" in answer else answer["absent"]
-    return value
+    if "peak_bytes" not in answer:
+        return str(answer["absent"])
+    later, first = answer["peak_bytes"]
+    return later, first
 
 
 def main() -> None:

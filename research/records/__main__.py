@@ -45,11 +45,12 @@ def _choose(record: Record) -> None:
     from research.records.run import tried
 
     told = "four fifths of the training records train, every fifth scores"
-    trials = list(_read()["records"].get(record.name, {}).get("choice", {}).get("trials", ()))
+    earlier = _read()["records"].get(record.name, {}).get("choice", {})
+    trials = list(earlier.get("trials", ())) if earlier.get("revision", 1) == record.revision else []
     for trial in tried(record, trials):
         trials.append(trial)
         print(record.name, trial, flush=True)
-        choice = {"split": told, "before": record.before, "trials": trials}
+        choice = {"split": told, "before": record.before, "revision": record.revision, "trials": trials}
         _write(record, {**_read()["records"].get(record.name, {}), "choice": choice})
 
 

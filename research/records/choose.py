@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from discreet.auditing.trainings import TrainingSetup, fit
 from discreet.data import Task
 from discreet.runs import RunConfig
-from discreet.runs.training import measure
+from discreet.runs.scoring import measure
 
 
 @final

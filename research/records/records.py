@@ -31,6 +31,7 @@ class Record:
     target  the accuracy to reach
     grid    (clip, learning rate times clip) that were tried on a split of the training records; the preset has the best
     before  how many other settings were tried on such a split before
+    revision  raised when the features change behind their name, so that earlier trials and runs are dropped
     auc     whether the area under the ROC curve is measured, too
     micro_batch  records in memory at once, where another number than the usual one is faster
     """
@@ -41,6 +42,7 @@ class Record:
     target: float
     grid: tuple[tuple[float, float], ...]
     before: int = 0
+    revision: int = 1
     auc: bool = False
     micro_batch: int | None = None
     published: tuple[Published, ...] = ()

@@ -41,6 +41,11 @@ def settings_of(record: Record) -> Defaults:
     return usual(config_of(record, Path("unused")))
 
 
+def key_of(record: Record) -> str:
+    """What the runs of a record belong to: its settings, and the revision of its features."""
+    return digest(settings_of(record)) + (f" revision {record.revision}" if record.revision > 1 else "")
+
+
 def tried(record: Record, trials: list[Values]) -> Iterator[Values]:
     """The trials of the grid that are missing, on a split of the training records; the test records are not used."""
     config, known = runs.complete(config_of(record, Path("unused"))), settings_of(record)
@@ -54,8 +59,7 @@ def tried(record: Record, trials: list[Values]) -> Iterator[Values]:
 
 def measured(record: Record, held: Values, folder: Path, others: Iterable[Values]) -> Values:
     """The record with one run more, or with its references after the last; runs of other settings are dropped."""
-    settings = settings_of(record)
-    key = digest(settings)
+    settings, key = settings_of(record), key_of(record)
     if held.get("digest") != key:
         held = {**{name: held[name] for name in ("choice",) if name in held}, "digest": key, "runs": []}
     number = len(held["runs"]) + 1
@@ -86,7 +90,7 @@ def _references(settings: Defaults, config: runs.RunConfig, others: Iterable[Val
 
 def one_run(record: Record, folder: Path, held: Values) -> Values:
     """One run of a preset at another budget; a run of the same settings is kept."""
-    key = digest(settings_of(record))
+    key = key_of(record)
     if held.get("digest") == key:
         return held
     facts = {"data": record.data, "preset": record.preset, "epsilon": record.epsilon, "digest": key}

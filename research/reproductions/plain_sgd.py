@@ -15,7 +15,8 @@ from discreet import data as tasks
 from discreet.core.plain import plain
 from discreet.core.streams import Streams
 from discreet.runs import RunConfig, complete
-from discreet.runs.training import make_optimizer, measure
+from discreet.runs.making import make_optimizer
+from discreet.runs.scoring import measure
 
 Line = tuple[int, float, float, float]
 """(step, test accuracy, test loss, training loss)"""

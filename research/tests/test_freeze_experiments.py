@@ -14,9 +14,11 @@ from discreet import methods
 from discreet.core.streams import Streams
 from discreet.methods.random_freeze import masks
 from discreet.methods.random_freeze.selection import RandomFreeze, RankedFreeze
+from discreet.runs import RunConfig
 from discreet.stages.sampling import Horizon
 from research.reproductions.bench import Bench
 from research.reproductions.experiment import Row
+from research.reproductions.random_freeze import gep_cost, table_1_handcrafted
 from research.reproductions.random_freeze.figure_1 import errors
 from research.reproductions.random_freeze.figure_3 import LeakyNoise, RankedWithoutNoise, _apart, _deviation
 from research.reproductions.random_freeze.observed_run import BATCH, CLIP
@@ -90,3 +92,48 @@ def test_a_difference_within_its_error_holds() -> None:
     assert at_least(better, worse)
     assert at_least(worse, better)
     assert not at_least(dataclasses.replace(worse, ours=84.5), better)
+
+
+def test_densities_are_those_of_the_papers_table_2() -> None:
+    for rate, epochs, density in ((0.6, 80, 0.7), (0.4, 200, 0.8)):  # handcrafted CNN, GEP
+        horizon = Horizon.of(records=50_000, batch=1000, epochs=epochs)
+        assert RandomFreeze(final_rate=rate, cooling_epochs=epochs).density(horizon) == pytest.approx(
+            density, abs=0.005
+        )
+
+
+def test_embedding_on_fewer_coordinates_costs_less(tmp_path: Path) -> None:
+    cost = gep_cost.measured(Bench(quick=True, seeds=(0,), folder=tmp_path), rank=0.01)
+    for density, basis, release in zip(gep_cost.DENSITIES, cost.basis, cost.release, strict=True):
+        assert basis == pytest.approx(density**2, abs=0.02)  # fewer vectors of fewer coordinates
+        assert release == pytest.approx(density, abs=0.005)  # a mask is sent as its key
+    assert cost.power[0] == cost.projection[0] == 1
+    assert f"{100 * cost.basis[-1]:.0f} % of its memory" in cost.told
+    assert [figure.name for figure in cost.figures] == ["time", "size"]
+
+
+def test_a_product_that_is_slow_on_active_coordinates_is_not_fast() -> None:
+    cost = gep_cost.Cost(power=(1, 0.8, 0.72, 0.58), projection=(1, 0.9, 0.5, 0.3), basis=(1,) * 4, release=(1,) * 4)
+    assert cost.is_fast
+    assert not dataclasses.replace(cost, power=(1, 0.8, 0.72, 0.59)).is_fast
+    assert not dataclasses.replace(cost, projection=(1, 0.8, 0.73, 0.3)).is_fast
+
+
+def test_the_handcrafted_network_is_compared_at_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both rows have the paper's clip and momentum, public statistics and the same certified epsilon."""
+    seen = []
+
+    def train_seeds(self: Bench, config: RunConfig) -> tuple[RunConfig, ...]:
+        seen.append(config)
+        return (config,)
+
+    monkeypatch.setattr(Bench, "train_seeds", train_seeds)
+    monkeypatch.setattr(
+        table_1_handcrafted, "accuracy_row", lambda setting, runs, *, paper, note: Row(setting=setting, ours=paper)
+    )
+    table_1_handcrafted.table_1_handcrafted(Bench(quick=False, seeds=(0,), folder=tmp_path))
+    dense, frozen = seen
+    assert dict(frozen.parameters)["final_rate"] == 0.6
+    assert dataclasses.replace(frozen, method="dp-sgd", parameters=dense.parameters) == dense
+    assert (dense.epsilon, dict(dense.parameters)["clip"], dense.momentum, dense.learning_rate) == (3, 0.1, 0.9, 4)
+    assert (dense.features, dense.public_records) == (("scattering-maps",), "cifar10")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
 
+from discreet.core.plain import digest
 from discreet.data import Task
 from discreet.runs.presets import PRESETS
 from research.records.choose import split
 from research.records.page import figure, measured_presets, page, table
 from research.records.records import RECORDS, sweep_of
+from research.records.run import key_of, settings_of
 
 RUN = {"accuracy": 0.86, "epsilon": 1.994, "cpu_seconds": 9.4, "peak_megabytes": 700}
 SETTINGS = {
@@ -81,3 +84,10 @@ def test_a_split_uses_no_test_record() -> None:
     part = split(task)
     assert part.records == 16
     assert sorted(torch.cat([part.train.tensors[0], part.test.tensors[0]]).flatten().tolist()) == x.flatten().tolist()
+
+
+def test_runs_on_other_features_of_the_same_name_are_dropped() -> None:
+    record = next(one for one in RECORDS if one.name == "cifar10-2")
+    keys = {key_of(dataclasses.replace(record, revision=revision)) for revision in (1, 2, 3)}
+    assert len(keys) == 3
+    assert key_of(dataclasses.replace(record, revision=1)) == digest(settings_of(record))  # results of before stay

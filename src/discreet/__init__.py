@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BallsInBins": "discreet.stages.sampling",
+    "CappedRecords": "discreet.stages.unit",
     "CyclicPoisson": "discreet.stages.participation",
     "FixedBins": "discreet.stages.participation",
     "FixedOrder": "discreet.stages.participation",
@@ -32,6 +33,7 @@ _HOME = {
     "Refused": "discreet.core.check",
     "Reshuffled": "discreet.stages.participation",
     "RunConfig": "discreet.runs.config",
+    "SampledUsers": "discreet.stages.unit",
     "Schema": "discreet.data.schema",
     "Streams": "discreet.core.streams",
     "TruncatedPoisson": "discreet.stages.sampling",
@@ -40,6 +42,7 @@ _HOME = {
     "features": "discreet.data",
     "fix": "discreet.engine.fix",
     "methods": "discreet.methods",
+    "own_part": "discreet.training.draws",
     "public": "discreet.engine.public",
     "statement": "discreet.runs.statement",
     "tune": "discreet.runs.tuning.sweep",
@@ -79,6 +82,9 @@ if TYPE_CHECKING:
     from discreet.stages.sampling import OwnLoader as OwnLoader
     from discreet.stages.sampling import Poisson as Poisson
     from discreet.stages.sampling import TruncatedPoisson as TruncatedPoisson
+    from discreet.stages.unit import CappedRecords as CappedRecords
+    from discreet.stages.unit import SampledUsers as SampledUsers
+    from discreet.training.draws import own_part as own_part
     from discreet.training.model_check import check as check
     from discreet.training.private import Private as Private
 

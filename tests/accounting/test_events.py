@@ -17,6 +17,7 @@ from discreet.accounting.events import (
     Event,
     Free,
     Gaussian,
+    GroupPoissonSampled,
     LastIterateRun,
     NonPrivate,
     PoissonSampled,
@@ -44,6 +45,10 @@ whitenable = st.one_of(queries, st.builds(Queries, st.lists(queries, min_size=1,
 projected = st.builds(ProjectedGaussian, noises, st.lists(counts, min_size=1, max_size=3).map(tuple))
 
 
+def groups(of: st.SearchStrategy[Event]) -> st.SearchStrategy[Event]:
+    return st.builds(GroupPoissonSampled, rates, counts, of)
+
+
 def truncated(of: st.SearchStrategy[Event]) -> st.SearchStrategy[Event]:
     return st.builds(TruncatedPoissonSampled, rates, counts, counts, of)
 
@@ -58,6 +63,7 @@ events = st.one_of(
     whitenable,
     projected,
     st.builds(PoissonSampled, rates, st.one_of(whitenable, projected)),
+    groups(whitenable),
     truncated(whitenable),
     fixed(whitenable),
     st.builds(BallsInBinsEpoch, counts, whitenable),
@@ -155,6 +161,8 @@ BAD: list[tuple[type[Event], dict[str, Any]]] = [
     (PoissonSampled, {"rate": 1.3, "event": Gaussian(1.0)}),
     (PoissonSampled, {"rate": 0.1, "event": Free()}),
     (PoissonSampled, {"rate": 0.1, "event": PoissonSampled(0.1, Gaussian(1.0))}),
+    (GroupPoissonSampled, {"rate": 0.1, "most": 0, "event": Gaussian(1.0)}),
+    (GroupPoissonSampled, {"rate": 0.1, "most": 2, "event": ProjectedGaussian(1.0, (2,))}),
     (TruncatedPoissonSampled, {"rate": 0.1, "cap": 0, "records": 10, "event": Gaussian(1.0)}),
     (TruncatedPoissonSampled, {"rate": 0.1, "cap": 5, "records": 10, "event": ProjectedGaussian(1.0, (2,))}),
     (WithoutReplacement, {"records": 10, "batch": 11, "event": Gaussian(1.0)}),

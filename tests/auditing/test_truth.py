@@ -61,6 +61,7 @@ def test_everything_covers_every_method_and_the_four_claims() -> None:
         assert f"{name}, one step" in labels
     assert "dp-sgd, whole run, data canary" in labels
     assert "dpsgd-dc, last iterate" in labels
+    assert {f"dp-ftrl, {words}" for words in ("fixed order", "new order in every epoch", "stream")} <= set(labels)
     full = [attack.label for attack in truth.attacks(truth.FULL)]
     assert {f"{name}, whole run, crafted gradient" for name in METHODS} <= set(full)
 

@@ -19,9 +19,9 @@ from discreet.accounting import ledger as ledger_module
 from discreet.auditing import truth
 from discreet.core.check import Damaged
 from discreet.core.errors import ProcessLost
+from discreet.data import targets
 from discreet.report import page
 from discreet.runs import RunFolder
-from discreet.runs import training as training_module
 from discreet.training import checkpoint
 from discreet.training.checkpoint import Checkpoint
 
@@ -49,16 +49,16 @@ def goes_on(out: Path) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, at: int, fail: Callable[[], Any]) -> None:
-    """The loss of step `at` (from 0) fails. Rehearsals, which are smaller than any batch, do not."""
+    """The loss of step `at` (from 0) fails. Rehearsals, which are smaller than any batch, and evaluations do not."""
     calls = iter(range(1000))
 
     class Functional:
         @staticmethod
         def cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:
-            step = -1 if len(args[1]) < 24 else next(calls)
+            step = -1 if len(args[1]) < 24 or not torch.is_grad_enabled() else next(calls)
             return fail() if step == at else F.cross_entropy(*args, **kwargs)
 
-    monkeypatch.setattr(training_module, "F", Functional)
+    monkeypatch.setattr(targets, "F", Functional)
 
 
 def raising(error: Exception) -> Callable[[], Any]:

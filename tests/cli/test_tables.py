@@ -89,7 +89,7 @@ def test_a_schema_is_drafted_from_public_data_only(place: Path) -> None:
 
 def test_what_a_table_lacks_is_named_at_once(place: Path, tmp_path: Path) -> None:
     table = ("--data", place / "visits.csv", "--records", "900", *BUDGET, "--out", tmp_path / "run")
-    refused(run("train", *table), "label and schema for the table", "--schema schema.json")
+    refused(run("train", *table), "--label, --schema and --hold-out, got none of them", "--schema schema.json")
     described = (*table, "--label", "readmitted", "--schema", place / "schema.json")
     refused(run("train", *described), "a test file or a share to hold out, got neither", "not protected")
     refused(run("train", *described, "--hold-out", "0.2", "--classes", "2"), "no classes with a table")

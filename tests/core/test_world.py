@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 
 import two_processes
 from discreet.core.check import Refused
+from discreet.core.errors import ProcessLost
 from discreet.core.streams import Streams
 from discreet.core.world import World
 
@@ -44,6 +45,15 @@ def _process(rank: int, folder: str) -> None:
     world.sum_(wide[:, ::2])  # not contiguous: still in place
     weight = torch.nn.Parameter(torch.full((2,), float(rank + 1)))
     world.sum_(weight)
+    parts = world.sum_parts_(torch.arange(5.0) * (rank + 1))
+    whole = world.gather_parts_(parts.clone())
+    one = world.gather_parts_(world.sum_parts_(torch.tensor([2.0 + rank])))  # fewer items than processes
+    world.wait_for_first()
+    said = world.from_first(lambda: {"rank": world.rank})
+    with pytest.raises(ProcessLost if rank else ZeroDivisionError):
+        world.from_first(lambda: 1 // 0)
+    with pytest.raises(Refused, match="a contiguous vector"):
+        world.sum_parts_(wide)
     noise = Streams.from_os().noise.normal(5) if world.is_first else torch.zeros(5)
     world.broadcast_(noise)
     sampled = Streams.seeded(3).sampling.at(world.rank).bernoulli(64, 0.5)
@@ -55,6 +65,8 @@ def _process(rank: int, folder: str) -> None:
         "wide": wide,
         "weight": weight.detach(),
         "noise": noise,
+        "parts": (parts, whole, one),
+        "said": said,
         "sampled": torch.from_numpy(sampled),
     }
     torch.save(found, f"{folder}/{rank}.pt")
@@ -70,6 +82,14 @@ def test_two_processes_agree(tmp_path: Path) -> None:
         assert found["weight"].tolist() == [3.0, 3.0]
     assert first["wide"].tolist() == [[3.0, 1.0, 3.0, 1.0]] * 4
     assert second["wide"].tolist() == [[3.0, 2.0, 3.0, 2.0]] * 4
+    assert [value.tolist() for value in first["parts"]] == [
+        [0.0, 3.0, 0.0, 0.0, 0.0],
+        [0.0, 3.0, 6.0, 9.0, 12.0],
+        [5.0],
+    ]
+    assert second["parts"][0].tolist() == [0.0, 0.0, 6.0, 9.0, 12.0]  # each gets its own part only
+    assert [value.tolist() for value in second["parts"][1:]] == [value.tolist() for value in first["parts"][1:]]
+    assert first["said"] == second["said"] == {"rank": 0}
     assert torch.equal(first["noise"], second["noise"])
     assert bool((second["noise"] != 0).all())
     # Ranks that share a seed take sub-streams of their rank, or their records would be sampled alike.

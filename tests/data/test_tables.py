@@ -36,8 +36,8 @@ def test_features_follow_the_schema_alone(tmp_path: Path) -> None:
         [1.0, 0.0, 1.0, 0.0, 0.0],  # clamped, and a category that is not listed
         [0.5, 0.0, 1.0, 1.0, 0.0],  # missing: the middle of the bounds
     ]
-    assert reader.labels(columns).tolist() == [0, 1, 1, 0]
-    assert reader.classes == ("no", "yes")
+    assert reader.labels.read(columns).tolist() == [0, 1, 1, 0]
+    assert reader.labels.names == ("no", "yes")
 
 
 def test_leaving_a_record_out_moves_no_other(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_format_gives_the_same(tmp_path: Path) -> None:
 def test_a_category_is_found_however_it_is_written(tmp_path: Path, written_as: str, known: Any) -> None:
     schema = {"a": {"bounds": [0, 1], "bins": 1}, "y": {"categories": [0, known]}}
     columns = read(written(tmp_path, ["a,y", f"0,{written_as}", "0,0"]))
-    assert TableReader(schema, "y").labels(columns).tolist() == [1, 0]
+    assert TableReader(schema, "y").labels.read(columns).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, lines: list[str], 
 
 def test_the_refusal_of_a_label_does_not_say_which(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="another value") as refusal:
-        TableReader(SCHEMA, "ill").labels(read(written(tmp_path, ["age,ward,ill", "1,A,perhaps"])))
+        TableReader(SCHEMA, "ill").labels.read(read(written(tmp_path, ["age,ward,ill", "1,A,perhaps"])))
     assert "perhaps" not in str(refusal.value)
 
 
@@ -120,7 +120,7 @@ def test_the_refusal_of_a_label_does_not_say_which(tmp_path: Path) -> None:
         ({"test": "t.csv", "hold_out": 0.2}, "got both"),
         ({"hold_out": 1.5}, "hold_out in"),
         ({"hold_out": 0.5, "label": "pulse"}, "the label 'pulse' in the schema"),
-        ({"hold_out": 0.5, "label": "age"}, "categories of the label 'age', its classes, got bounds"),
+        ({"hold_out": 0.5, "label": "age"}, "categories of the label 'age', got none.*--task regression"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(tmp_path: Path, fields: dict[str, Any], match: str) -> None:

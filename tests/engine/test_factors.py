@@ -52,6 +52,31 @@ PARTS = {
 }
 
 
+@pytest.mark.parametrize(("groups", "ratio", "kind"), [(1, 1e9, Outer), (1, 0.0, Convolution), (2, 1e9, Convolution)])
+@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize("sides", [(6,), (5, 6), (4, 5, 6)])
+def test_a_convolution_at_few_positions_is_a_linear_map_of_patches(
+    sides: tuple[int, ...], frames: int, groups: int, ratio: float, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outer, "GRAM_RATIO", ratio)
+    geometry = Geometry((2,) * len(sides), (1,) * len(sides), (2,) * len(sides), groups)
+    images, weight = (
+        torch.randn(4 * frames, 6, *sides).double(),
+        torch.randn(4, 6 // groups, *(2 for _ in sides)).double(),
+    )
+    outputs = torch.ops.aten.convolution(
+        images, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(sides), groups
+    ).normal_()
+    part = outer.convolution(images, outputs, weight.shape, geometry, 4)
+    truth = Convolution(images, outputs, weight.shape, geometry, 4).instantiate(0, 4)
+    torch.testing.assert_close(part.instantiate(0, 4), truth)
+    torch.testing.assert_close(part.measure()[0], row_norms(truth))
+    total = torch.zeros(1, *weight.shape).double()
+    part.add_weighted(torch.ones(1, 4).double(), total)
+    torch.testing.assert_close(total[0], truth.sum(0))
+    assert type(part) is kind
+
+
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_part_agrees_with_its_gradients(kind: str, dtype: torch.dtype) -> None:
@@ -119,6 +144,15 @@ def test_rows_that_are_not_finite_have_norms_that_are_not() -> None:
     rows = torch.zeros(4, 200)
     rows[0, 5], rows[1, 199], rows[2, 0] = math.nan, math.inf, -math.inf
     assert row_norms(rows).isfinite().tolist() == [False, False, False, True]
+
+
+def test_rows_that_are_measured_again_keep_their_places() -> None:
+    huge, tiny = 1e30, 1e-40
+    rows = torch.zeros(7, 300)
+    rows[1], rows[2, 5], rows[4], rows[5, 7], rows[6, 0] = 3.0, huge, -tiny, math.nan, -math.inf
+    norms = row_norms(rows)
+    expected = [0.0, 3.0 * 300**0.5, huge, 0.0, float(rows[4, 0].abs()) * 300**0.5, math.nan, math.nan]
+    torch.testing.assert_close(norms, torch.tensor(expected, dtype=DOUBLE), equal_nan=True, rtol=1e-6, atol=0.0)
 
 
 def test_small_squares_are_not_lost_beside_large_ones() -> None:

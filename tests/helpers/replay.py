@@ -69,6 +69,10 @@ class Tape:
     def is_independent(self) -> bool:
         return self._inner.is_independent
 
+    @property
+    def in_parts(self) -> bool:
+        return self._inner.in_parts
+
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext
     ) -> list[Tensor]:

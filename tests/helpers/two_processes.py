@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-PATIENCE = timedelta(seconds=60)  # instead of torch's 30 minutes: a test that hangs must fail
+PATIENCE = timedelta(seconds=120)  # instead of torch's 30 minutes: a test that hangs must fail
 
 
 def meet(rank: int, place: str, size: int = 2) -> None:

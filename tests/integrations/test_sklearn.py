@@ -51,6 +51,14 @@ def test_it_learns_and_says_what_it_spent() -> None:
     assert np.allclose(model.predict_proba(people()[0]).sum(1), 1)
 
 
+def test_users_are_protected() -> None:
+    recipe = methods.dp_sgd(clip=CLIP).using(unit=discreet.SampledUsers(per_user=5, name="patient"))
+    model = classifier(recipe=recipe, records=500, steps=5).fit(*people(), unit=[row % 500 for row in range(RECORDS)])
+    assert "with and without any one patient" in model.statement_
+    with pytest.raises(Refused, match="owners of the records"):
+        classifier(recipe=recipe, records=500, steps=5).fit(*people())
+
+
 def test_a_perceptron_learns_what_a_line_cannot() -> None:
     table, _ = people(4000)
     labels = np.where((table[:, 0] > 50) == (table[:, 1] == "Leiden"), "yes", "no")

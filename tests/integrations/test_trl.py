@@ -7,18 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 pytest.importorskip("trl", reason="needs the extra trl")
 
-from peft import LoraConfig
+import transformers
+from peft import LoraConfig, get_peft_model
 from trl import SFTConfig
 
 import small_llama_trainer as small
 import small_texts
-from discreet import Refused, Streams
+from discreet import Private, Refused, Streams
+from discreet.integrations import huggingface, record_losses
 from discreet.integrations.trl import PrivateSFTTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+ADAPTERS = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
 
 
 def config(folder: Path, **options: Any) -> SFTConfig:
@@ -46,7 +51,7 @@ def trainer(folder: Path, **options: Any) -> PrivateSFTTrainer:
         config(folder, **options),
         train_dataset=small_texts.texts(),
         processing_class=small_texts.tokenizer(),
-        peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
+        peft_config=ADAPTERS,
         streams=Streams.seeded(7),
         **small.BUDGET,
     )
@@ -63,6 +68,40 @@ def test_adapters_are_trained_and_only_public_values_are_logged(tmp_path: Path) 
     timing = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
     for entry in run.state.log_history:
         assert set(entry) <= {"learning_rate", "epoch", "step", "epsilon"} | timing
+
+
+def test_same_certificate_and_weights_as_private(tmp_path: Path) -> None:
+    """The same adapters, records and random streams, in the loop that users of `Private` write."""
+    run = trainer(tmp_path)
+    model = get_peft_model(small.llama(), ADAPTERS)
+    model.load_state_dict(run.model.state_dict())
+    before = weights(model)
+    records, collate = huggingface._columns_used(run, run.collate)
+    run.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05, weight_decay=0.0)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 0, 4)
+    private = Private(
+        model,
+        optimizer,
+        run.plan,
+        records,
+        micro_batch=4,
+        collate_fn=collate,
+        inputs=lambda batch: {name: value for name, value in batch.items() if name != "labels"},
+        streams=Streams.seeded(7),
+    )
+    model.train()
+    for batch in private:
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        if private.step(record_losses.token_losses(logits[:, :-1], batch["labels"][:, 1:])):
+            schedule.step()
+    assert run.spent() == private.spent()
+    assert torch.allclose(weights(run.model), weights(model), rtol=0, atol=1e-6)
+    assert not torch.allclose(weights(run.model), before, rtol=0, atol=1e-2)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
 
 
 def test_every_record_has_the_public_length(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
+from discreet.accounting.correlated import Toeplitz, bisr
 from discreet.core.check import Refused
 from discreet.methods import METHODS
-from discreet.report.planned import returning
+from discreet.report.planned import loaders, returning
+from discreet.runs.planning.own_loader import LOADER_WORDS
 from discreet.runs.planning.planner import RETURNING, Answer, Price, Question, answer
 from discreet.runs.planning.step_cost import measure
 
@@ -82,11 +85,35 @@ def test_correlated_noise_is_priced_by_how_records_come_back() -> None:
     assert set(prices) == set(RETURNING)
     noise = {name: price.noise for name, price in prices.items() if price.noise is not None}
     assert noise["fixed-order"] == pytest.approx(2 * noise["fixed-bins"], rel=0.01)  # replace-one
-    assert noise["one-pass"] < noise["fixed-order"] < noise["reshuffled"]
+    assert noise["fixed-order"] < noise["reshuffled"]
+    assert "one epoch" in prices["one-pass"].why
     assert "banded inverse" in prices["cyclic-poisson"].why
     (line,) = returning(found)
     assert line.startswith("dp-ftrl: noise ")
     assert "reshuffled (replace-one)" in line
+
+
+def test_your_own_loader_beside_poisson(found: Answer) -> None:
+    """The noise on the parameters, against a sum of simulated releases."""
+    prices = {row.sampling: row for row in found.loaders}
+    assert list(prices) == list(LOADER_WORDS)
+    assert prices["poisson"].noise == found.methods[0].price.noise
+    times = {name: row.times for name, row in prices.items() if row.times is not None}
+    assert times["poisson"] == 1.0
+    assert 1.0 < times["fixed-order"] < times["reshuffled"] < times["own-loader"]
+    steps, poisson, correlated = 20, prices["poisson"].noise, prices["fixed-order"].noise
+    assert poisson is not None
+    assert correlated is not None
+    z = np.random.default_rng(4).standard_normal((20_000, steps))
+    spread = Toeplitz(bisr(16), inverse=True).noise(steps)
+    drawn = np.stack([z[:, : t + 1] @ spread[: t + 1][::-1] for t in range(steps)], axis=1)
+    ratio = correlated * _rms(drawn) / (poisson * _rms(z))
+    assert times["fixed-order"] == pytest.approx(ratio, rel=0.03)
+    assert len(loaders(found)) == len(prices)
+
+
+def _rms(releases: np.ndarray[Any, Any]) -> float:
+    return float(np.sqrt((np.cumsum(releases, axis=1) ** 2).mean()))
 
 
 def test_a_sampler_that_takes_long_says_so(found: Answer) -> None:

@@ -13,9 +13,9 @@ from discreet.data import DATASETS, MODELS, load
 from discreet.data.features import FEATURES, needs_public
 from discreet.data.features.extractor import raw_records
 from discreet.runs import training
-from discreet.runs.config import SCHEDULES
+from discreet.runs.config import SCHEDULES, learning_rate_factor
+from discreet.runs.making import scale_learning_rate
 from discreet.runs.presets import DEFAULTS, PRESETS, Preset, usual
-from discreet.runs.training import learning_rate_factor, scale_learning_rate
 from discreet.training.private import Private
 
 RESULTS = Path(__file__).parents[2] / "results" / "records.json"

@@ -18,11 +18,11 @@ from discreet import runs
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.data import DATASETS, MODELS, build, load
+from discreet.data import DATASETS, MODELS, build, load, targets
 from discreet.methods import METHODS
 from discreet.runs import RunConfig, RunFolder, RunProgress, complete, load_config, load_result, plan_of, train
-from discreet.runs import training as training_module
 from discreet.runs.defaults import learning_rate_of, settle
+from discreet.runs.scoring import measure
 from discreet.stages.sampling import FixedSize, TruncatedPoisson
 
 SEEDS = 5
@@ -109,7 +109,7 @@ def test_the_model_is_what_was_evaluated(done: Done) -> None:
     task = load("digits")
     model = build("softmax", shape=task.shape, classes=10)
     model.load_state_dict(torch.load(folder.model, weights_only=True))
-    assert runs.training.measure(model, task.test)[0] == result.test_accuracy == result.averaged_accuracy
+    assert measure(model, task.test)[0] == result.test_accuracy == result.averaged_accuracy
 
 
 def test_an_existing_run_is_not_overwritten(done: Done) -> None:
@@ -219,7 +219,7 @@ class Stop:
         self.left = at
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        self.left -= 1
+        self.left -= torch.is_grad_enabled()  # evaluations do not count
         if self.left < 0:
             raise KeyboardInterrupt
         return F.cross_entropy(*args, **kwargs)
@@ -232,7 +232,7 @@ def interrupted(settings: RunConfig, at: int, monkeypatch: pytest.MonkeyPatch) -
         cross_entropy = staticmethod(stop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_module, "F", Functional)
+        patch.setattr(targets, "F", Functional)
         with pytest.raises(KeyboardInterrupt):
             train(settings, resume=RunFolder(settings.out).run.exists())
 
@@ -491,7 +491,7 @@ def test_the_best_checkpoint_is_chosen_by_public_records_only(tmp_path: Path) ->
     assert result.test_accuracy > result.curve[-1][1]  # the last one was not the best
     model = build("softmax", shape=(1, 8, 8), classes=10, seed=0)
     model.load_state_dict(torch.load(tmp_path / "a" / "model.pt", weights_only=True))
-    assert training_module.measure(model, load("digits").test)[0] == result.test_accuracy
+    assert measure(model, load("digits").test)[0] == result.test_accuracy
     hidden = dataclasses.replace(config, out=str(tmp_path / "b"), method="dpsgd-dc", model="softmax")
     hidden = dataclasses.replace(
         hidden, sampling="full-batch", batch=None, parameters=(("smoothness", 1.0),), learning_rate=0.1

@@ -194,7 +194,7 @@ def test_processes_with_the_same_records_are_refused(tmp_path: Path) -> None:
     for rank in range(2):
         found, same = json.loads((tmp_path / f"{rank}.json").read_text())
         for name, told in found.items():
-            expected = "the same records on ranks 0 and 1. Remedy: give each process its own part"
+            expected = "the same records on ranks 0 and 1. Remedy: pass discreet.own_part(data)"
             assert expected in told if name in same else told == "accepted", name
 
 
@@ -229,7 +229,7 @@ def test_a_process_that_ends_is_told_to_the_others(tmp_path: Path) -> None:
     for rank in range(size - 1):
         told, step = json.loads((tmp_path / f"{rank}.json").read_text())
         assert told.count("\n") == 0
-        for part in (f"all {size} processes", "`sum`", f"process {rank}", "ledger holds", "resume"):
+        for part in (f"all {size} processes", "`sum of parts`", f"process {rank}", "ledger holds", "resume"):
             assert part in told
         assert step == LAST
     assert read(tmp_path / "ledger.jsonl").length == LAST

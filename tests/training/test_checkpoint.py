@@ -20,6 +20,7 @@ from discreet.core.check import Damaged, Refused
 from discreet.core.randomness import SEEDED
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
+from discreet.core.world import World
 from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Recipe
 from discreet.stages.sampling import BallsInBins, OwnLoader
@@ -183,7 +184,7 @@ def test_by_default_a_resumed_run_is_keyed_by_the_operating_system(place: Place)
     net = loop.model()
     run = Private(net, loop.sgd(net.parameters()), loop.plan(), loop.data(), ledger=place.ledger, resume=place.state)
     assert run.streams.statement == "keyed by the operating system"
-    assert checkpoint.keys_of(run.streams) != checkpoint.keys_of(begun.streams)
+    assert checkpoint.keys_of(run.streams, World()) != checkpoint.keys_of(begun.streams, World())
 
 
 def test_no_randomness_is_stored(place: Place) -> None:
@@ -439,7 +440,9 @@ def test_what_a_checkpoint_holds(place: Place) -> None:
 
 
 def test_streams_of_two_runs_have_different_fingerprints() -> None:
-    runs = [checkpoint.keys_of(streams) for streams in (Streams.from_os(), Streams.from_os(), Streams.seeded(1))]
+    runs = [
+        checkpoint.keys_of(streams, World()) for streams in (Streams.from_os(), Streams.from_os(), Streams.seeded(1))
+    ]
     assert len({key for run in runs for key in run.values()}) == 6
 
 

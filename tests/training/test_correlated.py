@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 import discreet
 import loop
@@ -126,8 +126,27 @@ def test_more_records_than_planned_are_refused() -> None:
         walk(run, DataLoader(loop.data(80), batch_size=16))
 
 
+@pytest.mark.parametrize("sampling", [FIXED, SHUFFLED, discreet.OwnLoader()], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler([1.0] * loop.RECORDS, loop.RECORDS),
+        RandomSampler(range(loop.RECORDS), replacement=True),
+        RandomSampler(range(loop.RECORDS), num_samples=2 * loop.RECORDS),
+    ],
+)
+def test_a_loader_that_draws_records_again_is_refused(sampling: Any, sampler: Any) -> None:
+    made = plan(sampling) if sampling in (FIXED, SHUFFLED) else loop.plan(methods.dp_sgd().using(sampling=sampling))
+    run = loop.private(which=made, dataset=None)
+    with pytest.raises(Refused, match=f"at most once a pass, got {type(sampler).__name__}"):
+        walk(run, DataLoader(loop.data(), batch_size=loop.BATCH, sampler=sampler))
+    assert run.progress.step == 0
+    once = WeightedRandomSampler([1.0] * loop.RECORDS, loop.RECORDS, replacement=False)
+    walk(run, DataLoader(loop.data(), batch_size=loop.BATCH, sampler=once), most=1)
+
+
 def test_a_stream_is_read_once() -> None:
-    run = begin(ONCE)
+    run = loop.private(which=plan(ONCE, epochs=1), dataset=None)
     walk(run, loader())
     with pytest.raises(Refused, match="one pass over a stream, got another call"):
         walk(run, loader())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from discreet.training.draws import Draw
 from discreet.training.loader import Loader, MicroBatch, to_device
 
 DRAWS = [[], [4, 1], [0, 1, 2, 3, 5, 7, 8], [], [], [6], [9, 2, 3], []]
@@ -46,7 +47,7 @@ def loaded(which: Loader, draws: Any = DRAWS) -> list[MicroBatch]:
         for draw in draws:
             yield np.array(draw, dtype=np.int64)
 
-    return list(which.load(indices()))
+    return list(which.load(map(Draw, indices())))
 
 
 def shape_of(micros: list[MicroBatch]) -> list[tuple[int, bool]]:

@@ -1,4 +1,4 @@
-"""Two processes train as one: sums over shards, one draw of noise, one ledger."""
+"""Two processes train as one: sums over shards, one ledger; test_ranks.py compares sums and noise with one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from discreet.methods.dp_sgd.clipping import AdaptiveQuantile
 from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
 from discreet.stages.plan import Plan, Recipe
-from discreet.stages.sampling import FullBatch, TruncatedPoisson
+from discreet.stages.sampling import FullBatch
+from discreet.stages.unit import SampledUsers
 from discreet.training.private import Private
 
 FULL = Recipe(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
@@ -36,7 +37,7 @@ def shard(rank: int, cut: int = 20) -> TensorDataset:
 
 def run_of(plan: Plan, dataset: Any, net: Any = None, **options: Any) -> tuple[Private, list[list[int]]]:
     """Train, with seed 7 unless told; returns the run and the records of each micro-batch."""
-    run = loop.private(net, plan, dataset=dataset, micro_batch=8, **options)
+    run = loop.private(net, plan, dataset=dataset, **{"micro_batch": 8, **options})
     drawn = []
     for x, y, number in run:
         run.step(loop.losses(run.model, x, y))
@@ -53,7 +54,6 @@ def work(rank: int, place: str) -> None:
     if rank == 1:  # a start of its own, which the first process's replaces
         torch.nn.init.ones_(net[0].weight)
     plan = loop.plan(FULL, batch=60)
-    # The second process has noise of its own, which must not be used.
     run, _ = run_of(plan, shard(rank), net, ledger=f"{place}/ledger.jsonl", average=0.5, seed=7 + rank)
     run.save(f"{place}/state.pt")
     found |= {
@@ -80,10 +80,15 @@ def work(rank: int, place: str) -> None:
     freeze = Recipe(method="x", bounder=FlatClip(0.5), sampling=FullBatch(), selection=RandomFreeze(final_rate=0.5))
     run, _ = run_of(loop.plan(freeze, batch=60, steps=1), shard(rank), seed=7 + rank)
     found["frozen"] = loop.weights(run.model).tolist()
+    users = FULL.using(unit=SampledUsers(per_user=40, name="patient"))
+    apart, shared = loop.plan(users, batch=60), [0] * len(shard(rank))
+    owners = [f"{rank}, {number % 3}" for number in range(len(shard(rank)))]
+    run, _ = run_of(apart, shard(rank), unit=owners, micro_batch=40)
+    found["users"] = loop.weights(run.model).tolist()
     try:
-        loop.private(None, loop.plan(Recipe(method="x", bounder=FlatClip(1.0), sampling=TruncatedPoisson(9))))
+        loop.private(None, apart, dataset=shard(rank), unit=shared)
     except Refused as refusal:
-        found["truncated"] = str(refusal)
+        found["shared"] = str(refusal)
     Path(place, f"{rank}.json").write_text(json.dumps(found))
     two_processes.part()
 
@@ -104,24 +109,6 @@ def test_both_processes_hold_the_same(found: Found, name: str) -> None:
     _, first, second = found
     assert first["size"] == second["size"] == 2
     assert first[name] == second[name]
-
-
-def test_two_processes_are_one(found: Found) -> None:
-    """Same seed, all records: the same draw of noise on the same sum, once, as in one process."""
-    _, first, _ = found
-    x, y = loop.data().tensors
-    run, _ = run_of(loop.plan(FULL, batch=60), TensorDataset(x, y, torch.arange(60)), average=0.5)
-    torch.testing.assert_close(torch.tensor(first["full"]), loop.weights(run.model), rtol=1e-4, atol=1e-5)
-    assert first["scale"] == pytest.approx(run.progress.scale, rel=1e-6)
-    # The control: half of the records, or other noise, is another model.
-    half, _ = run_of(loop.plan(FULL, batch=60), shard(1))
-    assert float((torch.tensor(first["full"]) - loop.weights(half.model)).norm()) > 0.01
-
-
-def test_noise_is_added_once_on_an_empty_batch(found: Found) -> None:
-    _, first, _ = found
-    alone, _ = run_of(loop.plan(records=10**6, batch=1, steps=3), shard(0))
-    torch.testing.assert_close(torch.tensor(first["empty"]), loop.weights(alone.model))
 
 
 def test_each_process_draws_for_its_own_records(found: Found) -> None:
@@ -146,15 +133,21 @@ def test_two_processes_resume(found: Found) -> None:
     assert first["resumed"] == second["resumed"] == first["full"]
 
 
+def test_users_are_summed_over_processes_and_never_shared(found: Found) -> None:
+    _, first, second = found
+    assert first["users"] == second["users"]
+    owners = [f"{0 if number < 20 else 1}, {number % 3 if number < 20 else (number - 20) % 3}" for number in range(60)]
+    users = FULL.using(unit=SampledUsers(per_user=40, name="patient"))
+    run, _ = run_of(loop.plan(users, batch=60), shard(0, cut=60), unit=owners, micro_batch=40)
+    alone = loop.weights(run.model)
+    torch.testing.assert_close(torch.tensor(first["users"]), alone, rtol=1e-3, atol=1e-4)
+    for refused in (first["shared"], second["shared"]):
+        assert "all records of a patient in one process" in refused
+
+
 def test_masks_are_those_of_the_first_process(found: Found) -> None:
     """Half of the coordinates rest, the same half in both, although each process has keys of its own."""
     _, first, second = found
     assert first["frozen"] == second["frozen"]
     rest = torch.tensor(first["frozen"]) == loop.weights(loop.model())
     assert int(rest.sum()) == len(rest) // 2
-
-
-def test_capped_batches_are_refused_in_several_processes(found: Found) -> None:
-    _, first, second = found
-    assert "TruncatedPoisson in 2 processes" in first["truncated"]
-    assert "TruncatedPoisson in 2 processes" in second["truncated"]

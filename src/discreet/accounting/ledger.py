@@ -45,7 +45,7 @@ def read(path: str | os.PathLike[str]) -> chain.LedgerRecord:
 def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
     """The charge of several ledgers on the same data."""
     seen: dict[str, str | os.PathLike[str]] = {}
-    total, relation = Charge(), None
+    total, relation, unit = Charge(), None, None
     for path in paths:
         record = read(path)
         twin = seen.get(record.identity)
@@ -54,6 +54,10 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Charge:
         relation = relation or record.relation
         remedy = "an epsilon holds for one relation; account for these runs separately"
         check.require(record.relation is relation, f"relation {relation}", f"{record.relation} in {path}", remedy)
+        protected = record.header.get("unit", "record")
+        unit = unit or protected
+        remedy = "an epsilon for one unit says nothing about another; account for these runs separately"
+        check.require(protected == unit, f"runs that protect every {unit}", f"every {protected} in {path}", remedy)
         total = total + record.charge()
     check.require(bool(seen), "at least one ledger", "none", "name the ledgers of the runs to compose")
     return total if len(seen) == 1 else dataclasses.replace(total, assumptions=(*total.assumptions, FIXED_PLANS))

@@ -12,6 +12,7 @@ from discreet.accounting.charges import Counted, canonical
 from discreet.accounting.events import (
     BestOfRuns,
     Event,
+    GroupPoissonSampled,
     LastIterateRun,
     NonPrivate,
     PoissonSampled,
@@ -94,7 +95,7 @@ def within_range(event: Event) -> Event:
     noise = sampled.noise_of(event)
     if noise is not None and noise > _MOST_NOISE:
         event = sampled.with_noise(event, _MOST_NOISE)
-    if isinstance(event, PoissonSampled | TruncatedPoissonSampled) and event.rate < _LEAST_RATE:
+    if isinstance(event, PoissonSampled | GroupPoissonSampled | TruncatedPoissonSampled) and event.rate < _LEAST_RATE:
         event = replace(event, rate=_LEAST_RATE)
     return event
 

@@ -130,13 +130,20 @@ def reach(log_tail: float) -> float:
 
 
 def discretise(
-    upper: LossLine, lower: LossLine, threshold: Callable[[Floats], Floats], grid: float, low: float, high: float
+    upper: LossLine,
+    lower: LossLine,
+    threshold: Callable[[Floats], Floats],
+    grid: float,
+    low: float,
+    high: float,
+    *,
+    precision: float = 1e-15,
 ) -> Pmf:
     """The loss distribution of (upper, lower) on multiples of `grid` from `low` <= 0 to `high`.
 
-    threshold(loss) is the point above which log(upper/lower) exceeds the loss; non-decreasing. Guarantee: dominates the
-    exact one. A loss below `low` is raised to it. Of the mass above `high`, the part that the lower distribution covers
-    stays at `high` and the rest gets infinite loss.
+    threshold(loss) is the point above which log(upper/lower) exceeds the loss, up to `precision`; non-decreasing.
+    Guarantee: dominates the exact one. A loss below `low` is raised to it. Of the mass above `high`, the part that the
+    lower distribution covers stays at `high` and the rest gets infinite loss.
     """
     first = min(math.floor(low / grid), 0)
     places = _places(first, max(math.ceil(high / grid), 1))
@@ -146,7 +153,7 @@ def discretise(
     in_upper = upper.between(x)
     # Solves: up + down = mass under P, up * e^-l[i+1] + down * e^-l[i] = mass under Q.
     up = (in_upper - odds[:-1] * lower.between(x)) / -np.expm1(-np.diff(losses))
-    up = np.clip(up + in_upper * (1e-15 / grid), 0.0, in_upper)  # the difference above is exact to about 1e-16
+    up = np.clip(up + in_upper * (precision / grid), 0.0, in_upper)  # the difference above is exact to about 1e-16
     sparse = np.zeros(len(losses))
     sparse[:-1] += in_upper - up
     sparse[1:] += up

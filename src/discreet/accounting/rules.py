@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from discreet.accounting import best_of_runs, correlated, events, feedback, last_iterate, sampled
+from discreet.accounting import best_of_runs, correlated, events, feedback, group_sampled, last_iterate, sampled
 from discreet.accounting.pld import Floats, Parts, Resolution
 from discreet.accounting.rdp import Orders
 from discreet.core import check
@@ -46,6 +46,7 @@ _BOTH = _ADD_REMOVE | _REPLACE_ONE
 
 _FRESH = ("the projection is drawn afresh for each step, after the data is fixed and independent of it",)
 _POISSON = ("each record is sampled independently with the stated rate, and the sample itself stays hidden",)
+_CAPPED = ("no user has more records than stated, by a secret choice that ignores the records of others",)
 _AT_MOST = ("the data never holds more records than the stated public bound",)
 _SUBSET = ("every batch is a uniform subset of the stated size, and stays hidden",)
 _ONE_BIN = ("in every epoch each record joins one step, chosen independently of the other records",)
@@ -71,6 +72,9 @@ RULES: dict[type[events.Event], Rule] = {
     events.Queries: _GAUSSIAN,
     events.ProjectedGaussian: Rule(_BOTH, sampled.noiseless_mu, sampled.poisson_pld, sampled.poisson_rdp, _FRESH),
     events.PoissonSampled: Rule(_ADD_REMOVE, sampled.poisson_mu, sampled.poisson_pld, sampled.poisson_rdp, _POISSON),
+    events.GroupPoissonSampled: Rule(
+        _ADD_REMOVE, group_sampled.group_mu, group_sampled.group_pld, group_sampled.group_rdp, (*_POISSON, *_CAPPED)
+    ),
     events.TruncatedPoissonSampled: Rule(
         _ADD_REMOVE, sampled.noiseless_mu, sampled.truncated_pld, sampled.truncated_rdp, (*_POISSON, *_AT_MOST)
     ),

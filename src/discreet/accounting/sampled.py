@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting import events, gdp, pld, projected, rdp, special
+from discreet.accounting import events, gdp, group_sampled, pld, projected, rdp, special
 from discreet.accounting.events import Event, ProjectedGaussian, units
 from discreet.accounting.pld import Floats, Parts, Pld, Resolution
 from discreet.accounting.rdp import Orders
 from discreet.core.relation import Neighbouring
 
-_SAMPLED = (events.PoissonSampled, events.TruncatedPoissonSampled, events.WithoutReplacement)
+_POISSON = (events.PoissonSampled, events.GroupPoissonSampled, events.TruncatedPoissonSampled)
+_SAMPLED = (*_POISSON, events.WithoutReplacement)
 
 
 def _release(event: Event) -> Event:
@@ -44,6 +45,8 @@ def multiplier_of(event: Event) -> float | None:
 
 def furthest_move(event: Event, relation: Neighbouring) -> float:
     """By how many clips a sampled step changes at most: a record that enters a full batch displaces another."""
+    if isinstance(event, events.GroupPoissonSampled):
+        return event.most * units(relation)
     return 2 * units(relation) if isinstance(event, events.TruncatedPoissonSampled) else units(relation)
 
 
@@ -51,6 +54,8 @@ def highest_loss(event: Event, relation: Neighbouring, log_tail: float) -> float
     """The highest finite loss of one step; 0 for a run of clipped feedback: `feedback` limits its own grid."""
     if isinstance(event, events.LastIterateRun):
         return highest_loss(event.step, relation, log_tail)
+    if isinstance(event, events.GroupPoissonSampled):
+        return group_sampled.highest_loss(event, relation, log_tail)
     noise = noise_of(event)
     if noise is not None:
         return pld.highest_loss(sampling_rate(event), noise / furthest_move(event, relation), log_tail)
@@ -73,6 +78,8 @@ def total_variation(event: Event, relation: Neighbouring) -> float:
     """delta(0) of a sampled Gaussian step, q (2 Phi(mu / 2) - 1); infinite if no closed form is known."""
     if isinstance(event, events.LastIterateRun):
         return event.steps * total_variation(event.step, relation)
+    if isinstance(event, events.GroupPoissonSampled):
+        return group_sampled.total_variation(event, relation)
     noise = noise_of(event)
     if not noise:
         return math.inf

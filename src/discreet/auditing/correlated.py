@@ -15,7 +15,7 @@ from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.methods.dp_ftrl.correlated_noise import CorrelatedNoise
-from discreet.stages.participation import CyclicPoisson, Participation
+from discreet.stages.participation import CyclicPoisson, OnePass, Participation
 from discreet.stages.plan import Recipe
 from discreet.stages.sampling import Horizon
 from discreet.training.step import PrivateStep, RunState
@@ -40,8 +40,9 @@ class CorrelatedCanaries:
     def __init__(self, recipe: Recipe, *, delta: float, epsilon: float = EPSILON, steps: int = STEPS) -> None:
         sampling = recipe.sampling
         check.require(isinstance(sampling, Participation), "correlated noise", recipe.method, "play ReleaseGame")
-        # All records in every step; or two parts and two cycles; or two epochs of a loader.
+        # All records in every step; or two parts and two cycles; or two epochs of a loader; or one of a stream.
         share = 4 if isinstance(sampling, CyclicPoisson) else steps // 2 if sampling.is_own_loader else 1
+        share = steps if isinstance(sampling, OnePass) else share
         horizon = Horizon.of(records=share * CANARIES, batch=CANARIES, steps=steps)
         if isinstance(sampling, CyclicPoisson):
             recipe = recipe.using(sampling=CyclicPoisson(parts=2))

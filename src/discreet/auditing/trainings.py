@@ -13,8 +13,8 @@ from discreet.core.streams import Streams
 from discreet.data import Task
 from discreet.runs import RunConfig, complete
 from discreet.runs.defaults import load_task, settle
+from discreet.runs.making import make_model, make_optimizer, scale_learning_rate
 from discreet.runs.public_records import load_public
-from discreet.runs.training import make_model, make_optimizer, scale_learning_rate
 from discreet.stages.plan import Plan
 from discreet.training.private import Private
 

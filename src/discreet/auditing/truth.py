@@ -26,9 +26,11 @@ from discreet.auditing.games import Game, PoissonStep, PreparedGame
 from discreet.core import check
 from discreet.core.command import package_versions
 from discreet.core.plain import digest
+from discreet.core.relation import Neighbouring
 from discreet.core.workers import JobFailed, failure_of, run_jobs, worker_count
 from discreet.methods import METHODS, Method
 from discreet.runs.audit_rows import AuditRow
+from discreet.stages.participation import FixedBins, FixedOrder, OnePass, OwnBatches, Reshuffled
 from discreet.stages.plan import Plan, Recipe
 
 if TYPE_CHECKING:
@@ -52,6 +54,12 @@ LAST_ITERATE = MappingProxyType(
     {"dpsgd-dc": MappingProxyType({"link": "logistic", "learning_rate": 4.0, "radius": 1.0})}
 )
 """Settings of methods that are certified for their final parameters only."""
+
+
+OWN_LOADERS = MappingProxyType(
+    {"fixed order": FixedOrder(), "new order in every epoch": Reshuffled(), "stream": OnePass()}
+)
+"""Correlated noise is attacked under the samplers of the user's own loader, too."""
 
 
 @final
@@ -103,6 +111,8 @@ def attacks_on(method: Method, effort: Effort) -> Iterator[Attack]:
 
     yield attack("one step", functools.partial(_one_step, method, effort))
     recipe = method.recipe()
+    for words, sampling in OWN_LOADERS.items() if isinstance(recipe.sampling, FixedBins) else ():
+        yield attack(words, functools.partial(_own_loader, recipe, sampling, words, effort))
     independent = couples_nothing(recipe)
     trials, steps = (effort.copies, STEPS) if independent else (effort.trainings, STEPS // 2)
     records: dict[str, TargetRecord] = {"crafted gradient": crafted_gradient(), "data canary": mislabelled_record()}
@@ -135,6 +145,16 @@ def _one_step(method: Method, effort: Effort) -> PreparedGame:
     steps = "one step" if game.attacked.steps == 1 else f"{game.attacked.steps} steps"
     trials = effort.canaries if many else effort.runs
     return _against(game.attacked.plan, game, f"{steps}, crafted gradient", trials)
+
+
+def _own_loader(recipe: Recipe, sampling: OwnBatches, words: str, effort: Effort) -> PreparedGame:
+    """The places of a record that the sampler names as the worst."""
+    from discreet.auditing.correlated import CorrelatedCanaries
+
+    own = recipe.using(sampling=sampling, relation=Neighbouring.REPLACE_ONE)
+    game = CorrelatedCanaries(own, delta=COARSE_DELTA)
+    words = f"{game.attacked.steps} steps, {words}, crafted gradient"
+    return _against(game.attacked.plan, game, words, effort.canaries)
 
 
 def _whole_run(recipe: Recipe, record: TargetRecord, words: str, steps: int, trials: int) -> PreparedGame:

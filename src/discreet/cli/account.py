@@ -25,6 +25,7 @@ from discreet.runs.planning.planner import epsilon_curve
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon, Sampling
 from discreet.stages.schedule import Constant, Period, Schedule, Table
+from discreet.stages.unit import CappedRecords
 
 Unknown = Literal["noise", "steps", "batch"]  # what calibration solves for
 
@@ -51,6 +52,7 @@ class PlanFlags:
     relation: shared.RelationFlag = None
     sampling: shared.SamplingFlag = None
     cap: shared.CapFlag = None
+    per_user: Annotated[int | None, flag("Price a user with this many records, drawn one by one.", "Guarantee")] = None
     recipe_flags: recipes.Given = field(default_factory=dict)
 
     def given(self, *among: str) -> list[str]:
@@ -131,7 +133,8 @@ def recipe_of(flags: PlanFlags) -> tuple[Method, Recipe]:
     """The method and its recipe, with the stages that the flags exchange."""
     method = recipes.method_called(flags.method)
     recipe: Recipe = method.recipe(**recipes.arguments(method, flags.recipe_flags))
-    return method, recipe.using(schedule=_schedule(flags), sampling=_sampling(flags), relation=flags.relation)
+    recipe = recipe.using(schedule=_schedule(flags), sampling=_sampling(flags), relation=flags.relation)
+    return method, recipe if flags.per_user is None else recipe.using(unit=CappedRecords(per_user=flags.per_user))
 
 
 def _horizon(flags: PlanFlags) -> Horizon:

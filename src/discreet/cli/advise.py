@@ -24,6 +24,8 @@ class AdviceFlags:
     data: Annotated[str | None, flag(f"The kind of records: {_KINDS} (default: network).", "Model")] = None
     model: Annotated[str | None, flag("A model of ours: its step is measured on random data.", "Model")] = None
     parameters: Annotated[int | None, flag("Trainable parameters of your own network.", "Model")] = None
+    users: Annotated[int | None, flag("Public number of users, to protect them.", "Guarantee")] = None
+    per_user: Annotated[int | None, flag("Most records of one user that are used.", "Guarantee")] = None
     minutes: Annotated[float | None, flag("The time that training may take; needs --model.", "Model")] = None
 
 
@@ -40,6 +42,8 @@ def advise(flags: AdviceFlags, as_json: JsonFlag = False) -> None:
         data=flags.data or "network",
         parameters=flags.parameters,
         minutes=flags.minutes,
+        users=flags.users,
+        per_user=flags.per_user,
         cost=None if flags.model is None else _measured(flags.model, flags.data),
     )
     found = advisor.advise(wanted)

@@ -16,7 +16,7 @@ from discreet.cli.flags import FAILED, INTERRUPTED, JsonFlag, emit, flag
 from discreet.core import check
 from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
-from discreet.core.own_files import is_own
+from discreet.core.own_files import is_own, require_classes
 from discreet.core.plain import plain
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind
 from discreet.runs.config import RunConfig
@@ -99,6 +99,7 @@ def _canaries(config: RunConfig, kind: CanaryKind | None, count: int | None, out
     is_public, got = config.public_data or not is_own(config.data), f"{config.data}, not declared public"
     remedy = "an audit trains on the records again, and no ledger pays for that: audit the recipe on a benchmark"
     check.require(is_public, "a run on public records", got, remedy)
+    require_classes(config.task, "an audit of a run")
     label = f"{config.method}, canaries"
     with progress.audit_bar(1, quiet=as_json) as listener:
         canaries, on_step = CANARIES if count is None else count, functools.partial(listener, label)

@@ -85,7 +85,7 @@ def _charges(out: Path) -> int:
 
 
 def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSettings:
-    shared.require_all(epsilon=flags.epsilon, delta=task.delta, out=task.out)
+    task.require(epsilon=flags.epsilon)
     epsilon, others = _budgets(flags)
     settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth", "release"))
     data = task.data or "digits"

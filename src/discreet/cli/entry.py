@@ -19,8 +19,10 @@ from typer.main import get_command
 import discreet
 from discreet.cli.flags import BAD_INPUT, DAMAGED, FILES, INTERNAL, NO_MEMORY, PROCESS_LOST, STOPPED
 from discreet.cli.usage import sentence
+from discreet.core import check
 from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
+from discreet.core.launch import process_number, processes
 
 COMPLETE = "_DISCREET_COMPLETE"  # the shell sets it to ask for completions
 ALL = "all"  # `--help all` lists the rare flags, too
@@ -75,6 +77,7 @@ _SUMMARIES = {
     "presets": "Settings that need no tuning, by dataset, and what they reached.",
     "methods": "Every method: its guarantee in words and its own parameters.",
 }
+_TOGETHER = ("train", "resume")  # commands that several processes run together
 _MODULES = {"calibrate": "account", "resume": "train"}  # others have a module of their own
 COMMANDS = tuple(ListedCommand(name, _MODULES.get(name, name), text) for name, text in _SUMMARIES.items())
 
@@ -200,6 +203,7 @@ def main(
             stream.reconfigure(errors="backslashreplace")
     try:
         if commands is None:
+            _check_launch(words)
             typed = [*words, *os.environ.get("COMP_WORDS", "").split()]  # the shell completes a command line
             commands = [listed.load() if listed.name in typed else listed.listed() for listed in COMMANDS]
         code = get_command(build(commands, words)).main(args=words, prog_name=program, standalone_mode=False)
@@ -246,6 +250,14 @@ def _told(error: BaseException | None) -> tuple[int, str]:
     return INTERNAL, f"A fault in discreet, not in your input: {kind}: {text}. Remedy: {remedy}."
 
 
+def _check_launch(words: Sequence[str]) -> None:
+    """Refuse torchrun for commands that its processes would run once each."""
+    fits = processes() == 1 or bool({*_TOGETHER, "--help", "--version"} & set(words))
+    remedy = "run it without torchrun; commands that train several models start processes of their own"
+    check.require(fits, f"discreet {' or '.join(_TOGETHER)} under torchrun", f"discreet {words[0]}", remedy)
+
+
 def _say(message: str) -> None:
-    """Exactly one line."""
-    print(" ".join(message.split()), file=sys.stderr)
+    """Exactly one line; under torchrun with the rank."""
+    rank = f"rank {process_number()}: " if processes() > 1 else ""
+    print(rank + " ".join(message.split()), file=sys.stderr)

@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _unprotected(run: Path, data: Path, as_json: bool) -> None:
-    """Accuracy, AUC, F1 and calibration on records with known labels, which no epsilon protects."""
+    """Scores and errors on records with known labels, which no epsilon protects."""
     from discreet.runs import predicting
 
     found = predicting.evaluate(run, data)
@@ -69,13 +69,5 @@ def _unprotected(run: Path, data: Path, as_json: bool) -> None:
         return
     from discreet.report import terminal
 
-    auc = "not defined: a class is missing" if found.auc is None else f"{found.auc:.3f}"
-    rows = [
-        ("accuracy", f"{found.accuracy:.2%}", f"the most frequent class: {found.majority:.2%}"),
-        ("AUC", auc, "area under the ROC curve"),
-        ("F1", f"{found.f1:.3f}", "mean over the classes"),
-        ("log loss", f"{found.log_loss:.3f}", "smaller is better"),
-        ("calibration error", f"{found.calibration:.3f}", "confidence against accuracy, ten bins"),
-    ]
     title = f"{run} on {data}: {found.records:,} records, which no epsilon protects"
-    terminal.show(terminal.plain_table(title, ("measure", "value", ""), rows))
+    terminal.show(terminal.plain_table(title, ("measure", "value", ""), found.rows))

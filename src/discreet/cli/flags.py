@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, final
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, final
 import typer
 
 from discreet.core import check
+from discreet.core.own_files import is_own, is_table
 from discreet.core.plain import plain
 from discreet.core.relation import Neighbouring
 
@@ -85,8 +86,9 @@ class TaskFlags:
     steps: StepsFlag = None
     data_dir: DataDirFlag = None
     download: Annotated[bool, flag("Fetch the dataset if it is not on this machine.", "Data", rare=True)] = False
-    label: Annotated[str | None, flag("The column of a table to predict.", "Data")] = None
-    schema: Annotated[Path | None, flag("A table's public schema (JSON): bounds and categories.", "Data")] = None
+    task: Annotated[str | None, flag("classification, regression or multilabel.", "Data")] = None
+    label: Annotated[str | None, flag("Column to predict, or columns a,b,c.", "Data")] = None
+    schema: Annotated[Path | None, flag("A table's public schema, a JSON file.", "Data")] = None
     test: Annotated[Path | None, flag("Test records, which no epsilon protects.", "Data")] = None
     hold_out: Annotated[float | None, flag("Share of rows to test on; not protected.", "Data")] = None
     classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
@@ -101,6 +103,18 @@ class TaskFlags:
     budget: BudgetFlag = None
     micro_batch: MicroBatchFlag = None
     eval_every: Annotated[int | None, flag("Steps between evaluations.", "Training", rare=True)] = None
+
+    def require(self, **budget: object) -> None:
+        """Refuse a command line that lacks any flag, all at once; a file of the user needs more of them."""
+        own: dict[str, object] = {}
+        if is_table(self.data, self.label):
+            own = {"label": self.label, "schema": self.schema, "records": self.records}
+            if None in own.values():  # alone, it is refused with what it means for the records
+                own["hold_out"] = self.hold_out if self.test is None else self.test
+        elif is_own(self.data):
+            own = {"records": self.records}
+            own |= {} if self.task == "regression" else {"classes": self.classes}
+        require_all(**budget, delta=self.delta, out=self.out, **own)
 
     def settings(self) -> dict[str, Any]:
         """The given flags as settings of a run or a comparison, without `out`."""
@@ -169,7 +183,7 @@ def required_out(out: Path | None) -> Path:
     return required("out", out, "name a directory to write, e.g. --out runs/first")
 
 
-def require_all(**given: object) -> None:
+def require_all(examples: Mapping[str, str] | None = None, /, **given: object) -> None:
     """Refuse a command line that lacks any of these flags, and name all of them at once.
 
     >>> require_all(epsilon=None, delta=None, out="runs/a")
@@ -182,7 +196,8 @@ def require_all(**given: object) -> None:
         names = [f"--{name.replace('_', '-')}" for name in missing]
         expected = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
         got = ("none", "neither", "none of them")[min(len(names), 3) - 1]
-        check.refuse(expected, got, "add e.g. " + " ".join(f"{flag} {_EXAMPLES[flag[2:]]}" for flag in names))
+        shown = {**_EXAMPLES, **(examples or {})}
+        check.refuse(expected, got, "add e.g. " + " ".join(f"{flag} {shown[flag[2:]]}" for flag in names))
 
 
 _EXAMPLES = {
@@ -194,7 +209,9 @@ _EXAMPLES = {
     "label": "COLUMN",
     "classes": "10",
     "schema": "schema.json",
+    "hold-out": "0.2",
     "run": "runs/first",
+    "numbers": "age,income",
     "method": "dp-sgd",
 }
 

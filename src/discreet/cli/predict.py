@@ -22,7 +22,7 @@ def predict(
     out: Annotated[Path | None, flag("Write a CSV file here (default: standard output).")] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """The label and the probability of each class for every record of a file; costs no privacy."""
+    """The prediction for every record of a file, with the probability of each class; costs no privacy."""
     shared.require_all(run=run)
     if out is not None:
         check.require(out.suffix == ".csv", "--out to end in .csv", str(out), "name a CSV file")
@@ -30,14 +30,13 @@ def predict(
     from discreet.runs import predicting
 
     found = predicting.predict(Path(str(run)), data)
-    rows = zip(found.labels, found.probabilities.tolist(), strict=True)
     if as_json:
-        emit({"classes": list(found.classes), "predictions": [{"label": label, "p": p} for label, p in rows]})
+        emit(found.to_json())
         return 0
     lines = io.StringIO()
     writer = csv.writer(lines)
-    writer.writerow(["label", *(f"p({name})" for name in found.classes)])
-    writer.writerows([label, *(f"{value:.6f}" for value in p)] for label, p in rows)
+    writer.writerow(found.header)
+    writer.writerows(found.rows)
     if out is None:
         print(lines.getvalue(), end="")
     else:

@@ -14,6 +14,7 @@ from discreet.cli import recipes
 from discreet.cli.flags import INTERRUPTED, JsonFlag, TaskFlags, emit, flag, given, required_out
 from discreet.core import check
 from discreet.core.files import check_directory
+from discreet.core.launch import process_number
 from discreet.runs.config import RunConfig
 from discreet.runs.folder import RunFolder, resume_line
 
@@ -45,6 +46,11 @@ class TrainFlags:
         bool, flag("Publish the best checkpoint by the test records, declared public.", "Training", rare=True)
     ] = False
     checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training", rare=True)] = None
+    unit: Annotated[str | None, flag("Column of owners, who are protected.", "Data")] = None
+    per_user: Annotated[int | None, flag("Most records of one owner that are used.", "Data", rare=True)] = None
+    sample: Annotated[
+        Literal["users", "records"] | None, flag("What is drawn with --unit (default: users).", "Data", rare=True)
+    ] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
     seed: Annotated[int | None, flag("Repeatable, but NOT private.", "Training")] = None
     recipe_flags: recipes.Given = field(default_factory=dict)
@@ -66,7 +72,7 @@ def resume(
 
 def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     budget = flags.epsilon if flags.noise is None else flags.noise
-    shared.require_all(epsilon=budget, delta=task.delta, out=task.out)
+    task.require(epsilon=budget)
     method = recipes.method_called(USUAL_METHOD if flags.method is None else flags.method)
     accepted, got = flags.accept_uncertified, f"{method.name} ({method.guarantee})"
     remedy = "choose another, or give --accept-uncertified: the result will say that nothing is proven"
@@ -92,8 +98,9 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
         place = Path(settings.out)
         from discreet.report import progress, terminal
 
-        with progress.training_bar(quiet=as_json) as listener:
-            start = None if as_json else progress.announce
+        quiet = as_json or process_number() > 0  # under torchrun the first process speaks
+        with progress.training_bar(quiet=quiet) as listener:
+            start = None if quiet else progress.announce
             result = runs.train(settings, on_start=start, on_progress=listener, resume=resuming)
     except KeyboardInterrupt:
         told = "Stopped before the run began: nothing was charged."
@@ -101,6 +108,8 @@ def _run(config: Callable[[], RunConfig], resuming: bool, as_json: bool) -> int:
             told = f"Stopped and saved. Resume with: {resume_line(place)}"
         print(told, file=sys.stderr)
         return INTERRUPTED
+    if process_number() > 0:
+        return 0
     if as_json:
         emit({**result.to_json(), "directory": str(result.directory)})
     else:

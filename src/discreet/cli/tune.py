@@ -67,6 +67,7 @@ def tune(
 
 
 def _settings(task: TaskFlags, flags: TuneFlags, space: list[str]) -> TuneSettings:
+    task.require(epsilon=flags.epsilon)
     method = recipes.method_called(flags.method or "dp-sgd")
     remedy = "choose a method with a certificate"
     check.require(method.certified, remedy, f"{method.name} ({method.guarantee})", remedy)

@@ -341,8 +341,8 @@ class Streams:
     def __init__(self, root: bytes, *, is_seeded: bool) -> None:
         self.is_seeded: Final = is_seeded
         # Replaying noise or sampling would break the guarantee.
-        self.noise: Final = Stream(_derive(root, "noise"), name="noise", replayable=False)
-        self.sampling: Final = Stream(_derive(root, "sampling"), name="sampling", replayable=False)
+        self.noise = Stream(_derive(root, "noise"), name="noise", replayable=False)
+        self.sampling = Stream(_derive(root, "sampling"), name="sampling", replayable=False)
         self.mask = Stream(_derive(root, "mask"), name="mask", replayable=True)
         self.projection = Stream(_derive(root, "projection"), name="projection", replayable=True)
         self.init: Final = Stream(_derive(root, "init"), name="init", replayable=True)
@@ -358,10 +358,19 @@ class Streams:
         check.count("a seed is a whole number; use discreet.Streams.from_os() for privacy", least=0, seed=seed)
         return cls(_derive(b"seed", str(int(seed))), is_seeded=True)
 
-    def share(self, same: Callable[[bytes], bytes]) -> None:
-        """Exchange the keys of masks and projections, which all processes of a run must draw alike."""
+    def share(self, same: Callable[[bytes], bytes], *, rank: int, sampling: bool = False) -> None:
+        """Make these the streams of one of several processes.
+
+        Masks and projections are drawn alike in all of them. Noise is not, even if all have the same seed.
+
+        same      gives the key of the first process in all of them
+        sampling  whether all draw the same batches, too
+        """
         self.mask = Stream(same(self.mask.public_key), name="mask", replayable=True)
         self.projection = Stream(same(self.projection.public_key), name="projection", replayable=True)
+        self.noise = self.noise.at(rank)
+        shared = same(self.sampling.secret_key) if sampling else None
+        self.sampling = self.sampling.at(rank) if shared is None else Stream(shared, name="sampling", replayable=False)
 
     @property
     def statement(self) -> str:

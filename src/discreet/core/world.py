@@ -8,15 +8,22 @@ tensor([1., 1.])
 """
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, final
+from datetime import timedelta
+from typing import Any, Final, Self, final
 
 import torch
 import torch.distributed as dist
 
 from discreet.core import check
 from discreet.core.errors import ProcessLost
+from discreet.core.launch import process_number, processes, starts
+
+PATIENCE: Final = "DISCREET_TIMEOUT"
+"""The environment variable with the seconds that a process of `joined` waits for another; default: half an hour."""
 
 
 @final
@@ -47,8 +54,15 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and draws the noise that the others receive."""
+        """Whether this process writes the files of the run."""
         return self.rank == 0
+
+    def part(self, size: int) -> slice:
+        """The part of `size` items that is this process's: consecutive, and every item has one owner."""
+        return self._part_of(self.rank, size)
+
+    def _part_of(self, rank: int, size: int) -> slice:
+        return slice(size * rank // self.size, size * (rank + 1) // self.size)
 
     def sum_(self, value: torch.Tensor) -> torch.Tensor:
         """Replace `value`, in every process, by its sum over the processes."""
@@ -57,6 +71,57 @@ class World:
     def broadcast_(self, value: torch.Tensor) -> torch.Tensor:
         """Replace `value`, in every process, by that of the first."""
         return self._all("broadcast", value, lambda flat: dist.broadcast(flat, src=0))
+
+    def sum_parts_(self, vector: torch.Tensor) -> torch.Tensor:
+        """Replace this process's part of a vector by its sum over the processes, and the rest by zeros.
+
+        Each process sends the parts of the others, and receives its own from all of them: half the bytes of `sum_`.
+        """
+        if self.size > 1:
+            bare, parts = self._parts(vector)
+            mine = parts[self.rank]
+            received = bare.new_empty(self.size * len(mine))
+            sizes = [len(mine)] * self.size, [len(part) for part in parts]
+            self._talk("sum of parts", lambda: dist.all_to_all_single(received, bare, *sizes))
+            bare.zero_()
+            torch.sum(received.view(self.size, len(mine)), 0, out=mine)
+        return vector
+
+    def gather_parts_(self, vector: torch.Tensor) -> torch.Tensor:
+        """Replace a vector, in every process, by the parts that their owners hold."""
+        if self.size > 1:
+            pieces = [(owner, piece) for owner, piece in enumerate(self._parts(vector)[1]) if len(piece)]
+
+            def act() -> None:
+                for work in [dist.broadcast(piece, src=owner, async_op=True) for owner, piece in pieces]:
+                    work.wait()
+
+            self._talk("gather", act)
+        return vector
+
+    def wait_for_first(self) -> None:
+        """Return when the first process has called this, too."""
+        self.broadcast_(torch.zeros(1))
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """The JSON value that `make` gives in the first process. If it raises there, every process raises."""
+        if self.size == 1:
+            return make()
+        value, error = None, None
+        if self.is_first:
+            try:
+                value = make()
+            except Exception as raised:
+                error = raised
+        value, is_lost = self.gather([value, error is not None])[0]
+        if error is not None:
+            raise error
+        if is_lost:
+            raise ProcessLost(
+                f"Expected all {self.size} processes of the run, got an error in the first, which stops process "
+                f"{self.rank}. Remedy: read the error of the first process."
+            )
+        return value
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON value of every process, in the order of their ranks."""
@@ -83,6 +148,14 @@ class World:
             bare.copy_(flat)
         return value
 
+    def _parts(self, vector: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """A vector without its graph, and the views of every owner's part."""
+        self._check_started()
+        whole = vector.dim() == 1 and vector.is_contiguous()
+        check.require(whole, "a contiguous vector", f"shape {list(vector.shape)}", "pass one sum at a time")
+        bare = vector.detach()
+        return bare, [bare[self._part_of(rank, len(bare))] for rank in range(self.size)]
+
     def _check_started(self) -> None:
         expected = f"process {self.rank} of {self.size} in torch.distributed"
         remedy = "call torch.distributed.init_process_group first, and take World.current()"
@@ -102,3 +175,40 @@ class World:
                 "The ledger holds what was spent. Remedy: read the error of the process that ended first, "
                 "then start all processes again and resume from the last checkpoint and its ledger."
             ) from error
+
+
+@contextmanager
+def joined(device: str) -> Iterator[World]:
+    """The processes that torchrun started, inside the block; a group that was started before is used as it is."""
+    is_new = processes() > 1 and not dist.is_initialized()
+    if is_new:
+        got, remedy = f"device={device!r}", "call torch.distributed.init_process_group in a script of your own"
+        check.require(torch.device(device).type == "cpu", "the CPU under torchrun", got, remedy)
+        World(rank=process_number(), size=processes())._talk("start", _start)
+    yield World.current()
+    if is_new:
+        World.current().sum_(torch.zeros(1))  # nobody leaves while another still talks
+
+
+def _start() -> None:
+    """Start torch.distributed as torchrun tells, under names that an earlier start of the processes has not used.
+
+    torchrun may keep its store, and a process would connect to the address that another had before it was killed.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    timeout = timedelta(seconds=_patience())
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    fresh = PrefixStore(f"start {starts()}", store)
+    dist.init_process_group("gloo", store=fresh, rank=rank, world_size=size, timeout=timeout)
+
+
+def _patience() -> float:
+    told = os.environ.get(PATIENCE, "1800")
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = 0.0
+    check.require(seconds > 0, f"seconds to wait in {PATIENCE}", told, "leave it out to wait half an hour")
+    return seconds

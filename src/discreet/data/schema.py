@@ -1,6 +1,7 @@
 """A public description of the columns of a table, and the features that follow from it.
 
     {"age": {"bounds": [17, 90]}, "city": {"categories": ["Delft", "Leiden"]}, "*": {"bounds": [0, 1]}}
+    {"income": {"bounds": [0, 1e6], "log": true, "bins": 12}, "note": {"text": "words"}}
 
 Nothing is fitted to the records: bounds, categories and bins come from the description. A column that is named `*`
 describes every column that has no description of its own.
@@ -9,6 +10,7 @@ describes every column that has no description of its own.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, Self, final
 
 import numpy as np
@@ -16,10 +18,13 @@ import numpy.typing as npt
 
 from discreet.core.check import refuse, require
 
+ENCODERS: Final = MappingProxyType({"words": 4096, "minilm": 384})  # of text, with the width of their features
 BINS: Final = 16  # of a column of numbers, unless its description says more
 OTHERS: Final = "*"
 _WIDE: Final = 1000.0  # bounds from 0 to more than this get bins by order of magnitude, such as amounts of money
-_FORM: Final = 'describe it as {"bounds": [18, 90]} or {"categories": ["a", "b"]}, from public knowledge'
+_FORM: Final = (
+    'describe it as {"bounds": [18, 90]}, {"categories": ["a", "b"]} or {"text": "words"}, from public knowledge'
+)
 
 Features = npt.NDArray[np.float32]
 
@@ -31,21 +36,24 @@ class Numbers:
 
     The features are the value on [0, 1] and the bin that it falls into, one-hot. So a linear model can follow any
     course of a number, and a bin without records costs nothing.
+
+    log  the scale is log(1 + value - low), for amounts that span orders of magnitude
     """
 
     low: float
     high: float
     edges: tuple[float, ...]
+    log: bool = False
 
     @classmethod
-    def of(cls, low: float, high: float, bins: int | Sequence[float] = BINS) -> Self:
+    def of(cls, low: float, high: float, bins: int | Sequence[float] = BINS, log: bool = False) -> Self:
         """Bins of equal width, or by order of magnitude if the bounds are far apart; or with the given edges."""
         if not isinstance(bins, int):
-            return cls(low, high, tuple(map(float, bins)))
+            return cls(low, high, tuple(map(float, bins)), log)
         inner = np.linspace(0, 1, bins + 1)[1:-1]
-        if low >= 0 and high - low > _WIDE:
+        if log or (low >= 0 and high - low > _WIDE):
             inner = (np.power(high - low + 1, inner) - 1) / (high - low)
-        return cls(low, high, tuple((low + (high - low) * inner).tolist()))
+        return cls(low, high, tuple((low + (high - low) * inner).tolist()), log)
 
     @property
     def width(self) -> int:
@@ -54,7 +62,15 @@ class Numbers:
     def scaled(self, values: Any) -> npt.NDArray[np.float64]:
         """The values on [0, 1]."""
         numbers = np.clip(np.asarray(values, np.float64), self.low, self.high)
+        if self.log:
+            return np.log1p(numbers - self.low) / math.log1p(self.high - self.low)
         return (numbers - self.low) / (self.high - self.low)
+
+    def unscaled(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The values that `scaled` takes to these numbers of [0, 1]."""
+        if self.log:
+            return self.low + np.expm1(shares * math.log1p(self.high - self.low))
+        return self.low + shares * (self.high - self.low)
 
     def encode(self, values: Any) -> Features:
         clamped = np.clip(np.asarray(values, np.float64), self.low, self.high)
@@ -88,7 +104,27 @@ class Categories:
         return encoded
 
 
-Column = Numbers | Categories
+@final
+@dataclass(frozen=True)
+class Words:
+    """A column of free text. The features are those of a public encoder, so no vocabulary is learned from the records.
+
+    encoder  words: counts of words by a fixed hash, of length 1; minilm: the sentence encoder all-MiniLM-L6-v2
+    """
+
+    encoder: str
+
+    @property
+    def width(self) -> int:
+        return ENCODERS[self.encoder]
+
+    def encode(self, values: Any) -> Features:
+        from discreet.data.features.texts import encoded  # imports torch
+
+        return encoded(self.encoder, [str(value) for value in np.asarray(values, object).tolist()])
+
+
+Column = Numbers | Categories | Words
 
 
 def column(name: str, description: Any) -> Column:
@@ -105,13 +141,18 @@ def column(name: str, description: Any) -> Column:
         remedy = "list every value once"
         require(bool(known) and len(set(known)) == len(known), f"{expected} with distinct categories", known, remedy)
         return Categories(known)
-    if keys in ({"bounds"}, {"bounds", "bins"}):
+    if keys == {"text"}:
+        encoder, remedy = description["text"], "choose one of these"
+        require(encoder in ENCODERS, f"{expected} with text of {', '.join(ENCODERS)}", f"{encoder!r}", remedy)
+        return Words(encoder)
+    if "bounds" in keys and keys <= {"bounds", "bins", "log"}:
         low, high = _pair(expected, description["bounds"])
-        bins = description.get("bins", BINS)
+        bins, log = description.get("bins", BINS), description.get("log", False)
+        require(isinstance(log, bool), f"{expected} with log true or false", f"{log!r}", "give one of the two")
         sizes = isinstance(bins, int) and not isinstance(bins, bool) and bins >= 1
         edges = isinstance(bins, (list, tuple)) and list(bins) == sorted(b for b in bins if low < b < high)
         require(sizes or edges, f"{expected} with bins", bins, "give a number of bins, or their inner edges in order")
-        return Numbers.of(low, high, bins)
+        return Numbers.of(low, high, bins, log)
     return refuse(expected, f"{description!r}", _FORM)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +18,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from discreet.core.check import count, fraction, refuse, require
+from discreet.core.own_files import CLASSIFICATION
 from discreet.data.datasets import PRIVATE_CHECKSUM, Task
-from discreet.data.schema import Categories, Numbers, Schema
+from discreet.data.labels import Columns, label_reader, number, text
+from discreet.data.schema import OTHERS, Categories, Column, Schema, Words
 
 MISSING: Final = ("", "na", "nan", "null", "none", "?")
-Columns = dict[str, npt.NDArray[Any]]
 
 
 def read(path: str | Path) -> Columns:
@@ -70,11 +72,11 @@ def _npz(file: Path) -> Columns:
     return columns
 
 
-def read_schema(text: str) -> dict[str, Any]:
+def read_schema(written: str) -> dict[str, Any]:
     """A schema from JSON."""
     remedy = 'write {"age": {"bounds": [18, 90]}, "city": {"categories": ["a", "b"]}}'
     try:
-        found = json.loads(text)
+        found = json.loads(written)
     except ValueError as error:
         refuse("a schema in JSON", error, remedy)
     require(isinstance(found, dict) and bool(found), "a schema with columns", type(found).__name__, remedy)
@@ -84,19 +86,15 @@ def read_schema(text: str) -> dict[str, Any]:
 class TableReader:
     """Turns the columns of a file into features and labels, as a public schema describes them.
 
-    label  the column to predict; its categories in the schema are the classes, in this order
+    label  the column to predict, or several a,b,c; its categories in the schema are the classes, in this order
+    task   what the label is: a class, a number or several labels
     """
 
-    def __init__(self, description: Mapping[str, Any], label: str) -> None:
-        known = ", ".join(list(description)[:8])
-        expected, remedy = f"the label {label!r} in the schema", f"describe it: {{{label!r}: {{'categories': [0, 1]}}}}"
-        require(label in description, expected, f"a schema of {known}", remedy)
-        target = Schema.of({label: description[label]}).columns[label]
-        if not isinstance(target, Categories):
-            remedy = "classification needs classes; divide a number into classes by public bounds"
-            refuse(f"categories of the label {label!r}, its classes", "bounds", remedy)
-        self.label, self.classes = label, tuple(str(value) for value in target.known)
-        self.schema = Schema.of({name: one for name, one in description.items() if name != label})
+    def __init__(self, description: Mapping[str, Any], label: str, task: str = CLASSIFICATION) -> None:
+        self.labels = label_reader(task, label, description)
+        predicted, remedy = self.labels.columns, "describe each column that is to be used by its name"
+        require(OTHERS not in description, "every column of a table by its name", repr(OTHERS), remedy)
+        self.schema = Schema.of({name: one for name, one in description.items() if name not in predicted})
 
     @property
     def width(self) -> int:
@@ -110,46 +108,16 @@ class TableReader:
         read = {name: _values(columns[name], one) for name, one in self.schema.columns.items()}
         return torch.from_numpy(self.schema.encode(read))
 
-    def labels(self, columns: Columns) -> torch.Tensor:
-        """The number of each record's class. A value that the schema does not list is refused, without saying which."""
-        require(self.label in columns, f"the column {self.label!r}", ", ".join(list(columns)[:8]), "check --label")
-        place = {value: number for number, value in enumerate(self.classes)}
-        found = torch.tensor([place.get(_text(value), -1) for value in columns[self.label].tolist()])
-        remedy = "list every class in the schema"
-        require(bool((found >= 0).all()), f"labels of {', '.join(self.classes[:6])}", "another value", remedy)
-        return found
 
-
-def _values(cells: npt.NDArray[Any], column: Numbers | Categories) -> Any:
+def _values(cells: npt.NDArray[Any], column: Column) -> Any:
     """The cells as the column takes them. A number that is missing or no number counts as the middle of its bounds."""
+    if isinstance(column, Words):
+        return np.array(["" if cell is None else str(cell) for cell in cells.tolist()], object)
     if isinstance(column, Categories):
-        known = {_text(value): value for value in column.known}
-        return np.array([known.get(_text(cell)) for cell in cells.tolist()], object)
+        known = {text(value): value for value in column.known}
+        return np.array([known.get(text(cell)) for cell in cells.tolist()], object)
     middle = (column.low + column.high) / 2
-    return np.array([_number(cell, middle) for cell in cells.tolist()])
-
-
-def _number(cell: Any, missing: float) -> float:
-    """
-    >>> _number("3.5", 0.0), _number("?", 1.0), _number(None, 2.0), _number("inf", 3.0)
-    (3.5, 1.0, 2.0, inf)
-    """
-    try:
-        value = float(cell)
-    except (TypeError, ValueError):
-        return missing
-    return missing if math.isnan(value) else value
-
-
-def _text(cell: Any) -> str:
-    """A cell as text, so that 1, 1.0 and "1" are one category.
-
-    >>> _text(1.0), _text(" Delft "), _text(True)
-    ('1', 'Delft', 'True')
-    """
-    if isinstance(cell, float) and cell == int(cell):
-        return str(int(cell))
-    return str(cell).strip()
+    return np.array([number(cell, middle) for cell in cells.tolist()])
 
 
 def load_table(
@@ -157,12 +125,16 @@ def load_table(
     *,
     label: str,
     schema: Mapping[str, Any],
+    task: str = CLASSIFICATION,
     test: str | Path | None = None,
     hold_out: float | None = None,
     records: int | None = None,
     public: bool = False,
+    unit: str | None = None,
 ) -> Task:
     """A table as a task. Test records come from another file, or are a share of the rows that is held out.
+
+    unit  the column that names the owner of each record; records are then held out by owner
 
     Guarantee: shape, classes and constants come from the schema alone. No epsilon protects the test records, also
     those that are held out.
@@ -172,27 +144,52 @@ def load_table(
     given = "both" if test is not None else "neither"
     remedy = "give --test FILE, or --hold-out 0.2: these records are not protected, because their accuracy is shown"
     require((test is None) != (hold_out is None), "a test file or a share to hold out", given, remedy)
-    reader, columns = TableReader(schema, label), read(path)
-    x, y = reader.features(columns), reader.labels(columns)
+    reader, columns = TableReader(schema, label, task), read(path)
+    x, y = reader.features(columns), reader.labels.read(columns)
+    owners = None if unit is None else _owners(columns, unit, schema)
     if hold_out is None:
         assert test is not None
         other = read(test)
-        train, held = TensorDataset(x, y), TensorDataset(reader.features(other), reader.labels(other))
+        train, held = TensorDataset(x, y), TensorDataset(reader.features(other), reader.labels.read(other))
     else:
-        out = _held_out(columns, hold_out)
+        out = _held_out(columns if unit is None else {unit: columns[unit]}, hold_out)
+        owners = None if owners is None else tuple(compress(owners, (~out).tolist()))
         train, held = TensorDataset(x[~out], y[~out]), TensorDataset(x[out], y[out])
     digest = hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM
     constants = f"the public schema of {len(reader.schema.columns)} columns"
+    target = reader.labels.target
     return Task(
-        Path(path).stem, train, held, len(reader.classes), (reader.width,), digest, public, records, constants
-    )  # fmt: skip
+        name=Path(path).stem,
+        train=train,
+        test=held,
+        classes=target.outputs,
+        shape=(reader.width,),
+        checksum=digest,
+        public=public,
+        records=records,
+        constants=constants,
+        target=target,
+        owners=owners,
+    )
+
+
+def _owners(columns: Columns, unit: str, schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The owner of each record, as text. A record without one is refused, without saying which."""
+    require(unit in columns, f"the column {unit!r}", ", ".join(list(columns)[:8]), "check --unit")
+    remedy = "leave it out of the schema: a model that knows owners cannot be used for others"
+    require(unit not in schema, f"no features from the column {unit!r} of owners", "a description of it", remedy)
+    names = tuple("" if cell is None else text(cell) for cell in columns[unit].tolist())
+    missing = any(name.lower() in MISSING for name in names)
+    remedy = "leave out records without an owner, or give each a name of its own"
+    require(not missing, f"an owner in every row of {unit!r}", "a row without one", remedy)
+    return names
 
 
 def _held_out(columns: Columns, share: float) -> torch.Tensor:
     """Which rows are held out: by a hash of the row's own cells, so that one record never moves another."""
     fraction("the share of rows that are not protected, e.g. 0.2", hold_out=share)
     rows = zip(*(values.tolist() for _, values in sorted(columns.items())), strict=True)
-    hashes = (hashlib.sha256("\x1f".join(map(_text, row)).encode()).digest() for row in rows)
+    hashes = (hashlib.sha256("\x1f".join(map(text, row)).encode()).digest() for row in rows)
     return torch.tensor([int.from_bytes(one[:8]) < share * 2**64 for one in hashes])
 
 
@@ -206,10 +203,10 @@ def draft_schema(columns: Columns, most: int = 50) -> dict[str, dict[str, Sequen
 
 
 def _draft(name: str, cells: npt.NDArray[Any], most: int) -> dict[str, Sequence[Any]]:
-    held = [cell for cell in cells.tolist() if cell is not None and _text(cell).lower() not in MISSING]
-    numbers = [_number(cell, math.nan) for cell in held]
+    held = [cell for cell in cells.tolist() if cell is not None and text(cell).lower() not in MISSING]
+    numbers = [number(cell, math.nan) for cell in held]
     if not held or any(not math.isfinite(number) for number in numbers) or set(numbers) <= {0.0, 1.0}:
-        categories = sorted({_text(cell) for cell in held})
+        categories = sorted({text(cell) for cell in held})
         remedy = "leave it out of the schema: names, keys and free text are no categories"
         require(0 < len(categories) <= most, f"at most {most} values in column {name!r}", len(categories), remedy)
         return {"categories": categories}

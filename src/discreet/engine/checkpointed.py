@@ -66,15 +66,13 @@ class CheckpointedRegion:
         self._again: Callable[..., None] = frame.recompute_fn
         self.uses: list[RecordedCall] = []
         self.tracked = recorder.tracked
-        self.is_filled = False
         frame.recompute_fn = self._run_again
         frame.early_stop = False  # calls after the last saved tensor are needed, too
 
     def fill(self) -> None:
-        """Run the region again if torch did not: nothing in it saved a tensor."""
-        if not self.is_filled:
-            with torch.enable_grad():
-                self._frame.recompute_fn(*self._frame.get_inputs())
+        """Run the region again where torch did not: nothing in it saved a tensor."""
+        with torch.enable_grad():
+            self._frame.recompute_fn(*self._frame.get_inputs())
 
     def _run_again(self, *args: Any) -> None:
         self._position, self._filled = self._start, 0
@@ -91,7 +89,6 @@ class CheckpointedRegion:
                 "do not nest checkpoints, and remove state that a pass leaves behind; or turn checkpointing off and "
                 "use a smaller micro_batch",
             )
-        self.is_filled = True
 
     # -- the second run, as a follower -----------------------------------------------------------------
 

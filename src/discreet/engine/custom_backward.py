@@ -188,9 +188,12 @@ def _refuse_hooks() -> None:
         )
 
 
-def run_backward(total: Tensor) -> None:
-    """`total.backward()`, but as no call of torch: the watch would be off inside of it."""
-    given = (total,), (torch.ones_like(total),), False, False, ()
+def run_backward(total: Tensor, *, comes_again: bool) -> None:
+    """`total.backward()`, but as no call of torch: the watch would be off inside of it.
+
+    comes_again  whether the graph is kept for another backward pass
+    """
+    given = (total,), (torch.ones_like(total),), comes_again, False, ()
     torch.autograd.graph._engine_run_backward(*given, allow_unreachable=True, accumulate_grad=True)
 
 

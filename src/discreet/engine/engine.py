@@ -1,18 +1,19 @@
-"""Per-sample norms and weighted sums of any PyTorch model, from one backward pass.
+"""Per-sample norms and weighted sums of any PyTorch model, from one backward pass (two with checkpointing).
 
     engine.begin(records); losses = ...model(x)...; engine.backward(losses)
     norms_GN = engine.norms(groups); engine.add_weighted(weights_QGN, totals_Q, groups)
 
 The model is not changed: while a batch is open, a torch function mode watches its forward pass (capture.py),
 each call with a parameter leaves its inputs and output gradient, and autograd never computes the gradients of
-weights. Index legend: N records, Q queries, G groups of parameters.
+weights. Index legend: N records (units, if records have owners), Q queries, G groups of parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 from discreet.core.check import count, refuse, require
 from discreet.engine.active import Active
 from discreet.engine.custom_backward import run_backward
-from discreet.engine.factors.parts import Factors, GradientBuffer, root_of_squares
-from discreet.engine.factors.restrict import restrict
+from discreet.engine.factors.collector import Collector, Settle
+from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, Weighting
+from discreet.engine.factors.groups import UnitRows
+from discreet.engine.factors.parts import GradientBuffer, root_of_squares
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.model_state import Snapshot
@@ -30,9 +33,9 @@ from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
 from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
-from discreet.engine.recorder import Collector, Recorder
+from discreet.engine.recorder import Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.support import check_trained, refuse_unsupported, trainable
+from discreet.engine.support import check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
@@ -66,21 +69,6 @@ class _Hook:
         return _Hook, (None,)
 
 
-@contextmanager
-def _fresh_graph() -> Iterator[None]:
-    """Say what torch's "backward a second time" means here."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "second time" not in str(error):
-            raise
-        refuse(
-            "losses that no backward pass has used",
-            "losses after a call of backward()",
-            "leave backward() and clip_grad_norm_ out: private.step takes the gradients and bounds them",
-        )
-
-
 class Engine:
     """Exact per-sample quantities of one model.
 
@@ -106,11 +94,12 @@ class Engine:
         self._before: Snapshot | None = None
         self._records: int | None = None
         self._views, self._watching, self._is_followed = 1, False, False
+        self._units: UnitRows | None = None
         self._open: list[_Pass | None] = []  # one entry for each call of the model that is under way
         self._passes: list[_Pass] = []
-        self._factors: list[Factors | None] | None = None
+        self._recorders: list[Recorder] = []  # of the passes that the losses came from
+        self._gradients: Gradients | None = None
         self._room = GradientBuffer()
-        self._restricted: tuple[Mask, list[Factors | None]] | None = None
         self._hooks = [
             model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
             model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
@@ -118,11 +107,12 @@ class Engine:
 
     # -- one micro-batch -------------------------------------------------------------------------------
 
-    def begin(self, records: int, views: int = 1) -> None:
+    def begin(self, records: int, views: int = 1, units: UnitRows | None = None) -> None:
         """A micro-batch of `records` follows: watch the model's forward passes until `backward`.
 
         With `views`, the inputs hold that many rows of each record side by side (augmented copies), and so do
-        the losses, which are averaged over them: the record stays the unit.
+        the losses, which are averaged over them. With `units`, successive records belong to one unit of privacy:
+        the gradients of a unit are averaged, and norms, weights and sums have one entry for each unit.
         """
         count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
         self.discard()
@@ -134,7 +124,8 @@ class Engine:
             f"{', '.join(left[:1])} is set",
             "do not call backward() yourself between private steps, or call zero_grad() after it",
         )
-        self._records, self._views, self._watching = records, views, True
+        require(units is None or units.records == records, "a unit for each record", "others", "name all owners")
+        self._records, self._views, self._units, self._watching = records, views, units, True
         self._before = Snapshot(self.model)
 
     def follow(
@@ -192,20 +183,33 @@ class Engine:
         if self._is_followed:
             self.check(losses)
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
+        if self._units is not None:  # only here do the records of a unit meet: the watch kept them apart
+            each = each * self._units.shares(each)
         self._watching = False
         passes, self._passes = self._passes, []
+        self._recorders = [one.recorder for one in passes]
+        is_checkpointed = any(recorder.regions for recorder in self._recorders)
+        comes_again = is_checkpointed and self._units is None  # factors of units are kept
+        run = partial(self._run_backward, each.sum(), comes_again)
+        if comes_again:
+            self._gradients = RepeatedGradients(run, self.layout)
+        else:
+            kept = KeptFactors(self.layout, self._room, self._units)
+            run(kept.settle)
+            self._gradients = KeptGradients(kept.found, self.layout)
+
+    def _run_backward(self, total: Tensor, comes_again: bool, settle: Settle) -> None:
+        """The backward pass of the sum of the losses."""
         followed = self.watch.backward_pass() if self._is_followed else nullcontext()
-        with followed, _fresh_graph(), untouched(self._roots, UNSEEN):
-            uses = [use for one in passes for use in one.recorder.uses]
-            for use in uses:
-                use.gradient = None  # a backward pass of the caller's own may have left one
-            collector = Collector(uses, self.layout, self._room)
+        with followed, fresh_graph(), untouched(self._roots, UNSEEN), torch.enable_grad():
+            uses = [use for recorder in self._recorders for use in recorder.uses]
+            collector = Collector(uses, settle, comes_again=comes_again)
             collector.watch()
-            run_backward(each.sum())
-            for one in passes:
-                one.recorder.fill()
+            run_backward(total, comes_again=comes_again)
+            for recorder in self._recorders:
+                recorder.fill()
         with torch.no_grad():
-            self._factors = collector.finish()
+            collector.finish()
 
     def full_precision(self) -> torch.autocast:
         """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""
@@ -222,8 +226,8 @@ class Engine:
         self, weights_QGN: Tensor, totals_Q: Tensor, groups: Groups | None = None, mask: Mask | None = None
     ) -> None:
         """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
-        factors, groups = self._collected(mask), self._checked(groups)
-        shapes = (len(totals_Q), len(groups), self._open_records()), (len(totals_Q), self.layout.size)
+        gradients, groups = self._collected(), self._checked(groups)
+        shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.layout.size)
         require(
             (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
             f"weights of shape {list(shapes[0])} for totals of shape {list(shapes[1])}",
@@ -232,16 +236,11 @@ class Engine:
         )
         good = self.finite()
         index = None if bool(good.all()) else good.nonzero().flatten()
-        views = self.layout.views(totals_Q)
+        by_parameter = [weights_QGN[:, 0]] * len(self.layout.names)
         for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
             for parameter in group:
-                own = factors[parameter]
-                if own is None:
-                    continue
-                if index is None:
-                    own.add_weighted(weights_QN, views[parameter])
-                elif index.numel():
-                    own.take(index).add_weighted(weights_QN[:, index], views[parameter])
+                by_parameter[parameter] = weights_QN
+        gradients.add_weighted(Weighting(by_parameter, self.layout.views(totals_Q), index, mask))
 
     @torch.no_grad()
     def finite(self) -> Tensor:
@@ -251,7 +250,7 @@ class Engine:
     @torch.no_grad()
     def touched(self, tables: Sequence[int]) -> TouchedRows:
         """The rows of these tables that the gradient of each record is not zero on."""
-        return TouchedRows.of(self._collected(None), tables, self.layout, self.finite())
+        return TouchedRows.of(self._collected().factors(), tables, self.layout, self.finite())
 
     @torch.no_grad()
     def mapped_sum(self, fn: Callable[[Tensor], Tensor], mask: Mask | None = None, *, chunk: int = 16) -> Tensor:
@@ -265,7 +264,8 @@ class Engine:
 
     def rows(self, mask: Mask | None = None, *, chunk: int = 16) -> Iterator[Tensor]:
         """Instantiated gradients on the active coordinates, `chunk` records at a time; zeros where not finite."""
-        records, bad = self._open_records(), ~self.finite()
+        self._collected().factors()
+        records, bad = self._open_units(), ~self.finite()
         for start in range(0, records, chunk):
             stop = min(start + chunk, records)
             gradients, odd = self.per_sample(start, stop, mask), bad[start:stop]
@@ -277,7 +277,9 @@ class Engine:
         active = None if mask is None else Active.of(mask, self.layout, self.device)
         sizes = self.layout.sizes if active is None else active.counts
         rows = torch.empty(stop - start, sum(sizes), dtype=self.dtype, device=self.device)
-        for index, (own, factors) in enumerate(zip(rows.split(list(sizes), dim=1), self._collected(None), strict=True)):
+        for index, (own, factors) in enumerate(
+            zip(rows.split(list(sizes), dim=1), self._collected().factors(), strict=True)
+        ):
             if factors is None:
                 own.zero_()
             elif own.shape[1]:
@@ -292,9 +294,11 @@ class Engine:
         for one in reversed(self._open):  # a pass that was interrupted left its watch on
             if one is not None:
                 one.watching.close()
-        self._open, self._passes = [], []
-        self._records, self._watching, self._factors, self._restricted = None, False, None, None
-        self._is_followed = False
+        for recorder in self._recorders:
+            recorder.forget()
+        self._open, self._passes, self._recorders = [], [], []
+        self._records, self._watching, self._is_followed, self._gradients = None, False, False, None
+        self._units = None
 
     def close(self) -> None:
         """Detach from the model, and give its memory back."""
@@ -360,29 +364,22 @@ class Engine:
             refuse("an open micro-batch", "none", "call begin(records) first")
         return self._records
 
-    def _collected(self, mask: Mask | None) -> list[Factors | None]:
-        """The factors of the open micro-batch, on the active coordinates of one mask."""
+    def _open_units(self) -> int:
+        """The number of units in the open micro-batch: of records, unless the records have owners."""
+        records = self._open_records()
+        return records if self._units is None else self._units.units
+
+    def _collected(self) -> Gradients:
+        """The gradients of the open micro-batch."""
         self._open_records()
-        if self._factors is None:
+        if self._gradients is None:
             refuse("the gradients of a micro-batch", "none yet", "call backward(losses) first")
-        if mask is None:
-            return self._factors
-        if self._restricted is None:
-            mask.check(self.layout)
-            pairs = enumerate(self._factors)
-            self._restricted = mask, [None if own is None else restrict(own, mask, i) for i, own in pairs]
-        require(
-            self._restricted[0] is mask,
-            "one mask for a micro-batch",
-            "another mask than before",
-            "draw the mask once a step: a norm under one mask bounds nothing under another",
-        )
-        return self._restricted[1]
+        return self._gradients
 
     def _each_norm(self, mask: Mask | None) -> list[Tensor]:
         """The norms of every parameter's gradients, zero where none came."""
-        zero = torch.zeros(self._open_records(), dtype=torch.float64, device=self.device)
-        return [zero if own is None else own.norms for own in self._collected(mask)]
+        zero = torch.zeros(self._open_units(), dtype=torch.float64, device=self.device)
+        return [zero if own is None else own for own in self._collected().norms(mask)]
 
     def _checked(self, groups: Groups | None) -> Groups:
         everything = range(len(self.layout.names))

@@ -1,10 +1,8 @@
-"""Recording a forward pass along the calls that the probe learned, and pulling factors back to parameters."""
+"""Recording a forward pass along the calls that the probe learned."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import torch
@@ -13,12 +11,7 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame
-from discreet.engine.factors import parts as limits
-from discreet.engine.factors.linear import OneHot, Outer, merge
-from discreet.engine.factors.parts import Factors, FormedGradients, GradientBuffer, Part
 from discreet.engine.factors.recorded_call import RecordedCall
-from discreet.engine.factors.rules import parts_of, simple_parts
-from discreet.engine.layout import Layout
 from discreet.engine.trace.capture import (
     Call,
     ForwardTrace,
@@ -206,118 +199,18 @@ class Recorder:
             use.empty()
         return result
 
+    @property
+    def regions(self) -> int:
+        """How many checkpointed regions there were."""
+        return len(self._regions)
+
     def fill(self) -> None:
         """Run checkpointed regions again that the backward pass left out."""
         for region in self._regions.values():
             if any(use.gradient is not None and use.is_empty for use in region.uses):
                 region.fill()
 
-
-class Collector:
-    """Turns uses into factors: simple ones as the backward pass reaches them, the rest at its end.
-
-    What a use held is let go of as soon as its parts are made, and a parameter's factors are settled when its last
-    use is there: per-sample gradients take the place of activations, instead of standing beside them.
-    """
-
-    def __init__(self, uses: Iterable[RecordedCall], layout: Layout, room: GradientBuffer | None = None) -> None:
-        self._uses, self._layout, self._room = list(uses), layout, room or GradientBuffer()
-        self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        self._parts: dict[str, list[Part]] = {name: [] for name in layout.names}
-        self._awaited = Counter(name for use in self._uses for name in use.roots)
-        self._found: dict[str, Factors] = {}
-        self._left = limits.KEEP_IN_ALL
-
-    def watch(self) -> None:
-        """Take each use at the moment when its gradient comes."""
-        for use in self._uses:
-            use.receiver = self._take
-
-    def finish(self) -> list[Factors | None]:
-        """The factors of every parameter; None where no gradient came."""
-        for use in self._uses:
-            use.receiver = None
-            if use.gradient is not None:
-                for target, part in parts_of(use):
-                    for root, pulled in pull_back(target, part):
-                        self._parts[root.name].append(pulled)
-                use.forget()
-        for name, parts in self._parts.items():
-            if parts:
-                self._settle(name)
-        return [self._found.get(name) for name in self._layout.names]
-
-    @torch.no_grad()
-    def _take(self, use: RecordedCall) -> None:
-        if any(target.parents for target in use.targets.values()):
-            return  # pulled back through autograd, which is busy now
-        parts = simple_parts(use)
-        if parts is None:
-            return
-        use.forget()
-        for target, part in parts:
-            self._parts[target.name].append(part)
-        del parts
-        for name in use.roots:
-            self._awaited[name] -= 1
-            if self._awaited[name] == 0:
-                self._settle(name)
-
-    def _settle(self, name: str) -> None:
-        parts, self._parts[name] = self._parts[name], []
-        keep = partial(self._room.fill, name)
-        found = merge(parts, self._shapes[name], self._left, keep)
-        if isinstance(found, FormedGradients):
-            self._left -= found.grads_N.numel()
-        self._found[name] = found
-
-
-def pull_back(target: Tracked, part: Part) -> Iterator[tuple[Tracked, Part]]:
-    """The part of a derived tensor as parts of the parameters that it came from."""
-    if not target.parents:
-        yield target, part
-        return
-    parent = target.parents[0]
-    simple = len(target.parents) == 1 and not parent.parents
-    if simple and isinstance(part, Outer) and _is_transpose(target.tensor, parent.tensor):
-        yield parent, Outer(part.right_NPB, part.left_NPA, parent.tensor.shape)
-        return
-    grads_N = part.instantiate(0, part.records)
-    if simple and target.made_by == F.embedding and _is_plain_lookup(target):
-        index = target.args[0].flatten().expand(part.records, -1)
-        yield parent, OneHot(index, grads_N.reshape(*index.shape, -1), parent.tensor.shape)
-        return
-    roots = [root.tensor for root in target.roots]
-    for root, pulled in zip(target.roots, _batched_vjp(target.tensor, roots, grads_N), strict=True):
-        if pulled is not None:
-            yield root, FormedGradients(pulled)
-
-
-def _is_transpose(view: Tensor, matrix: Tensor) -> bool:
-    """Told by the strides: w.t(), w.T, w.mT, w.transpose(0, 1), w.permute(1, 0) all look alike."""
-    return (
-        view.dim() == 2
-        and matrix.dim() == 2
-        and view.data_ptr() == matrix.data_ptr()
-        and view.shape == matrix.shape[::-1]
-        and view.stride() == matrix.stride()[::-1]
-    )
-
-
-def _is_plain_lookup(target: Tracked) -> bool:
-    """weight[ids] without a padding index, whose row gets no gradient."""
-    return len(target.args) == 2 and target.settings.get("padding_idx") is None
-
-
-def _batched_vjp(output: Tensor, inputs: Sequence[Tensor], grads_N: Tensor) -> Sequence[Tensor | None]:
-    grads_N = grads_N.to(output.dtype)
-    try:  # all records in one backward pass, where every op on the way has a batching rule
-        return torch.autograd.grad(output, inputs, grads_N, retain_graph=True, allow_unused=True, is_grads_batched=True)
-    except RuntimeError:
-        per_record = [
-            torch.autograd.grad(output, inputs, gradient, retain_graph=True, allow_unused=True) for gradient in grads_N
-        ]
-    return [
-        None if pieces[0] is None else torch.stack([piece for piece in pieces if piece is not None])
-        for pieces in zip(*per_record, strict=True)
-    ]
+    def forget(self) -> None:
+        """Let go of all tensors: no backward pass comes any more."""
+        for use in self.uses:
+            use.forget()

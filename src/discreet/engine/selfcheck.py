@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from discreet.core.check import refuse, require
+from discreet.engine.factors.collector import Collector
+from discreet.engine.factors.gradients import KeptFactors
 from discreet.engine.factors.parts import Factors
 from discreet.engine.layout import Layout
 from discreet.engine.memory import kept_bytes, largest_kept, tally
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.probe import PROBE_SEED, forked_generator
-from discreet.engine.recorder import REDUCED, Collector, Recorder
+from discreet.engine.recorder import REDUCED, Recorder
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.trace.settings import SMALL
@@ -94,13 +96,16 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
                     saved.pack(tensor)
         recorder.finish()
         _no_float16(recorder.dtypes | {root.tensor.dtype for root in roots})
-        collector = Collector(recorder.uses, layout)
+        kept = KeptFactors(layout)
+        collector = Collector(recorder.uses, kept.settle)
         collector.watch()  # as in training: while the backward pass runs
         _losses(script, output).sum().backward()
         recorder.fill()
     with torch.no_grad():
-        factors = collector.finish()
-    script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL
+        collector.finish()
+    factors = kept.found
+    # The factors of one checkpointed region at a time, or those of all calls.
+    script.saved_bytes, script.kept_bytes = saved.bytes / SMALL, kept_bytes(factors) / SMALL / max(recorder.regions, 1)
     script.largest = largest_kept(factors)
     half = any(dtype in REDUCED for dtype in recorder.dtypes | {root.tensor.dtype for root in roots})
     comparisons = [_GradientComparison(root, own, half) for root, own in zip(roots, factors, strict=True)]

@@ -1,6 +1,7 @@
 """What no per-sample engine can treat, refused by name before anything runs."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from discreet.core.check import refuse, require
 
 _WRAPPERS = {
-    "DistributedDataParallel": "pass the inner module: discreet sums over processes itself",
+    "DistributedDataParallel": "pass the whole model inside it: discreet sums over processes itself",
     "DataParallel": "pass the inner module; one process per device",
-    "FullyShardedDataParallel": "pass an unsharded module",
+    "FullyShardedDataParallel": "pass the whole model, unsharded: sharded ones are not supported",
     "OptimizedModule": "train the module as it was before torch.compile, and compile it for evaluation only",
 }
 
@@ -33,7 +34,11 @@ def refuse_unsupported(model: nn.Module) -> None:
             refuse("a plain module", f"a compiled module {at}", _WRAPPERS["OptimizedModule"])
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor" or "DTensor" in type(parameter).__name__:
-            refuse("plain tensors as parameters", f"{name} is a DTensor", "train an unsharded module")
+            refuse(
+                "plain tensors as parameters",
+                f"{name} is a DTensor",
+                "pass the whole model, unsharded (docs/distributed.md says why)",
+            )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             refuse("parameters with a shape", f"{name} is lazy", "run the model once on public inputs")
         if parameter.requires_grad and parameter.is_complex():
@@ -107,3 +112,18 @@ def check_trained(model: nn.Module, expected: dict[str, Tensor]) -> None:
         f"a hook on {', '.join(hooked[:1])}, which changes them out of sight",
         "remove the hook; private.step bounds every record's gradient",
     )
+
+
+@contextmanager
+def fresh_graph() -> Iterator[None]:
+    """Say what torch's "backward a second time" means here."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        refuse(
+            "losses that no backward pass has used",
+            "losses after a call of backward()",
+            "leave backward() and clip_grad_norm_ out: private.step takes the gradients and bounds them",
+        )

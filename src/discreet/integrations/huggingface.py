@@ -49,6 +49,7 @@ class PrivateTraining:
     plan            a complete plan, instead of the four above; its batch and steps must be those of `args`
     ledger          file of the charges; default: ledger.jsonl in args.output_dir
     average         decay of a moving average of the parameters (`trainer.private.averaged()`)
+    unit            if the recipe protects users: the owner of each record, in the order of train_dataset
     data            what the records are, in words, for the privacy statement
     streams         random streams for tests; default: seeded by the operating system, whatever args.seed says
 
@@ -74,6 +75,7 @@ class PrivateTraining:
         average: float | None = None,
         data: str = "the training records",
         streams: discreet.Streams | None = None,
+        unit: Any = None,
         **others: Any,
     ) -> None:
         own_collator = others.get("data_collator") is not None or (len(args) > 2 and args[2] is not None)
@@ -85,7 +87,7 @@ class PrivateTraining:
         self.collate = training_collator(me.data_collator, is_own=own_collator)
         self.ledger = Path(me.args.output_dir, LEDGER) if ledger is None else Path(ledger)
         self.private: discreet.Private | None = None
-        self._average, self._data, self._streams = average, data, streams
+        self._average, self._data, self._streams, self._unit = average, data, streams, unit
         self._resume: Path | None = None
         self._is_releasing = False  # while records are in hand
         self._movement: Movement | None = None
@@ -194,6 +196,7 @@ class PrivateTraining:
             ledger=self.ledger,
             streams=self._streams,
             resume=None if self._resume is None else self._resume / STATE,
+            unit=self._unit,
         )
         # Steps that were charged after the checkpoint are lost: the schedule goes on behind them.
         lost = self.private.progress.step - me.state.global_step

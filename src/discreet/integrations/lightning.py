@@ -57,6 +57,7 @@ class PrivateModule:
         average: float | None = None,
         ledger: str | Path | None = None,
         streams: discreet.Streams | None = None,
+        unit: Any = None,
     ) -> Self:
         """Train with this plan on these records; the arguments are those of `discreet.Private`."""
         self._plan, self._data, self._ledger = plan, data, ledger
@@ -67,6 +68,7 @@ class PrivateModule:
             "inputs": inputs,
             "average": average,
             "streams": streams,
+            "unit": unit,
         }
         return self
 

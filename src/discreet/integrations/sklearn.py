@@ -97,8 +97,11 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     # -- fit and predict -------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train on the rows of X, with the whole budget."""
+    def fit(self, X: Any, y: Any, unit: Any = None) -> Self:
+        """Train on the rows of X, with the whole budget.
+
+        unit  if `recipe` protects users (`recipe.using(unit=...)`): the owner of each row
+        """
         X, y = validate_data(self, X, y, dtype=None, ensure_all_finite=True, y_numeric=False, reset=True)
         remedy = "pass records=, a public number close to the number of rows"
         require(self.records is not None, "a public number of records", "none", remedy)
@@ -111,7 +114,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / plan.horizon.steps)
         data = TensorDataset(self._features(X), labels)
         private = discreet.Private(
-            self.model_, optimizer, plan, data, micro_batch=_MICRO, ledger=self.ledger, streams=self.streams
+            self.model_, optimizer, plan, data, micro_batch=_MICRO, ledger=self.ledger, streams=self.streams, unit=unit
         )
         for rows, answers in private:
             if private.step(self._losses(self.model_(rows), answers)):

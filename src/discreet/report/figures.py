@@ -57,11 +57,18 @@ def learning_curves(comparison: Comparison) -> tuple[Chart, ...]:
             points = tuple((x, a.mean, a.low, a.high) for x, a in found if math.isfinite(x))
             series.append(Series(entry.name, numbers[entry.name], points, entry.name in shining))
         lines, ends = tuple(series), _where_lines_end(series)
-        return Chart(key, title, x_label, x_short, lines, ends, percent=True, x_least=x_least)
+        named = f"test {comparison.measure}"
+        return Chart(key, title, x_label, x_short, lines, ends, named, percent=True, x_least=x_least)
 
-    steps = chart("accuracy-by-step", "Accuracy against steps", "steps taken", "step", by_step=True)
-    title, label = "Accuracy against privacy spent", "certified epsilon spent so far"
+    name = _title(comparison)
+    steps = chart("accuracy-by-step", f"{name} against steps", "steps taken", "step", by_step=True)
+    title, label = f"{name} against privacy spent", "certified epsilon spent so far"
     return steps, chart("accuracy-by-epsilon", title, label, "ε", by_step=False, x_least=comparison.epsilon)
+
+
+def _title(comparison: Comparison) -> str:
+    """The measure at the start of a title."""
+    return comparison.measure[0].upper() + comparison.measure[1:]
 
 
 def _raced(comparison: Comparison) -> tuple[MethodResult, ...]:
@@ -81,10 +88,10 @@ def frontier(comparison: Comparison) -> Chart | None:
             if (a := entry.accuracy) is not None and entry.name in points:
                 points[entry.name].append((budget.epsilon, a.mean, a.low, a.high))
     series = tuple(Series(name, numbers[name], tuple(held), name in shining) for name, held in points.items() if held)
-    title, label = "Accuracy at each budget", "certified epsilon of the whole run"
+    title, label = f"{_title(comparison)} at each budget", "certified epsilon of the whole run"
     values = without_low_outliers(charts.means(series))
     ends = _in_steps(min(values) - 0.02, max(values) + 0.01) if values else (0.0, 1.0)
-    return Chart("frontier", title, label, "budget ε", series, ends, percent=True)
+    return Chart("frontier", title, label, "budget ε", series, ends, f"test {comparison.measure}", percent=True)
 
 
 def courses(comparison: Comparison) -> tuple[Chart, ...]:
@@ -144,7 +151,7 @@ def _draw_ranking(comparison: Comparison, axes: Axes) -> None:
         axes.plot([accuracy.mean], [place], "D", color=colour)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("test accuracy: mean, 95 % t interval, single runs")
+    axes.set_xlabel(f"test {comparison.measure}: mean, 95 % t interval, single runs")
     charts.light_grid(axes, "x")
     axes.xaxis.set_major_formatter(charts.as_percent)
 

@@ -10,10 +10,13 @@ from discreet.report import wording
 from discreet.report.charts import Chart, Series, above_zero, save_both
 from discreet.report.page import coordinates, drawn, filled
 from discreet.report.terminal import plain_table
+from discreet.runs.planning.own_loader import LOADER_WORDS
 from discreet.runs.planning.planner import Answer, MethodPrice, Price
 from discreet.runs.planning.step_cost import StepCost
 
 _ELSEWHERE = Price(why="this method has other samplers; they are listed below the table")
+LOADERS_TITLE = "your own loader beside Poisson sampling, at the same certificate"
+LOADER_COLUMNS = ("batches", "method", "neighbours", "noise", "noise on the parameters")
 UNKNOWN = "unknown: give --model (and --record-shape and --classes, or --data) to measure two steps on this machine"
 
 
@@ -39,6 +42,7 @@ def table(answer: Answer, trial: StepCost | None, micro_batch: int) -> Renderabl
     return Group(
         plain_table(title, ("method", *(name.replace("-", "-\n", 1) for name in names)), rows),
         plain_table("batches, at the same number of epochs", columns, batches),
+        plain_table(LOADERS_TITLE, LOADER_COLUMNS, loaders(answer)),
         *(Text(note) for note in notes),
     )
 
@@ -50,6 +54,20 @@ def advice(answer: Answer) -> list[str]:
         f"with {wording.counted(quiet.steps, 'step')}.",
         f"Sensible: batch {sensible.batch:,}, the smallest one whose noise over the whole run is within 25 % of the "
         f"least, with {wording.counted(sensible.steps, 'step')}.",
+    ]
+
+
+def loaders(answer: Answer) -> list[tuple[str, str, str, str, str]]:
+    """Each way to get batches with its price, beside Poisson sampling."""
+    return [
+        (
+            LOADER_WORDS[row.sampling],
+            row.method,
+            row.relation,
+            noise(Price(noise=row.noise)),
+            "-" if row.times is None else f"{row.times:.2g} times",
+        )
+        for row in answer.loaders
     ]
 
 
@@ -111,6 +129,8 @@ def render(answer: Answer, trial: StepCost | None, micro_batch: int, command: st
         rows=[(row, _prices(row, names)) for row in answer.methods],
         noise=noise,
         advice=[*advice(answer), *returning(answer)],
+        loaders=loaders(answer),
+        loader_columns=LOADER_COLUMNS,
         costs=costs(answer, trial, micro_batch),
         charts=[drawn(chart, named=True) for chart in shown],
         data={chart.key: coordinates(chart) for chart in shown},

@@ -29,7 +29,7 @@ def training_bar(*, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
         def listen(news: RunProgress) -> None:
             nonlocal accuracy
             accuracy = accuracy if news.accuracy is None else news.accuracy
-            told = "" if news.epsilon is None else _news(news.epsilon, accuracy, news.seeded)
+            told = "" if news.epsilon is None else _news(news.epsilon, accuracy, news.seeded, news.measure)
             follow(news.stage, news.step, news.steps, told)
 
         yield listen
@@ -53,7 +53,7 @@ def comparison_bar(*, quiet: bool) -> Iterator[Callable[[ComparisonProgress], No
         def listen(news: ComparisonProgress) -> None:
             stage = f"{news.stage}, " if news.stage else ""
             label = f"{stage}run {news.index + 1}/{news.runs}: {news.name}, {news.phase.value}"
-            follow(label, news.step, news.steps, news.note or _news(news.epsilon, news.accuracy))
+            follow(label, news.step, news.steps, news.note or _news(news.epsilon, news.accuracy, measure=news.measure))
 
         yield listen
 
@@ -151,6 +151,6 @@ def _terminal_bar() -> Iterator[Follow]:
         yield follow
 
 
-def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False) -> str:
+def _news(epsilon: float | None, accuracy: float | None, seeded: bool = False, measure: str = "accuracy") -> str:
     spent = "" if epsilon is None else f"epsilon {format_epsilon(epsilon)}" + (f" ({SEEDED})" if seeded else "")
-    return spent if accuracy is None else f"{spent} · accuracy {accuracy:.1%}"
+    return spent if accuracy is None else f"{spent} · {measure} {accuracy:.1%}"

@@ -5,6 +5,7 @@ from discreet.runs.audit_rows import AuditRow
 from discreet.runs.comparison.values import Comparison, Estimate, MethodResult
 
 BASELINE = "dp-sgd"
+WITHOUT_PRIVACY = "without privacy"  # the reference row of plain training; the other is a constant answer
 TOP = 3
 HOLDING = ("holds", "claim not tested")  # verdicts that break nothing
 
@@ -14,7 +15,7 @@ def learned(of: Comparison, entry: MethodResult) -> bool:
     best, own = of.best, entry.accuracy
     if best is None or best.accuracy is None or own is None:
         return True  # a row without a result is shown with its reason
-    floor = reference(of, "majority class")
+    floor = next((row.accuracy for row in of.references if row.name != WITHOUT_PRIVACY), None)  # a constant answer
     return own.mean >= best.accuracy.mean / 2 and (floor is None or own.high > floor or best.accuracy.high <= floor)
 
 
@@ -49,8 +50,8 @@ def verdict(of: Comparison) -> str:
     near = of.close_to_best
     usual = next((entry for entry in (best, *near) if entry.method == BASELINE), None)
     shown = best if usual is None or of.repeats == 1 else usual  # one run decides nothing
-    parts = [f"{shown.name} {_praise(of, shown)}: {_percent(shown.accuracy)} at epsilon {of.epsilon:g}"]
-    plain = reference(of, "without privacy")
+    parts = [f"{shown.name} {_praise(of, shown)}: {_named(of)}{_percent(shown.accuracy)} at epsilon {of.epsilon:g}"]
+    plain = reference(of, WITHOUT_PRIVACY)
     if plain is not None:
         parts.append(f"without privacy {wording.points(plain)} %")
     if of.repeats == 1:
@@ -73,6 +74,11 @@ def _praise(of: Comparison, shown: MethodResult) -> str:
         return "is best"
     gain = shown.accuracy.mean - base.accuracy.mean
     return f"is best, {wording.points(gain)} points above {base.name}"
+
+
+def _named(of: Comparison) -> str:
+    """The measure, where it is not the accuracy that every reader expects."""
+    return "" if of.measure == "accuracy" else f"{of.measure} "
 
 
 def _percent(accuracy: Estimate | None) -> str:

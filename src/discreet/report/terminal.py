@@ -89,10 +89,11 @@ def run_table(result: RunResult) -> RenderableType:
     claimed = "nothing claimed" if result.spent.claimed is None else format_epsilon(result.spent.claimed)
     seeded = f", {SEEDED}" if result.spent.seeded else ""
     rows: list[tuple[RenderableType, ...]] = [
-        ("test accuracy", _bold(f"{result.test_accuracy:.2%}")),
+        (f"test {result.measure}", _bold(f"{result.test_accuracy:.2%}")),
+        *((f"test {name}", f"{value:.4g}") for name, value in result.scores[1:]),
         ("epsilon, certified", _bold(f"{format_epsilon(proven.epsilon)}{seeded}")),
         ("epsilon, claimed", claimed),
-        ("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})"),
+        ("delta, relation", f"{proven.delta:g}, {result.spent.neighbours} ({proven.accountant})"),
         ("randomness", result.spent.statement),
         ("steps, seconds", f"{result.steps}, {result.seconds:.1f}"),
         ("directory", str(result.directory)),
@@ -163,7 +164,7 @@ def check_table(found: ModelCheck) -> RenderableType:
 def comparison_table(found: Comparison) -> RenderableType:
     """The methods of a comparison, best first, and notes on the numbers."""
     title = f"{found.data}, {found.model}: certified epsilon {found.epsilon:g} at delta {found.delta:g}"
-    columns = ("", "method", "test accuracy", "certified", "claimed", "seconds")
+    columns = ("", "method", f"test {found.measure}", "certified", "claimed", "seconds")
     rows = []
     for rank, entry in enumerate(found.finished, start=1):
         seconds = "-" if entry.seconds is None else f"{entry.seconds:.1f}"

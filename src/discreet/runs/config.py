@@ -2,17 +2,19 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Self, final
 
 from discreet.core import check
-from discreet.core.own_files import is_table
+from discreet.core.own_files import TASKS, is_own, is_table
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, OnePass, Reshuffled
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, OwnLoader, Poisson, Sampling, TruncatedPoisson
+from discreet.stages.unit import CappedRecords, EachRecord, SampledUsers, Unit
 
 SAMPLERS: Final = MappingProxyType(
     {
@@ -34,15 +36,21 @@ LOADERS: Final = MappingProxyType(
 
 CAPPED: Final = "truncated-poisson"
 
+UNITS: Final[MappingProxyType[str, type[SampledUsers | CappedRecords]]] = MappingProxyType(
+    {"users": SampledUsers, "records": CappedRecords}
+)
+"""What is drawn in a run that protects users, by the names of the command line."""
+
 OPTIMIZERS: Final = ("sgd", "adam")
 
 SCHEDULES: Final = ("constant", "linear", "cosine")
 
 # Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
-    {"accept_large_delta": False, "keep_best": False}
+    {"accept_large_delta": False, "keep_best": False, "sample": "users"}
+    | dict.fromkeys(("unit", "per_user"))
     | dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))
-    | dict.fromkeys(("label", "schema", "test", "hold_out"))
+    | dict.fromkeys(("label", "schema", "test", "hold_out", "task"))
 )
 
 # Settings that may differ when a run is resumed: they do not change what is computed.
@@ -73,9 +81,15 @@ class RunConfig:
     preset                     settings by name that replace the defaults of the data; `discreet presets` lists them
     features                   public features in place of the records; () for none
     schedule                   how the learning rate falls: constant, linear or cosine
-    label, schema              of a table (.csv, .parquet): the column to predict, and the public schema as JSON text
+    task                       what is predicted in your own file: classification, regression or multilabel
+    label, schema              of a table (.csv, .parquet, .npz): the column to predict (multilabel: columns a,b,c), and
+                               the public schema as JSON text
     test, hold_out             of a table: a file with test records, or the share of rows that is held out for tests.
                                No epsilon protects these records
+    unit, per_user             of a table: the column that names the owner of each record, who is then protected with
+                               all records, and the largest number of records of an owner that are used (public)
+    sample                     "users": `records` and `batch` count users, each with one clipped mean gradient;
+                               "records": records are drawn, of each user at most `per_user` in the whole run
     public_data                the training records are public, so their accuracy may be shown
     budget                     the budget file of the records; the run is charged to it before they are read
     keep_best                  publish the parameters with the best accuracy on the test records, which you declare
@@ -123,8 +137,12 @@ class RunConfig:
     schema: str | None = None
     test: str | None = None
     hold_out: float | None = None
+    task: str | None = None
     budget: str | None = None
     keep_best: bool = False
+    unit: str | None = None
+    per_user: int | None = None
+    sample: str = "users"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -153,19 +171,48 @@ class RunConfig:
         remedy = "cap is the largest number of records in a batch"
         check.require(is_valid, f"cap with {CAPPED}, and only there", given, remedy)
         self._check_table()
+        self._check_unit()
         every = {"eval_every": self.eval_every, "checkpoint_every": self.checkpoint_every}
         check.count("count steps", **{name: value for name, value in every.items() if value is not None})
 
     def _check_table(self) -> None:
         """What describes a table comes with a table, and only there."""
         given = [name for name in ("label", "schema", "test", "hold_out") if getattr(self, name) is not None]
-        if not is_table(self.data):
+        if self.task is not None:
+            _one_of("task", self.task, TASKS)
+            remedy = "leave it out: published datasets have classes"
+            check.require(is_own(self.data), "a file of your own with task", self.data, remedy)
+        if not is_table(self.data, self.label):
             remedy = "leave them out, or pass a table"
             check.require(not given, f"no {', '.join(given)} with {self.data}", "them", remedy)
             return
         missing = [name for name in ("label", "schema") if name not in given]
         remedy = "name the column to predict (--label) and a public schema (--schema schema.json)"
         check.require(not missing, f"{' and '.join(missing)} for the table {self.data}", "none", remedy)
+
+    def _check_unit(self) -> None:
+        """Owners come with a table and a cap, and without a budget file, which counts records."""
+        _one_of("sample", self.sample, UNITS)
+        fits = is_table(self.data) or self.unit is None
+        check.require(fits, "a table with --unit", self.data, "pass a .csv or .parquet file, or use discreet.Private")
+        both = (self.unit is None) == (self.per_user is None)
+        remedy = "give --unit COLUMN and --per-user N, the largest number of records of one owner"
+        check.require(both, "unit and per_user together", "one of them", remedy)
+        remedy = "leave --budget out: a budget file counts what single records have spent"
+        check.require(self.unit is None or self.budget is None, "no budget file with --unit", str(self.budget), remedy)
+        if self.unit is not None:
+            self.protected()
+
+    def check_records(self, what: str) -> None:
+        """Refuse settings that protect users, for what is charged by the record."""
+        remedy = "leave --unit out, or use `discreet train`: a user would move its counts by more than one"
+        check.require(self.unit is None, f"settings without a unit for {what}", f"unit={self.unit!r}", remedy)
+
+    def protected(self) -> Unit:
+        """Whom the run protects: every record, or the owners that the column names ("patient_id": patients)."""
+        if self.unit is None or self.per_user is None:
+            return EachRecord()
+        return UNITS[self.sample](per_user=self.per_user, name=_noun(self.unit))
 
     def _check_either(self, one: str, other: str, is_valid: bool) -> None:
         got = f"{one}={getattr(self, one)!r} and {other}={getattr(self, other)!r}"
@@ -197,6 +244,16 @@ class RunConfig:
             expected, got = getattr(begun, field.name), getattr(self, field.name)
             same, got = field.name in FREE_TO_CHANGE or expected == got, f"{field.name}={got!r}"
             check.require(same, f"{field.name}={expected!r}, as the run began", got, remedy)
+
+
+def _noun(column: str) -> str:
+    """The name of a unit from that of its column.
+
+    >>> _noun("patient_id"), _noun("userID"), _noun("id")
+    ('patient', 'user', 'user')
+    """
+    words = re.sub(r"[^A-Za-z0-9]+", " ", re.sub(r"[\W_]*(id|Id|ID)$", "", column)).strip()
+    return words if words[:1].isalpha() else "user"
 
 
 def sampler_of(name: str, cap: int | None = None) -> Sampling:

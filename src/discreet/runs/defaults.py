@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from discreet.core import check
-from discreet.core.own_files import is_own, is_table
+from discreet.core.own_files import CLASSIFICATION, is_own, is_table, require_classes
 from discreet.core.relation import Neighbouring
 from discreet.data import Task, load, published_records
 from discreet.data.features import extract, needs_public
@@ -32,7 +32,7 @@ def load_task(settings: RunConfig | CompareSettings, progress: Progress | None =
     own = is_own(settings.data)  # a published dataset's size and content are known
     task = (
         _load_own_table(settings)
-        if is_table(settings.data)
+        if is_table(settings.data, settings.label)
         else load(
             settings.data,
             data_dir=settings.data_dir,
@@ -40,6 +40,7 @@ def load_task(settings: RunConfig | CompareSettings, progress: Progress | None =
             classes=settings.classes,
             records=settings.records if own else None,
             public=settings.public_data and own,
+            task=settings.task or CLASSIFICATION,
         )
     )
     names, public = features_of(settings), None
@@ -57,10 +58,12 @@ def _load_own_table(settings: RunConfig | CompareSettings) -> Task:
         settings.data,
         label=str(settings.label),
         schema=read_schema(str(settings.schema)),
+        task=settings.task or CLASSIFICATION,
         test=settings.test,
         hold_out=settings.hold_out,
         records=settings.records,
         public=settings.public_data,
+        unit=settings.unit if isinstance(settings, RunConfig) else None,
     )
 
 
@@ -78,6 +81,8 @@ def public_of(settings: RunConfig | CompareSettings) -> str | None:
 def complete(config: RunConfig) -> RunConfig:
     """The run with every default filled in except the learning rate, which needs the plan."""
     known = usual(config)
+    if config.model == "logistic":
+        require_classes(config.task, "the model logistic")
     epochs, steps = config.epochs, config.steps
     if epochs is None and steps is None:
         epochs, steps = known.epochs, known.steps
@@ -141,6 +146,7 @@ def plan_of(config: RunConfig, task: Task | None) -> Plan:
     """The plan of a completed config: the least noise for its budget, or the noise it names."""
     recipe = METHODS[config.method].recipe(**dict(config.parameters))
     recipe = recipe.using(sampling=config.sampler(), relation=Neighbouring(config.relation))
+    recipe = recipe.using(unit=config.protected())
     records = records_of(config, task)
     batch = records if config.batch is None else config.batch  # None stays only with full batches
     horizon = Horizon.of(records=records, batch=batch, epochs=config.epochs, steps=config.steps)

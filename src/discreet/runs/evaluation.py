@@ -14,6 +14,7 @@ from discreet.accounting.events import CountQuery
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.errors import RunStopped
+from discreet.core.own_files import require_classes
 from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -21,8 +22,9 @@ from discreet.runs.budget import Budget
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import load_task, settle
 from discreet.runs.folder import RunFolder
+from discreet.runs.making import make_model
 from discreet.runs.scoring import accuracy_of, noisy_count, right_predictions
-from discreet.runs.training import load_config, make_model
+from discreet.runs.training import load_config
 from discreet.stages.delta import check_delta
 
 
@@ -61,6 +63,8 @@ def evaluate(
     The charge is in a ledger in the run's directory, and in the budget file, before a record is read.
     """
     folder, config = RunFolder(directory), load_config(directory)
+    require_classes(config.task, "an evaluation on private records")
+    config.check_records("a noisy count of right predictions")
     check.count("records is a public number, about the number of test records", records=records)
     check.require(folder.model.is_file(), "a trained model", f"no {folder.model}", "finish the run first")
     check_delta(delta, records, accepted=accept_large_delta)

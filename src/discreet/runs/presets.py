@@ -117,6 +117,8 @@ SMALL: Final = 5000  # records below which a batch is a third of them instead of
 LONG: Final = 40_000  # records from which a head is trained for more steps
 TABLE_CLIP: Final = 0.3
 TABLE_REACH: Final = 30.0
+NUMBER_CLIP: Final = 2.0  # of the squared error, whose gradients are larger
+NUMBER_REACH: Final = 2.6  # divided by the number of columns, which bounds the curvature of the squared error
 
 _BOTH: Final = ("scattering", "patches")
 
@@ -223,18 +225,21 @@ def usual_size(records: int, *, share: float = 1 / 8, steps: int = 100, more_ste
     return max(1, min(records, round(part * records))), more_steps if records >= LONG else steps
 
 
-def table_defaults(records: int | None) -> Defaults:
+def _own_table(settings: RunConfig | CompareSettings) -> Defaults:
     """The settings of a linear model on a table of the user."""
-    if records is None:
+    if settings.records is None:
         check.refuse("the public number of records of a table", "none", "give records=, --records: about its size")
-    batch, steps = usual_size(records)
+    batch, steps = usual_size(settings.records)
+    if settings.task == "regression":
+        columns = max(1, len(json.loads(str(settings.schema))) - 1)
+        return _head(clip=NUMBER_CLIP, reach=NUMBER_REACH / columns, batch=batch, steps=steps)
     return _head(clip=TABLE_CLIP, reach=TABLE_REACH, batch=batch, steps=steps)
 
 
 def usual(settings: RunConfig | CompareSettings) -> Defaults:
     """The settings that a run uses where the user gives none: those of its preset, or of its data."""
     if settings.preset is None:
-        return table_defaults(settings.records) if is_table(settings.data) else defaults_for(settings.data)
+        return _own_table(settings) if is_table(settings.data, settings.label) else defaults_for(settings.data)
     known = {preset.name: preset for preset in presets_of(settings.data)}
     expected = f"a preset for {settings.data} ({', '.join(known)})"
     check.require(settings.preset in known, expected, repr(settings.preset), "see `discreet presets`")

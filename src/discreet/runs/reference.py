@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from discreet.core import check
 from discreet.data import Task, build
 from discreet.runs.comparison.values import Reference
+from discreet.runs.scoring import evaluated
 
 if TYPE_CHECKING:
     from discreet.runs.config import RunConfig
@@ -25,7 +25,7 @@ LEAST_STEPS: Final = 500  # for few records
 
 def reference_rows(config: RunConfig, task: Task, *, passes: float) -> tuple[Reference, ...]:
     """The rows of a comparison that no method made; private records are not trained on without noise."""
-    about = "the same model and data, Adam, no clipping, no noise: protects nobody"
+    target, about = task.predicts, "the same model and data, Adam, no clipping, no noise: protects nobody"
     accuracy = None
     if task.public:
         accuracy = without_privacy(config, task, passes=passes)
@@ -33,14 +33,13 @@ def reference_rows(config: RunConfig, task: Task, *, passes: float) -> tuple[Ref
         about = "not trained: its accuracy would reveal private records (declare them public if they are)"
     return (
         Reference(name="without privacy", about=about, accuracy=accuracy),
-        Reference(name="majority class", about="always answers the most frequent test label", accuracy=majority(task)),
+        Reference(name=target.constant, about="always gives the same answer", accuracy=majority(task)),
     )
 
 
 def majority(task: Task) -> float:
-    """The accuracy of always answering the most frequent class of the test records, which no epsilon protects."""
-    labels = task.test.tensors[1]
-    return float(labels.bincount(minlength=task.classes).max() / max(len(labels), 1))
+    """The score of the best constant answer on the test records, which no epsilon protects."""
+    return task.predicts.best_constant(task.test.tensors[1])
 
 
 def without_privacy(config: RunConfig, task: Task, *, passes: float) -> float:
@@ -52,15 +51,17 @@ def without_privacy(config: RunConfig, task: Task, *, passes: float) -> float:
     """
     remedy = "declare the records public (--public-data) if they are: training without noise protects nobody"
     check.require(task.public, "public records for the row without privacy", "private ones", remedy)
-    from discreet.runs.training import measure
-
     x, y = task.train.tensors
     scored = torch.arange(len(y)) % 5 == 4
     part, rest = (TensorDataset(x[which], y[which]) for which in (~scored, scored))
     epochs = max(min(MOST_EPOCHS, math.ceil(passes)), math.ceil(LEAST_STEPS * BATCH / len(y)))
-    scores = {rate: measure(_trained(config, task, part, rate, epochs), rest)[0] for rate in RATES}
-    best = max(scores, key=scores.__getitem__)
-    return measure(_trained(config, task, task.train, best, epochs), task.test)[0]
+
+    def score(data: TensorDataset, rate: float, scored: TensorDataset) -> float:
+        model = _trained(config, task, data, rate, epochs)
+        return evaluated(model, scored, task.predicts)[0][task.predicts.measure]
+
+    scores = {rate: score(part, rate, rest) for rate in RATES}
+    return score(task.train, max(scores, key=scores.__getitem__), task.test)
 
 
 def _trained(config: RunConfig, task: Task, data: TensorDataset, rate: float, epochs: int) -> nn.Module:
@@ -73,7 +74,7 @@ def _trained(config: RunConfig, task: Task, data: TensorDataset, rate: float, ep
     for _ in range(epochs):
         for some in torch.randperm(len(y), generator=order).split(BATCH):
             optimizer.zero_grad()
-            loss: Tensor = F.cross_entropy(model(x[some]), y[some])
+            loss: Tensor = task.predicts.losses(model(x[some]), y[some]).mean()
             loss.backward()
             optimizer.step()
             falling.step()

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from discreet.accounting.accountants import Certificate
 from discreet.core.plain import from_plain, plain
+from discreet.core.world import World
 from discreet.data.features.store import Progress
 from discreet.training.spending import Spent
 
@@ -35,12 +36,14 @@ class RunProgress:
 
     seeded  the run is not private: `epsilon` is what it would have with secret randomness
     stage   what is counted: steps of training, or records whose features are computed
+    measure what accuracies are: accuracy, R² of a regression, label accuracy of several labels
     """
 
     step: int
     steps: int
     accuracy: float | None = None
     averaged_accuracy: float | None = None
+    measure: str = "accuracy"
     epsilon: float | None = None
     seeded: bool = False
     stage: str = "step"
@@ -52,6 +55,8 @@ class RunResult:
     """The outcome of a run; every value is public.
 
     accuracy, averaged_accuracy  of the last parameters and of their average, on the unprotected test records
+    measure                      what these are: accuracy, R² of a regression, label accuracy of several labels
+    scores                       all scores on the test records by name, where there are several
     steps, lost                  steps charged, and how many of them a crash lost
     curve                        (step, accuracy, epsilon) at each evaluation, of the average if there is one
     """
@@ -68,6 +73,8 @@ class RunResult:
     curve: tuple[CurvePoint, ...]
     statement: str
     directory: Path
+    measure: str = "accuracy"
+    scores: tuple[tuple[str, float], ...] = ()
 
     @property
     def test_accuracy(self) -> float:
@@ -77,7 +84,8 @@ class RunResult:
     def to_json(self) -> dict[str, Any]:
         order = ("method", "data", "test_accuracy", "accuracy", "averaged_accuracy", "spent", "seconds", "steps")
         held = {name: getattr(self, name) for name in (*order, "lost", "resumes", "curve")}
-        return {**held, "spent": self.spent.to_json(), "curve": plain(self.curve)}
+        scores = {"measure": self.measure, "scores": dict(self.scores)} if self.measure != "accuracy" else {}
+        return {**held, **scores, "spent": self.spent.to_json(), "curve": plain(self.curve)}
 
 
 def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -> RunResult:
@@ -88,10 +96,12 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
         steps=held["steps"],
         statement=held["randomness"],
         warnings=tuple(held.get("warnings", ())),
+        unit=held.get("unit", "record"),
     )
     curve = from_plain(tuple[CurvePoint, ...], body["curve"])
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")
     values = {name: body[name] for name in names}
+    values |= {"measure": body.get("measure", "accuracy"), "scores": tuple(body.get("scores", {}).items())}
     return RunResult(**values, spent=spent, curve=curve, statement=statement, directory=directory)
 
 
@@ -112,3 +122,10 @@ def features_progress(listener: Listener | None) -> Progress | None:
     if listener is None:
         return None
     return lambda name, done, total: listener(RunProgress(step=done, steps=total, stage=f"features {name}, record"))
+
+
+def known_to_all(world: World, make: Callable[[], RunResult]) -> RunResult:
+    """The result that the first process makes, in all of them."""
+    made = make() if world.is_first else None
+    told = world.from_first(lambda: None if made is None else [made.to_json(), str(made.directory), made.statement])
+    return made or result_from_json(told[0], directory=Path(told[1]), statement=told[2])

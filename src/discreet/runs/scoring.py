@@ -1,4 +1,4 @@
-"""Noisy counts of right predictions: a score, or an evaluation, on private records."""
+"""Scores of a model: on unprotected records, or noisy counts of right predictions on private ones."""
 
 import torch
 from torch import Tensor, nn
@@ -6,9 +6,31 @@ from torch.utils.data import TensorDataset
 
 from discreet.core.streams import Stream
 from discreet.core.world import World
+from discreet.data.targets import Classes, Target
 from discreet.stages.aggregation import sum_of_numbers
 
 _AT_ONCE = 2048
+
+
+def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
+    """The accuracy of a classifier on unprotected records, and its mean cross-entropy."""
+    scores, loss = evaluated(model, data, Classes(2), device)  # neither depends on the number of classes
+    return scores[Classes.measure], loss
+
+
+@torch.no_grad()
+def evaluated(
+    model: nn.Module, data: TensorDataset, target: Target, device: str = "cpu"
+) -> tuple[dict[str, float], float]:
+    """The scores of unprotected records by name, and the mean loss; both 0 without records."""
+    was_training = model.training
+    x, y = data.tensors
+    model.eval()
+    parts = [model(some.to(device)).cpu() for some in x.split(_AT_ONCE) if len(some)]
+    model.train(was_training)
+    outputs = torch.cat(parts) if parts else torch.zeros(0, target.outputs)
+    losses = target.losses(outputs.double(), y.double() if y.is_floating_point() else y)
+    return target.measures(outputs, y), float(losses.mean()) if len(y) else 0.0
 
 
 @torch.no_grad()

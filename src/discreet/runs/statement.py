@@ -18,6 +18,7 @@ from discreet.stages.participation import CyclicPoisson, FixedBins, FixedOrder, 
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 from discreet.stages.schedule import Constant
+from discreet.stages.unit import SampledUsers, Unit
 from discreet.training.private import Private
 from discreet.training.spending import Spent, format_epsilon
 
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from discreet.runs.tuning.sweep import TuneResult
 
 _NEIGHBOURS = {
-    Neighbouring.ADD_REMOVE: "add/remove: the same data with and without any one record",
-    Neighbouring.REPLACE_ONE: "replace-one: the same data with any one record exchanged for another",
+    Neighbouring.ADD_REMOVE: "add/remove: the same data with and without {any_one}",
+    Neighbouring.REPLACE_ONE: "replace-one: the same data with {any_one} exchanged for another",
 }
 
 _SAMPLING: dict[type[Sampling], str] = {
-    Poisson: "Poisson: each record joins each step independently with probability {rate:.6g}",
-    TruncatedPoisson: "Poisson with probability {rate:.6g}, batches cut to {sampling.cap} records",
+    Poisson: "Poisson: each {one} joins each step independently with probability {rate:.6g}",
+    TruncatedPoisson: "Poisson with probability {rate:.6g}, batches cut to {sampling.cap} {many}",
     FixedSize: "a uniform subset of fixed size in every step, a share of {rate:.6g}",
-    BallsInBins: "each record joins one step of every epoch, chosen uniformly",
-    FullBatch: "all records in every step",
-    FixedBins: "each record joins one step of every epoch, always at the same place, chosen uniformly",
-    CyclicPoisson: "each record belongs to one of {sampling.parts} parts, which take turns, and joins a step of its "
+    BallsInBins: "each {one} joins one step of every epoch, chosen uniformly",
+    FullBatch: "all {many} in every step",
+    FixedBins: "each {one} joins one step of every epoch, always at the same place, chosen uniformly",
+    CyclicPoisson: "each {one} belongs to one of {sampling.parts} parts, which take turns, and joins a step of its "
     "part independently with probability {sampling.parts} x {rate:.6g}",
     FixedOrder: "the user's own loader, the same batches in every epoch; sampling is not credited",
     Reshuffled: "the user's own loader, in a new order in every epoch; sampling is not credited",
@@ -79,8 +80,8 @@ def tune_statement(plan: Plan, task: Task, settings: TuneSettings, bill: TuneBil
     )
     rows = [
         ("protected", f"the training records of {task.name}"),
-        ("unit", "one record; a person with several records is protected less"),
-        ("neighbours", _NEIGHBOURS[plan.relation]),
+        ("unit", _unit(plan.unit)),
+        ("neighbours", _neighbours(plan)),
         ("epsilon, certified", f"{format_epsilon(proven.epsilon)} for the whole search, by the {proven.accountant}"),
         ("delta", f"{proven.delta:g}"),
         ("searched", space),
@@ -113,7 +114,7 @@ def _page(
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     parts = [
         "# Privacy statement",
-        _headline(spent, plan.horizon.records),
+        _headline(spent, plan),
         *(f"**Warning:** {warning}." for warning in spent.warnings),
         table,
         "## What it rests on",
@@ -124,8 +125,8 @@ def _page(
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(spent: Spent, records: int | None) -> str:
-    proven = spent.certified
+def _headline(spent: Spent, plan: Plan) -> str:
+    proven, records, drawn = spent.certified, plan.horizon.records, plan.unit.sampled
     if spent.seeded:
         return (
             "**This run is NOT private.** Its randomness came from a seed, in all of its steps or in some, and "
@@ -136,18 +137,33 @@ def _headline(spent: Spent, records: int | None) -> str:
         return "**This run is NOT private:** no bound on epsilon is proven for it."
     if records is not None and proven.delta >= 1 / records:
         return (
-            f"**This run does not protect single records:** its delta, {proven.delta:g}, is as large as 1/records. "
+            f"**This run does not protect single {drawn}:** its delta, {proven.delta:g}, is as large as 1/{drawn}. "
             f"What is proven is epsilon {format_epsilon(proven.epsilon)} at that delta."
         )
+    whom = f"for every {plan.unit.name}, with all records that belong to the {plan.unit.name}"
+    whom = "for every single training record" if plan.unit.is_record else whom
     guarantee = (
         f"the released model is differentially private: **epsilon {format_epsilon(proven.epsilon)}** at delta "
-        f"{proven.delta:g}, for every single training record. Anything that is computed from the "
-        "model later has the same guarantee."
+        f"{proven.delta:g}, {whom}. Anything that is computed from the model later has the same guarantee."
     )
     if conditions := proven.conditions:
         said = " and ".join(conditions)
         return f"**{said[:1].upper()}{said[1:]}**, which has not been checked, {guarantee}"
     return guarantee[:1].upper() + guarantee[1:]
+
+
+def _unit(unit: Unit) -> str:
+    if unit.is_record:
+        return "one record; a person with several records is protected less"
+    used = f"at most {unit.per_user} records of a {unit.name} are used"
+    if isinstance(unit, SampledUsers):
+        return f"one {unit.name}, with all records; {used} in a step, by their mean gradient"
+    return f"one {unit.name}, with all records; {used} in the whole run"
+
+
+def _neighbours(plan: Plan) -> str:
+    name = plan.unit.name
+    return _NEIGHBOURS[plan.relation].format(any_one="any one record" if plan.unit.is_record else f"any one {name}")
 
 
 def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, str]]:
@@ -159,16 +175,18 @@ def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, s
     steady = isinstance(plan.schedule, Constant)
     changes = "" if steady else f", changed over the run by {type(plan.schedule).__name__}"
     correlated = ", correlated between steps" if plan.mechanism.remembers else ""
-    noise = f"Gaussian, {plan.noise:.6g} times the bound on one record's contribution to the sum{changes}{correlated}"
+    drawn = plan.unit.sampled  # "records" or "patients"
+    bound = f"the bound on one {drawn[:-1]}'s contribution to the sum"
+    noise = f"Gaussian, {plan.noise:.6g} times {bound}{changes}{correlated}"
     return [
         ("protected", data),
-        ("unit", "one record; a person with several records is protected less"),
-        ("neighbours", _NEIGHBOURS[plan.relation]),
+        ("unit", _unit(plan.unit)),
+        ("neighbours", _neighbours(plan)),
         ("epsilon, certified", f"{format_epsilon(proven.epsilon)}{seeded}, by {proven.accountant} accounting"),
         ("epsilon, claimed by the method's paper", claimed),
         ("delta", f"{proven.delta:g}"),
         ("method", method),
-        ("sampling", sampling.format(rate=horizon.rate, sampling=plan.sampling)),
+        ("sampling", sampling.format(rate=horizon.rate, sampling=plan.sampling, one=drawn[:-1], many=drawn)),
         ("noise", noise),
         ("steps", f"{spent.steps} charged of {horizon.steps} planned"),
         ("covers", "the parameters after every step of the run" if plan.analysis.visible else final),

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import shutil
 import time
@@ -11,19 +10,19 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import TensorDataset
 
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
+from discreet.core.launch import starts
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
-from discreet.data import Task, build
-from discreet.methods.dpsgd_dc.guard import fitting
-from discreet.runs.config import RunConfig, learning_rate_factor
+from discreet.core.world import World, joined
+from discreet.data import Task
+from discreet.runs.config import RunConfig
 from discreet.runs.defaults import check_device, check_keeps_best, complete, every_of, load_task, settle
 from discreet.runs.folder import RunFolder, read_json, resume_line, run_facts
+from discreet.runs.making import make_model, make_optimizer, scale_learning_rate, seed_of
 from discreet.runs.paying import pay
 from discreet.runs.public_records import load_public
 from discreet.runs.results import (
@@ -33,17 +32,19 @@ from discreet.runs.results import (
     RunResult,
     curve_of,
     features_progress,
+    known_to_all,
     result_from_json,
 )
+from discreet.runs.scoring import evaluated
 from discreet.runs.statement import run_statement
 from discreet.stages.plan import Plan
 from discreet.training.checkpoint import keys_of
+from discreet.training.draws import own_part
 from discreet.training.noise_keys import check_not_restarted
 from discreet.training.private import Private
 
 TELL_EVERY = 30.0
 """Seconds after which the listener is told the epsilon so far, if no evaluation did."""
-_EVALUATED_AT_ONCE = 2048
 
 
 def train(
@@ -58,36 +59,44 @@ def train(
     A finished run is read, not repeated. Ctrl-C saves a checkpoint before it propagates. A run
     that ends early for any other reason, after it has spent, raises `RunStopped`; one that has spent nothing leaves no
     directory behind.
+
+    Under torchrun, each process trains on its own part of the records, and the first writes the directory. If torchrun
+    starts the processes again, they resume the run.
     """
     check_device(config.device)
-    config = complete(config)
+    with joined(config.device) as world:
+        restarted = world.from_first(lambda: starts() > 0 and RunFolder(config.out).run.is_file())
+        return _train(complete(config), world, on_start, on_progress, resume=resume or restarted)
 
+
+def _train(
+    config: RunConfig,
+    world: World,
+    on_start: Callable[[RunOutline], None] | None,
+    on_progress: Listener | None,
+    *,
+    resume: bool,
+) -> RunResult:
     def run() -> RunResult:
-        task = load_task(config, features_progress(on_progress))
-        return train_on(
-            task,
-            config,
-            is_paid_once=config.budget is not None,
-            on_start=on_start,
-            on_progress=on_progress,
-            resume=resume,
-        )
+        task, once = load_task(config, features_progress(on_progress)), config.budget is not None
+        return train_on(task, config, is_paid_once=once, on_start=on_start, on_progress=on_progress, resume=resume)
 
     if config.budget is None:
         return run()
-    folder, (_, plan) = RunFolder(config.out), settle(config, None)
-    if resume:
-        folder.check_begun()
-    else:
-        folder.check_new()
-    what = f"train {config.method} into {config.out}"
-    pay(config.budget, folder.directory, plan.charge(), plan.relation, what=what)
+    folder, budget, (_, plan) = RunFolder(config.out), config.budget, settle(config, None)
+
+    def paid() -> None:
+        folder.check_begun() if resume else folder.check_new()
+        what = f"train {config.method} into {config.out}"
+        pay(budget, folder.directory, plan.charge(), plan.relation, what=what)
+
+    world.from_first(paid)
     try:
         return run()
     except RunStopped:
         raise
     except Exception as error:
-        raise RunStopped(1, Path(config.budget), "the same command, which is not charged again") from error
+        raise RunStopped(1, Path(budget), "the same command, which is not charged again") from error
 
 
 def train_on(
@@ -103,31 +112,38 @@ def train_on(
 
     is_paid_once  a budget file or a search has paid for the run, once: it may not be charged again
     """
-    started = time.perf_counter()
+    started, world = time.perf_counter(), World.current()
     folder = RunFolder(config.out)
     is_new = not folder.directory.exists()
     config, plan = settle(config, task)
     check_keeps_best(config, plan, task)
-    if resume:
-        folder.check_begun()
-        config.check_resumes(load_config(config.out))
-        if folder.result.exists():
-            return load_result(config.out)
-    else:
-        folder.check_new()
-    with folder.held():  # before anything of the run is touched: another process may be training it
-        if resume and folder.result.exists():
-            return load_result(config.out)
-        charged = folder.charges()
-        part = _TrainingPart(config, task, plan, folder, on_progress)
+    with contextlib.ExitStack() as held:
+
+        def opened() -> bool:
+            """Lock the run first, and say whether it has ended."""
+            if resume:
+                folder.check_begun()
+                config.check_resumes(load_config(config.out))
+            else:
+                folder.check_new()
+            if not (resume and folder.result.exists()):
+                held.enter_context(folder.held())
+            return resume and folder.result.exists()  # now that no other process is training it
+
+        if world.from_first(opened):
+            return known_to_all(world, lambda: load_result(config.out))
+        charged = folder.charges() if world.is_first else 0
+        part = _TrainingPart(config, task, plan, folder, on_progress, world)
         try:
             part.begin(resume)
             if is_paid_once:
-                check_not_restarted(folder.ledger)
+                world.from_first(lambda: check_not_restarted(folder.ledger))
             if on_start is not None:
                 on_start(part.outline())
             return part.complete(started)
         except Exception as error:
+            if not world.is_first:
+                raise
             spent = folder.charges()
             if spent > charged:
                 raise RunStopped(spent, folder.ledger, resume_line(folder.directory)) from error
@@ -153,17 +169,31 @@ def load_result(directory: str | Path) -> RunResult:
 class _TrainingPart:
     """One part of a run: from its start or a resume to its end or the next crash."""
 
-    def __init__(self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None) -> None:
+    def __init__(
+        self, config: RunConfig, task: Task, plan: Plan, folder: RunFolder, listener: Listener | None, world: World
+    ) -> None:
         self._config, self._task, self._plan, self._folder = config, task, plan, folder
-        self._listener = listener
+        self._listener, self._world = listener, world
         self._eval_every, self._save_every = every_of(config, plan)
         self._seen, self._resumes = 0, 0
         self._last: RunProgress | None = None
+        self._scores: dict[str, float] = {}
         self._told = time.monotonic()
         self._private: Private | None = None
 
     def begin(self, resume: bool) -> None:
         """Write the files of a new run or check those of the old one, and build what can release."""
+        folder = self._folder
+        has_checkpoint, self._resumes = self._world.from_first(lambda: self._files(resume))
+        self._private = self._bind(folder.checkpoint if has_checkpoint else None)
+        self._seen = self.private.progress.step
+        if has_checkpoint and self._world.is_first:
+            folder.mend_metrics()
+        self.private.save(folder.checkpoint)
+        self._world.wait_for_first()  # before the first charge: a charged run has a checkpoint
+
+    def _files(self, resume: bool) -> tuple[bool, int]:
+        """Whether the run has a checkpoint, and how often it was started before."""
         folder, has_checkpoint = self._folder, False
         if resume:
             has_checkpoint = folder.begun()
@@ -172,17 +202,13 @@ class _TrainingPart:
             folder.check_new()
             write_json(folder.plan, {**self._plan.to_json(), "digest": self._plan.digest})
             write_json(folder.run, run_facts(self._config, self._task))
-        self._private = self._bind(folder.checkpoint if has_checkpoint else None)
-        self._seen = self.private.progress.step
-        if has_checkpoint:
-            folder.mend_metrics()
-        self.private.save(folder.checkpoint)  # before the first charge: a charged run has a checkpoint
+        return has_checkpoint, len(read_json(folder.run)["starts"])
 
     def complete(self, started: float) -> RunResult:
         """Run every remaining step and write the results; Ctrl-C saves a checkpoint first."""
         try:
             self._loop()
-            return self._finish(time.perf_counter() - started)
+            return known_to_all(self._world, lambda: self._finish(time.perf_counter() - started))
         except KeyboardInterrupt:
             if self.private.settled:  # otherwise the last checkpoint is kept, and the ledger has what came after
                 self.private.save(self._folder.checkpoint)
@@ -206,7 +232,7 @@ class _TrainingPart:
             model,
             make_optimizer(config, model),
             self._plan,
-            self._task.train,
+            own_part(self._task.train),
             micro_batch=config.micro_batch,
             device=config.device,
             average=config.average or None,
@@ -214,22 +240,28 @@ class _TrainingPart:
             streams=streams,
             resume=checkpoint,
             public=load_public(config, self._plan, self._task),
+            unit=self._task.owners,
         )
 
     def _note_start(self) -> Streams:
-        facts, seed = read_json(self._folder.run), self._config.seed
-        self._resumes = number = len(facts["starts"])
-        streams = Streams.from_os() if seed is None else Streams.seeded(_seed_of(seed, number))
-        facts["starts"].append({"start": number, **keys_of(streams)})
-        facts["randomness"] = SEEDED if facts.get("randomness") == SEEDED else streams.statement
-        write_json(self._folder.run, facts)
+        seed, number = self._config.seed, self._resumes
+        streams = Streams.from_os() if seed is None else Streams.seeded(seed_of(seed, number))
+        keys = keys_of(streams, self._world)
+
+        def note() -> None:
+            facts = read_json(self._folder.run)
+            facts["starts"].append({"start": number, "processes": self._world.size, **keys})
+            facts["randomness"] = SEEDED if facts.get("randomness") == SEEDED else streams.statement
+            write_json(self._folder.run, facts)
+
+        self._world.from_first(note)
         return streams
 
     def _loop(self) -> None:
-        private = self.private
+        private, losses = self.private, self._task.predicts.losses
         for x, y in private:
             scale_learning_rate(private, self._config)
-            private.step(F.cross_entropy(private.model(x), y, reduction="none"))
+            private.step(losses(private.model(x), y))
             self._tick()
         self._tick()
 
@@ -239,6 +271,7 @@ class _TrainingPart:
             return
         due = step // self._eval_every > self._seen // self._eval_every and self._plan.analysis.visible
         due = due or step == steps  # if iterates must stay hidden, only the last one is evaluated
+        due = due and self._world.is_first
         save = step // self._save_every > self._seen // self._save_every
         self._seen = step
         if save or step == steps:  # before it is evaluated: after a crash no older iterate is shown beside it
@@ -269,13 +302,13 @@ class _TrainingPart:
         )
 
     def _evaluate(self) -> RunProgress:
-        private, test, device = self.private, self._task.test, self._config.device
-        step, spent = private.progress.step, private.spent()
-        accuracy, loss = measure(private.model, test, device)
-        averaged = None
+        private, step, spent = self.private, self.private.progress.step, self.private.spent()
+        self._scores, loss = self._measured(self._task.test)
+        accuracy, averaged = self._main, None
         if private.average is not None:
             with private.averaged():
-                averaged, loss = measure(private.model, test, device)
+                self._scores, loss = self._measured(self._task.test)
+            averaged = self._main
         epsilon = spent.certified.epsilon
         values: dict[str, Any] = {
             "step": step,
@@ -285,22 +318,40 @@ class _TrainingPart:
             "delta": self._plan.delta,
         }
         if self._config.public_data:
-            right, train_loss = measure(private.model, self._task.train, device)
+            scores, train_loss = self._measured(self._task.train)
             losses = {"train_loss": train_loss, "test_loss": loss}
-            values |= {"train_accuracy": right}  # JSON has no NaN: a model that diverged has no loss
+            values |= {
+                "train_accuracy": scores[self._task.predicts.measure]
+            }  # JSON has no NaN: a model that diverged has no loss
             values |= {name: value if math.isfinite(value) else None for name, value in losses.items()}
         self._folder.add_metrics(**values)
         if self._config.keep_best:
             self._keep_best(accuracy if averaged is None else averaged)
-        news = RunProgress(step=step, steps=self._plan.horizon.steps, epsilon=epsilon, seeded=spent.seeded)
-        self._last = dataclasses.replace(news, accuracy=accuracy, averaged_accuracy=averaged)
+        self._last = RunProgress(
+            step=step,
+            steps=self._plan.horizon.steps,
+            accuracy=accuracy,
+            averaged_accuracy=averaged,
+            measure=self._task.predicts.measure,
+            epsilon=epsilon,
+            seeded=spent.seeded,
+        )
         return self._last
+
+    def _measured(self, data: TensorDataset) -> tuple[dict[str, float], float]:
+        return evaluated(self.private.model, data, self._task.predicts, self._config.device)
+
+    @property
+    def _main(self) -> float:
+        """The score of the last evaluation that runs are ranked by."""
+        return self._scores[self._task.predicts.measure]
 
     def _keep_best(self, accuracy: float) -> None:
         """Keep the parameters if no evaluation was better. The test records are public, so the choice is free."""
         file = self._folder.best
         if not file.exists() or accuracy > torch.load(file, weights_only=True)["accuracy"]:
             kept = {"accuracy": accuracy, "step": self.private.progress.step, "weights": self._weights()}
+            kept |= {"scores": self._scores}
             replace_file(file, lambda stream: torch.save(kept, stream))
 
     def _weights(self) -> dict[str, Any]:
@@ -319,7 +370,7 @@ class _TrainingPart:
         weights = self._weights()
         if self._config.keep_best:
             best = torch.load(folder.best, weights_only=True)
-            weights, kept = best["weights"], best["accuracy"]
+            weights, kept, self._scores = best["weights"], best["accuracy"], best.get("scores", {})
             averaged = None if last.averaged_accuracy is None else kept
             last = dataclasses.replace(last, accuracy=kept, averaged_accuracy=averaged)
         assert last.accuracy is not None
@@ -332,6 +383,8 @@ class _TrainingPart:
             data=self._config.data,
             accuracy=last.accuracy,
             averaged_accuracy=last.averaged_accuracy,
+            measure=self._task.predicts.measure,
+            scores=tuple(self._scores.items()) if len(self._scores) > 1 else (),
             spent=spent,
             seconds=round(seconds, 1),
             steps=private.progress.step,
@@ -343,53 +396,3 @@ class _TrainingPart:
         )
         write_json(folder.result, result.to_json())
         return result
-
-
-@torch.no_grad()
-def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
-    was_training, right, total = model.training, 0, 0.0
-    x, y = data.tensors
-    if len(y) == 0:
-        return 0.0, 0.0
-    model.eval()
-    for some, labels in zip(x.split(_EVALUATED_AT_ONCE), y.split(_EVALUATED_AT_ONCE), strict=True):
-        scores = model(some.to(device)).cpu()
-        right += int((scores.argmax(1) == labels).sum())
-        total -= scores.double().log_softmax(1).gather(1, labels[:, None]).sum().item()
-    model.train(was_training)
-    return right / max(len(y), 1), total / max(len(y), 1)
-
-
-def make_model(config: RunConfig, task: Task, plan: Plan, streams: Streams) -> nn.Module:
-    seed = int(streams.init.uniform64(1)[0] >> 1)
-    model = build(str(config.model), shape=task.shape, classes=task.classes, seed=seed)
-    return fitting(model, plan).to(config.device)
-
-
-def scale_learning_rate(private: Private, config: RunConfig) -> None:
-    """Set the learning rate of the next step by its schedule; with SGD, divide by the scale of an adaptive clip.
-
-    The scale is public. A clipped record then moves the model as far as at the start. Without this, larger gradients
-    raise the clipping norm, the clipping norm raises the noise, and the noise makes the gradients larger still.
-    """
-    if config.learning_rate is None:
-        return
-    factor = learning_rate_factor(config.schedule or "constant", private.progress.step / private.plan.horizon.steps)
-    for group in private.optimizer.param_groups:
-        group["lr"] = config.learning_rate * factor / (private.progress.scale if config.optimizer == "sgd" else 1.0)
-
-
-def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    assert config.learning_rate is not None
-    assert config.momentum is not None
-    rate, decay = config.learning_rate, config.weight_decay
-    if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=rate, weight_decay=decay)
-    return torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum, weight_decay=decay)
-
-
-def _seed_of(seed: int, start: int) -> int:
-    """The seed of each start: a resumed run must not draw the noise of an earlier part again."""
-    if start == 0:
-        return seed
-    return int.from_bytes(hashlib.sha256(f"resume {start} of {seed}".encode()).digest()[:16], "big")

@@ -124,9 +124,13 @@ class Aggregation:
         weights[self._bounded :] = self._bounder.hidden(norms_GN, self._scale)
         return weights
 
-    def sums(self, world: World) -> Sums:
-        """Sum over all processes and attach the sensitivities."""
-        world.sum_(self._vectors)
+    def sums(self, world: World, *, in_parts: bool = False) -> Sums:
+        """Sum over all processes and attach the sensitivities.
+
+        in_parts  give each process the sums of its own part of the active coordinates only, and zeros elsewhere
+        """
+        for vector in self._vectors:
+            self._sum_(vector, world.sum_parts_ if in_parts else world.sum_, world)
         world.sum_(self._scalars)
         bounded, hidden = self._vectors[: self._bounded], self._vectors[self._bounded :].clone()
         # Hidden sums get their own storage: saving a view of a released sum would write its whole storage.
@@ -138,3 +142,13 @@ class Aggregation:
             tuple(BoundedSum(value, query.sensitivity, key=_AGGREGATION) for value, query in scalars),
             PrivateState(list(hidden)),
         )
+
+    def _sum_(self, vector: Tensor, sum_: Callable[[Tensor], Tensor], world: World) -> None:
+        """Sum a vector over the processes; under a mask only its active coordinates are sent."""
+        if self._mask is None or world.size == 1:
+            sum_(vector)
+            return
+        from discreet.engine.active import Active
+
+        index = Active.of(self._mask, self._engine.layout, self._engine.device).whole
+        vector.scatter_(0, index, sum_(vector.index_select(0, index)))

@@ -57,6 +57,11 @@ class Analysis(Protocol):
     def composes(self) -> bool:
         """Whether further charged queries, such as tests of updates, may be composed with the run."""
 
+    @property
+    def covers_users(self) -> bool:
+        """Whether the proof holds if users, each with one clipped mean gradient, stand for records."""
+        return True
+
     def whole_run(self, plan: Plan) -> Event | None:
         """One event for the run, charged before the first release; None if each step is charged separately."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from discreet.accounting.events import CountQuery, Gaussian, Queries
 from discreet.core import check
 from discreet.stages.clipping import Query
-from discreet.stages.noise import GaussianNoise, Mechanism, active_part, check_sensitivity
+from discreet.stages.noise import GaussianNoise, Mechanism, active_part, add_by_parts_, check_sensitivity
 from discreet.stages.values import BoundedSum
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class GridNoise(Mechanism):
     noise, though not on the sums.
     """
 
+    in_parts: ClassVar[bool] = True
     bits: int = 20
 
     def __post_init__(self) -> None:
@@ -51,7 +53,9 @@ class GridNoise(Mechanism):
             check_sensitivity(total, query)
             whole = total.value.shape == (context.layout.size,)  # a count is never masked
             value = active_part(total.value, context) if whole else total.value
-            noisy.append(self._on_grid(value, query, noise, context))
+            steps = self.steps(query, noise, value.numel())  # of all processes: the whole sum is what moves
+            add_ = partial(_on_grid, spacing=self.spacing(query.sensitivity), steps=steps, context=context)
+            noisy.append(add_by_parts_(value, context, add_))
         return noisy
 
     def spacing(self, sensitivity: float) -> float:
@@ -64,14 +68,15 @@ class GridNoise(Mechanism):
         moved = 1 + spacing * math.sqrt(coordinates) / query.sensitivity
         return query.std(noise) * moved * (1 + 2.0**-40) / spacing
 
-    def _on_grid(self, value: Tensor, query: Query, noise: float, context: StepContext) -> Tensor:
-        """Overwrite the exact sum by its noisy rounding. Whole numbers add exactly; scaling the sum costs nothing."""
-        import torch
 
-        from discreet.core.generators.exact import rounded_normals
+def _on_grid(value: Tensor, spacing: float, steps: float, context: StepContext) -> None:
+    """Overwrite the exact sum by its noisy rounding. Whole numbers add exactly; scaling the sum costs nothing."""
+    import torch
 
-        spacing, flat = self.spacing(query.sensitivity), value.detach().reshape(-1).cpu()
-        nearest = flat.double().div_(spacing).round_().nan_to_num_(0.0).clamp_(-_MOST_STEPS, _MOST_STEPS)
-        drawn = rounded_normals(context.streams.noise, len(flat), self.steps(query, noise, len(flat)))
-        noisy = nearest.to(torch.int64) + torch.from_numpy(drawn)
-        return value.copy_(noisy.double().mul_(spacing).view(value.shape))
+    from discreet.core.generators.exact import rounded_normals
+
+    flat = value.detach().reshape(-1).cpu()
+    nearest = flat.double().div_(spacing).round_().nan_to_num_(0.0).clamp_(-_MOST_STEPS, _MOST_STEPS)
+    drawn = rounded_normals(context.streams.noise, len(flat), steps)
+    noisy = nearest.to(torch.int64) + torch.from_numpy(drawn)
+    value.copy_(noisy.double().mul_(spacing).view(value.shape))

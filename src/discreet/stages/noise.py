@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 
@@ -45,6 +45,15 @@ class Mechanism(Protocol):
         return False
 
     @property
+    def in_parts(self) -> bool:
+        """Whether the noisy value of a coordinate depends on the exact sum of this coordinate only.
+
+        Then each process of a run gets the sums of its own part of the coordinates, and zeros elsewhere. By default
+        every process gets all sums.
+        """
+        return False
+
+    @property
     def remembers(self) -> bool:
         """Whether a step uses the noise of earlier ones, which a resumed run must draw again."""
         return False
@@ -58,7 +67,8 @@ class Mechanism(Protocol):
     ) -> list[Tensor]:
         """Return the noisy sums in the order of the queries. The exact sums are overwritten.
 
-        A vector holds all coordinates of the gradient, or the active ones only.
+        A vector holds all coordinates of the gradient, or the active ones only. Several processes call this together,
+        and get the same result.
         """
 
 
@@ -72,6 +82,7 @@ class GaussianNoise(Mechanism):
     A noise multiplier of 0 releases the exact sums and is charged as non-private.
     """
 
+    in_parts: ClassVar[bool] = True
     is_independent: ClassVar[bool] = True
 
     def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
@@ -102,7 +113,22 @@ def check_sensitivity(total: BoundedSum, query: Query) -> None:
 def _add_noise(value: Tensor, std: float, context: StepContext) -> Tensor:
     """Add noise to the active coordinates and return only them, so that no coordinate is released without noise."""
     whole = value.shape == (context.layout.size,)  # a count is never masked
-    return context.streams.noise.add_normal_(active_part(value, context) if whole else value, std)
+    return add_normal_(active_part(value, context) if whole else value, std, context)
+
+
+def add_normal_(vector: Tensor, std: float, context: StepContext) -> Tensor:
+    """vector += std * N(0, 1) in place, the same in all processes: each draws the normals of its own part."""
+    return add_by_parts_(vector, context, lambda own: context.streams.noise.add_normal_(own, std))
+
+
+def add_by_parts_(vector: Tensor, context: StepContext, add_: Callable[[Tensor], object]) -> Tensor:
+    """Let each process add the noise of its own part of a vector, with its own key, and give all parts to all.
+
+    Guarantee: every coordinate gets noise exactly once, and no process draws the noise of a coordinate of another.
+    """
+    world = context.world
+    add_(vector if world.size == 1 else vector[world.part(len(vector))])
+    return world.gather_parts_(vector)
 
 
 def active_part(total: Tensor, context: StepContext) -> Tensor:

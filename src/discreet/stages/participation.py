@@ -155,9 +155,10 @@ class FixedOrder(OwnBatches):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        once = "a pass over the loader gives no record twice, and its order does not depend on the records"
+        order = "the order of the loader does not depend on the records"
         checked = "every pass gives the same batches in the same order, which was checked"
-        return (once, checked if self.checked else "if every pass over the loader has the same order")
+        same = checked if self.checked else "if every pass over the loader has the same order"
+        return (order, same, "if a pass over the loader gives no record twice")
 
 
 @final
@@ -193,9 +194,15 @@ class Reshuffled(OwnBatches):
 @final
 @dataclass(frozen=True)
 class OnePass(OwnBatches):
-    """A stream in which no record comes twice during the whole run, resumed parts included."""
+    """A stream in which no record comes twice during the whole run, resumed parts included.
+
+    A plan for several epochs is refused: its records would come back.
+    """
 
     def correlated(self, matrix: Toeplitz, noise: float, horizon: Horizon) -> events.Event:
+        expected = f"at most {horizon.steps_per_epoch} steps, which are one epoch of the plan's records"
+        remedy = "use epochs=1 and `records` of the whole stream; for several passes use Reshuffled or FixedOrder"
+        check.require(horizon.steps <= horizon.steps_per_epoch, expected, horizon.steps, remedy)
         return events.CorrelatedRun(
             noise=noise,
             coefficients=matrix.coefficients,

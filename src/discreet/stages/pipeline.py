@@ -19,6 +19,7 @@ from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.sampling import FullBatch, Poisson, Sampling
 from discreet.stages.schedule import Constant, Schedule
 from discreet.stages.selection import Everything, Selection
+from discreet.stages.unit import EachRecord, Unit
 
 if TYPE_CHECKING:
     from discreet.accounting.charges import Claim
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _EVERYTHING, _GAUSSIAN, _CONSTANT, _POISSON = Everything(), GaussianNoise(), Constant(), Poisson()
 _FIRST, _UNBOUNDED, _COMPOSITION, _ALL = TakeFirst(), Unbounded(), Composition(), AcceptAll()
+_RECORD = EachRecord()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Pipeline:
     domain       set to which the parameters are projected
     analysis     how the certificate is derived
     relation     which two datasets are neighbours
+    unit         whom the certificate protects: a record, or a user with all records
     claims       plan -> the claim of the method's paper
     """
 
@@ -57,6 +60,7 @@ class Pipeline:
     sampling: Sampling = _POISSON
     analysis: Analysis = _COMPOSITION
     relation: Neighbouring = Neighbouring.ADD_REMOVE
+    unit: Unit = _RECORD
     claims: Callable[[Plan], Claim | None] | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +71,7 @@ class Pipeline:
         self.selection.check(self)
         self._check_tests()
         self.analysis.check(self)
+        self.unit.check(self)
 
     def using(
         self,
@@ -82,6 +87,7 @@ class Pipeline:
         sampling: Sampling | None = None,
         analysis: Analysis | None = None,
         relation: Neighbouring | None = None,
+        unit: Unit | None = None,
         claims: Callable[[Plan], Claim | None] | None = None,
     ) -> Self:
         """Return a copy with other stages. The certificate follows from the new stages.
@@ -105,8 +111,9 @@ class Pipeline:
         return bool(self.acceptance.queries())
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON values, without the claim."""
-        names = (field.name for field in dataclasses.fields(self) if field.name != "claims")
+        """The settings as JSON values, without the claim. The unit is omitted if it is a record, as in older runs."""
+        left_out = {"claims", "unit"} if self.unit.is_record else {"claims"}
+        names = (field.name for field in dataclasses.fields(self) if field.name not in left_out)
         return {"is": type(self).__name__, **{name: plain(getattr(self, name)) for name in names}}
 
     @property

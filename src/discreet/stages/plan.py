@@ -71,13 +71,13 @@ class Plan(Pipeline):
     def charge(self, steps: int | None = None) -> Charge:
         """The privacy cost of the first `steps` steps (default: the whole run), certified and claimed."""
         whole = steps is None or steps == self.horizon.steps
-        claimed = self.claims(self) if self.claims is not None and whole else None
+        claimed = self.claims(self) if self.claims is not None and whole and self.unit.keeps_claims else None
         return Charge(self.events(steps), claimed, self.assumptions)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the certificate assumes besides the plan."""
-        assumed = self.analysis.assumptions(self)
+        assumed = (*self.analysis.assumptions(self), *self.unit.assumptions)
         return (*assumed, ASSUMPTION) if self.bounder.public_records else assumed
 
     def certificate(self, steps: int | None = None) -> Certificate:
@@ -96,8 +96,13 @@ class Plan(Pipeline):
     def outline(self) -> str:
         """The public numbers of the run in one line."""
         horizon = self.horizon
-        size = "" if horizon.batch is None else f"batch {horizon.batch:g} of {horizon.records:,} records, "
-        return f"{size}noise multiplier {self.noise:.4g}, delta {self.delta:g}, {self.relation}"
+        size = "" if horizon.batch is None else f"batch {horizon.batch:g} of {horizon.records:,} {self.unit.sampled}, "
+        return f"{size}noise multiplier {self.noise:.4g}, delta {self.delta:g}, {self.neighbours}"
+
+    @property
+    def neighbours(self) -> str:
+        """The relation in a few words, with its unit if that is not a record."""
+        return str(self.relation) if self.unit.is_record else f"{self.relation} of one {self.unit.name}"
 
     def event_at(self, step: int) -> Event:
         """The charge to record before the release of `step`."""
@@ -157,7 +162,7 @@ class Plan(Pipeline):
 
     def _sampled(self, release: Event) -> Event:
         """The event of a release on a sampled batch; sampling does not make a non-private release private."""
-        return release if isinstance(release, NonPrivate) else self.sampling.bill(release, self.horizon)
+        return release if isinstance(release, NonPrivate) else self.unit.bill(self.sampling, release, self.horizon)
 
     def _release(self, factor: float) -> Event:
         """One release of the gradient before sampling, with the noise multiplied by `factor`."""

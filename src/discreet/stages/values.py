@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.core.streams import Streams
+    from discreet.core.world import World
     from discreet.engine.layout import Layout, Mask
 
 _AGGREGATION = object()  # the key that lets aggregation.py alone build a BoundedSum
@@ -120,6 +121,12 @@ PUBLIC = "public."
 run computes it again."""
 
 
+def _alone() -> World:
+    from discreet.core.world import World
+
+    return World()
+
+
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepContext:
@@ -130,6 +137,7 @@ class StepContext:
     mask     the active coordinates of this step; None if all are active
     raw      the bounder's hidden sums of this step; only the mechanism may read them
     secrets  hidden state that a mechanism keeps between steps; it is never saved and is empty after a resume
+    world    the processes of the run, each of which draws the noise of its own part of the coordinates
     """
 
     step: int
@@ -142,6 +150,7 @@ class StepContext:
     mask: Mask | None = None
     raw: PrivateState | None = None
     secrets: dict[str, PrivateState] = field(default_factory=dict)
+    world: World = field(default_factory=_alone)
 
     @property
     def epoch(self) -> int:

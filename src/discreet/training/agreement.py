@@ -35,8 +35,8 @@ def check_agreement(
 ) -> None:
     """Refuse, in every process, a run whose processes differ. The message lists the differences by rank.
 
-    The first process adds the noise for the sum over all processes, so a process with a larger clipping norm would
-    void the certificate. Only public settings are compared.
+    Each process adds the noise of its part of the sums over all of them, so a process with a larger clipping norm or
+    with less noise would void the certificate. Only public settings are compared.
     """
     if world.size == 1:
         return
@@ -131,8 +131,7 @@ def check_shards(world: World, data: Any) -> None:
     everyone = world.gather(mine)
     for one, other in combinations(range(world.size), 2):
         if everyone[one] == everyone[other] and len(set(everyone[one])) > 1:
-            part = "torch.utils.data.Subset(data, range(rank, len(data), world_size))"
-            remedy = f"give each process its own part: {part}; `records` stays the number of all of them"
+            remedy = "pass discreet.own_part(data), which differs by process; `records` stays the number of all of them"
             got = f"the same records on ranks {one} and {other}"
             check.refuse("different records in every process", got, remedy)
 

@@ -1,17 +1,18 @@
 """Checks of a plan against model, optimizer and data, made before anything is trained or released."""
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from discreet.core import check
-from discreet.core.streams import Stream, Streams
-from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.memory import ENOUGH, micro_batch_for
 from discreet.engine.proof.lineage import places_in
@@ -19,14 +20,13 @@ from discreet.engine.record_watch import RecordWatch
 from discreet.engine.selfcheck import self_check
 from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
-from discreet.stages.sampling import BallsInBins, FullBatch, Poisson
+from discreet.stages.unit import SampledUsers
 from discreet.training.collate import check_data_apart
 from discreet.training.loader import to_device
 from discreet.training.rehearsal import Rehearsals, rehearsal_sizes
 
 COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
 GIVEN = "the records of Private(rehearsal=...)"  # as the ledger names them
-TESTS = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 
 
 def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> Any:
@@ -121,6 +121,18 @@ def dry_run(
     return args, kwargs
 
 
+def micro_batch_of(
+    plan: Plan, given: int | None, engine: Engine, example: tuple[Any, Any] | None, processes: int, views: int
+) -> int:
+    """The most records in memory at once: as given, or as many as fit, and enough for the records of one user."""
+    batch, least = plan.horizon.size.batch / processes, 1
+    if isinstance(plan.unit, SampledUsers):
+        batch, least = batch * plan.unit.per_user, plan.unit.per_user
+    expected, remedy = f"micro_batch >= per_user={least}", "use a smaller per_user: the records of a user stay together"
+    check.require(given is None or given >= least, expected, f"micro_batch={given}", remedy)
+    return given or max(least, fitting_micro_batch(engine, example, batch, views))
+
+
 def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: float, views: int) -> int:
     """The number of records in a micro-batch.
 
@@ -159,32 +171,32 @@ def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def check_processes(plan: Plan, world: World) -> None:
-    """Refuse sampling that needs all records in one process, if there are several processes."""
-    apart = world.size == 1 or isinstance(plan.sampling, (Poisson, BallsInBins, FullBatch))
-    got = f"{type(plan.sampling).__name__} in {world.size} processes"
-    remedy = "use sampling=discreet.Poisson(): a fixed or capped batch size concerns the records of all processes"
-    check.require(apart, "sampling that each process can do on its own records", got, remedy)
+def bare_model(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, with a warning; any other model as it is."""
+    if not isinstance(model, DistributedDataParallel):
+        return model
+    told = "discreet trains the module inside DistributedDataParallel and adds up over the processes itself: "
+    warnings.warn(f"{told}call private.model(...) in the loop, not the wrapper", stacklevel=3)
+    inside: nn.Module = model.module
+    return inside
 
 
-def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream]:
-    """The streams that draw this process's batches, and the batches that test its updates.
+@contextmanager
+def not_called(model: nn.Module) -> Iterator[None]:
+    """Refuse calls of DistributedDataParallel inside the block: it would wait for gradients that never come."""
 
-    Processes may share a seed, but must sample independently.
-    """
-    share_public_streams(streams, world)
-    sampling = streams.sampling if world.size == 1 else streams.sampling.at(world.rank)
-    return sampling, sampling.at(TESTS) if plan.has_tests else sampling
+    def refuse(module: nn.Module, inputs: object) -> None:
+        remedy = "call private.model(...), or the module that you wrapped"
+        check.refuse("a call of the module that is trained", "a call of DistributedDataParallel", remedy)
 
-
-def share_public_streams(streams: Streams, world: World) -> None:
-    """Let all processes use the masks and projections of the first, which draws the noise for them."""
-
-    def of_the_first(key: bytes) -> bytes:
-        return bytes(world.broadcast_(torch.tensor(list(key), dtype=torch.uint8)).tolist())
-
-    if world.size > 1:
-        streams.share(of_the_first)
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    hook = model.register_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from discreet.core import check
+from discreet.engine.factors.groups import UnitRows
 from discreet.stages.values import Released
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ class CandidateUpdate:
         self._losses: list[list[Tensor]] = [[], []]
         self._is_second_pass = False
 
-    def add(self, losses: Tensor, records: int, views: int) -> None:
+    def add(self, losses: Tensor, records: int, views: int, units: UnitRows | None) -> None:
         rows = records * views
         got, remedy = f"shape {list(losses.shape)}", 'use reduction="none" and reduce each record to one number'
         check.require(losses.shape == (rows,), f"per-record losses of shape [{rows}]", got, remedy)
-        self._losses[self._is_second_pass].append(losses.detach().double().view(records, views).mean(1))
+        each = losses.detach().double().view(records, views).mean(1)
+        self._losses[self._is_second_pass].append(each if units is None else units.means(each))
 
     def needs_another_pass(self) -> bool:
         """Called after each pass. True after the first, with the updated parameters in place for the second."""
@@ -48,7 +50,7 @@ class CandidateUpdate:
         return True
 
     def changes(self) -> Tensor:
-        """The new loss minus the old loss of each record, [N]."""
+        """The new loss minus the old loss of each record or user, [N]."""
         old, new = (torch.cat(losses) if losses else torch.zeros(0) for losses in self._losses)
         return new.double() - old.double()
 

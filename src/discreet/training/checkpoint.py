@@ -185,34 +185,36 @@ def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams
         "relation": str(plan.relation),
         "delta": plan.delta,
         "assumptions": list(plan.assumptions),
+        **({} if plan.unit.is_record else {"unit": plan.unit.name}),
         "seeded": streams.is_seeded,  # also in the charges, but a crash may damage the only one
     }
     return Ledger.in_memory(header) if path is None else Ledger.create(path, header)
 
 
-def reopen(path: Path, plan: Plan, saved: Checkpoint, streams: Streams, world: World) -> Ledger:
+def reopen(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str], world: World) -> Ledger:
     """Open the ledger of a resumed run. The first process continues the file; the others keep a copy in memory."""
-    ledger = _open_checked(path, plan, saved, streams) if world.is_first else new_ledger(None, plan, streams)
+    ledger = _open_checked(path, plan, saved, keys) if world.is_first else None
     try:
-        if world.is_first and plan.has_tests and ledger.length % 2:
+        if ledger is not None and plan.has_tests and ledger.length % 2:
             # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
             # ledger and no released step is run again.
             step = ledger.entries[-1].step
             ledger.append(plan.test_at(step), step=step)
         world.sum_(torch.zeros(1))  # the others read the file after the first has repaired it …
-        if not world.is_first:
+        if ledger is None:
             record = scan(path)[0]
             ledger = Ledger.in_memory(record.header)  # which says whether the run began with a seed
             for entry in record.entries:
                 ledger.append(entry.event, step=entry.step, note=entry.note)
         world.sum_(torch.zeros(1))  # … and before it writes again
     except BaseException:
-        ledger.close()
+        if ledger is not None:
+            ledger.close()
         raise
     return ledger
 
 
-def _open_checked(path: Path, plan: Plan, saved: Checkpoint, streams: Streams) -> Ledger:
+def _open_checked(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str]) -> Ledger:
     """Open the ledger file and check it against plan and checkpoint. A torn last line is charged."""
     remedy = "restore it, or start a new run: a checkpoint without its ledger cannot tell what was spent"
     check.require(path.is_file(), f"the ledger of the run at {path}", "no file", remedy)
@@ -221,7 +223,7 @@ def _open_checked(path: Path, plan: Plan, saved: Checkpoint, streams: Streams) -
         _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
         _same("the ledger's relation", str(plan.relation), str(record.relation), "resume with the relation of the run")
         saved.check_ledger(record)
-        refuse_old_keys(record, streams)
+        refuse_old_keys(record, keys)
         return plan.due(record.length)
 
     return Ledger.resume(path, planned=due)
@@ -251,20 +253,23 @@ def next_step(plan: Plan, ledger: Ledger) -> int:
     return max(plan.steps_paid(ledger.length), last)
 
 
-def keys_of(streams: Streams) -> dict[str, str]:
-    """Fingerprints of the keys that must never be used twice; they are safe to print."""
-    return {"noise": streams.noise.fingerprint, "sampling": streams.sampling.fingerprint}
+def keys_of(streams: Streams, world: World) -> dict[str, str]:
+    """Fingerprints of the keys that must never be used twice, of all processes; they are safe to print."""
+    mine = {"noise": streams.noise.fingerprint, "sampling": streams.sampling.fingerprint}
+    first, *others = world.gather(mine)
+    named = ((f"{name} of rank {rank}", key) for rank, keys in enumerate(others, 1) for name, key in keys.items())
+    return {**first, **dict(named)}
 
 
-def note_of(streams: Streams, *, first: bool) -> dict[str, Any]:
-    """The note of a charge: key fingerprints if it is the first under these keys, and whether the run is seeded."""
-    seeded = {"seeded": streams.is_seeded} if first or streams.is_seeded else {}
-    return {**(keys_of(streams) if first else {}), **seeded}
+def note_of(streams: Streams, keys: Mapping[str, str] | None) -> dict[str, Any]:
+    """The note of a charge: the fingerprints of its keys if it is their first, and whether the run is seeded."""
+    seeded = {"seeded": streams.is_seeded} if keys is not None or streams.is_seeded else {}
+    return {**(keys or {}), **seeded}
 
 
-def refuse_old_keys(record: LedgerRecord, streams: Streams) -> None:
-    """Refuse streams whose keys were already used in an earlier part of the run."""
-    fresh = set(keys_of(streams).values())
+def refuse_old_keys(record: LedgerRecord, keys: Mapping[str, str]) -> None:
+    """Refuse keys that were already used in an earlier part of the run, by any process."""
+    fresh = set(keys.values())
     used = {value for entry in record.entries for value in entry.note.values() if isinstance(value, str)}
     remedy = "pass discreet.Streams.from_os(), or a different seed for every resume"
     check.require(not fresh & used, "fresh keys for the rest of the run", "a key that was used before", remedy)

@@ -44,7 +44,7 @@ class Handover:
     def __init__(self, between: ModelBetweenBatches, keep: Callable[[], None]) -> None:
         self._between, self._keep = between, keep
         self._released: Gradients | None = None  # they wait for the optimizer
-        self._loop: Iterator[Any] | None = None
+        self._loop: Generator[Any, None, None] | None = None
         self._is_checked = self._is_own_step = False
         self.is_on = False
 
@@ -59,7 +59,7 @@ class Handover:
         check.require(not self.is_due, expected, got, "call optimizer.step() once after private.release(...)")
 
     @contextmanager
-    def turned_on(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
+    def turned_on(self, batches: Callable[[], Generator[Any, None, None]]) -> Iterator[Iterator[Any]]:
         """Leave the updates of the block to the caller, and give the one loop of all such blocks.
 
         An error ends the loop, so that no batch stays open.
@@ -75,7 +75,7 @@ class Handover:
             self.is_on = False
 
     def _end_loop(self) -> None:
-        if isinstance(self._loop, Generator):
+        if self._loop is not None:
             self._loop.close()
 
     @contextmanager

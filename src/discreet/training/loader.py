@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
+from discreet.engine.factors.groups import UnitRows
 from discreet.engine.trace.capture import replace
 from discreet.training.collate import CollateEach, OneByOne, fields_of, with_fields
 
 if TYPE_CHECKING:
     from discreet.stages.sampling import Indices
+    from discreet.training.draws import Draw
 
 
 @final
@@ -26,6 +28,7 @@ class MicroBatch:
     batch: Any
     records: int
     is_last: bool
+    units: UnitRows | None = None  # which records belong to one user, if users were drawn
 
 
 @final
@@ -48,35 +51,34 @@ class Loader:
         self._num_workers = num_workers
         self._rows = _Rows.of(dataset) if collate_fn is None and num_workers == 0 else None
 
-    def load(self, drawn: Iterator[Indices]) -> Iterator[MicroBatch]:
+    def load(self, drawn: Iterator[Draw]) -> Iterator[MicroBatch]:
         """Yield the micro-batches of each draw, in order."""
 
-        def cut(indices: Indices) -> Iterator[tuple[Indices, bool]]:
-            for start in range(0, max(len(indices), 1), self._micro_batch):
-                part = indices[start : start + self._micro_batch]
-                yield part, start + len(part) == len(indices)
+        def cut(draw: Draw) -> Iterator[tuple[Draw, bool]]:
+            parts = list(draw.cut(self._micro_batch))
+            yield from ((part, place == len(parts)) for place, part in enumerate(parts, 1))
 
         if self._num_workers == 0:
-            for indices in drawn:
-                for part, is_last in cut(indices):
-                    yield self._micro(self._take(part) if len(part) else None, len(part), is_last)
+            for draw in drawn:
+                for part, is_last in cut(draw):
+                    yield self._micro(self._take(part.records) if len(part.records) else None, part, is_last)
             return
         # Workers prefetch, so the sizes of micro-batches wait in a queue until their batch arrives.
-        cuts: deque[tuple[int, bool]] = deque()
+        cuts: deque[tuple[Draw, bool]] = deque()
         seeded = torch.Generator().manual_seed(self._worker_seed)  # otherwise it would use torch's global generator
 
         def loaded() -> Iterator[list[int]]:  # an empty micro-batch has a size, but no worker loads it
-            for indices in drawn:
-                for part, is_last in cut(indices):
-                    cuts.append((len(part), is_last))
-                    if len(part):
-                        yield part.tolist()
+            for draw in drawn:
+                for part, is_last in cut(draw):
+                    cuts.append((part, is_last))
+                    if len(part.records):
+                        yield part.records.tolist()
 
         data, workers = OneByOne(self._dataset), self._num_workers
         for batch in DataLoader(
             data, batch_sampler=loaded(), num_workers=workers, collate_fn=self._collate_fn, generator=seeded
         ):
-            while cuts[0][0] == 0:
+            while len(cuts[0][0].records) == 0:
                 yield self._micro(None, *cuts.popleft())
             yield self._micro(batch, *cuts.popleft())
         while cuts:
@@ -87,8 +89,9 @@ class Loader:
             return self._rows.take(torch.from_numpy(indices))
         return self._collate_fn([self._dataset[int(index)] for index in indices])
 
-    def _micro(self, batch: Any, records: int, is_last: bool) -> MicroBatch:
-        return MicroBatch(to_device(batch, self._device), records, is_last)
+    def _micro(self, batch: Any, part: Draw, is_last: bool) -> MicroBatch:
+        units = UnitRows(part.sizes) if part.sizes else None
+        return MicroBatch(to_device(batch, self._device), len(part.records), is_last, units)
 
 
 @final

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, final
 
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+
 from discreet.accounting.events import Free
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
@@ -30,6 +32,7 @@ class Passes:
 
     def of(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches of a pass that are due."""
+        check_loader(batches)
         sampling, keys = self._plan.sampling, self._keys
         if isinstance(sampling, OnePass):
             remedy = "give all batches to one call of private.over; for several passes use Reshuffled or FixedOrder"
@@ -65,3 +68,14 @@ class Passes:
         if end > step:
             self._ledger.append(Free(), step=end - 1, note={"left out from": step})
             self._state.step = end
+
+
+def check_loader(batches: Iterable[Any]) -> None:
+    """Refuse a DataLoader of PyTorch whose sampler gives a record more than once a pass."""
+    sampler = batches.sampler if isinstance(batches, DataLoader) else None
+    repeats = isinstance(sampler, WeightedRandomSampler) and sampler.replacement
+    if isinstance(sampler, RandomSampler):
+        repeats = sampler.replacement or sampler.num_samples > len(sampler.data_source)
+    remedy = "use shuffle=True, or draw from the dataset: sampling=discreet.Poisson()"
+    got = f"{type(sampler).__name__}, which draws records again"
+    check.require(not repeats, "a loader that gives each record at most once a pass", got, remedy)

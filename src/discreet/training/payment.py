@@ -1,5 +1,6 @@
 """Writing the charge of a step to the ledger, with the public facts that belong to it."""
 
+from collections.abc import Mapping
 from typing import final
 
 from discreet.accounting.events import Event, Free
@@ -14,22 +15,25 @@ from discreet.training.checkpoint import note_of
 class Payment:
     """Pays for a step before its release.
 
-    Guarantee: when a call returns, the charge is in the ledger. The first charge under a key records the key's
-    fingerprint, so that a resume with the same key is refused. Lines that declare values public are recorded once.
+    Guarantee: when a call returns, the charge is in the ledger. The first charge under the keys of a start records
+    their fingerprints, those of all processes, so that a resume with one of them is refused. Lines that declare values
+    public are recorded once.
     """
 
-    def __init__(self, plan: Plan, ledger: Ledger, streams: Streams, watch: RecordWatch) -> None:
+    def __init__(
+        self, plan: Plan, ledger: Ledger, streams: Streams, keys: Mapping[str, str], watch: RecordWatch
+    ) -> None:
         self._plan, self._ledger, self._streams, self._watch = plan, ledger, streams, watch
-        self._is_first = True
+        self._keys: Mapping[str, str] | None = keys  # until they are noted
         self._declared: set[str] = set()
 
     def __call__(self, event: Event, step: int) -> None:
         if isinstance(event, Free) and not self._plan.pays_at_once:
             return  # the epoch is already charged
-        note = note_of(self._streams, first=self._is_first)
+        note = note_of(self._streams, self._keys)
         declared = [line for line in self._watch.declared_at if line not in self._declared]
         if declared:
             note["public"] = declared
         self._ledger.append(event, step=step, note=note)
-        self._is_first = False
+        self._keys = None
         self._declared.update(declared)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, final
@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
-from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
@@ -26,22 +25,24 @@ from discreet.training import checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.binding import (
+    bare_model,
     bare_optimizer,
     check_arguments,
     check_optimizer,
-    check_processes,
     check_public,
     device_of,
     dry_run,
-    fitting_micro_batch,
+    micro_batch_of,
+    not_called,
     records_in,
     rehearsals,
-    sampling_streams,
 )
+from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams
 from discreet.training.handover import check_handover
-from discreet.training.loader import Loader, to_device, with_tensors
+from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
+from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
 from discreet.training.spending import Spent
@@ -75,6 +76,7 @@ class Private:
     resume            a checkpoint of `save`: continue after the last step in `ledger`, with new keys
     public            public records for methods that learn from them (gep); the loop yields batches of them, too
     rehearsal         a batch of public records for rehearsals (see `is_rehearsal`); None: their records are made up
+    unit              for a plan that protects users: a function from a record to its owner's name, or all names
     """
 
     def __init__(
@@ -98,31 +100,36 @@ class Private:
         resume: str | Path | None = None,
         public: Dataset[Any] | None = None,
         rehearsal: Any = None,
+        unit: OwnerOf | None = None,
     ) -> None:
         data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
         check_public(plan, data, public)
-        self.model, self.optimizer, self.plan = model, (optimizer := bare_optimizer(optimizer)), plan
+        wrapped, model, optimizer = model, bare_model(model), bare_optimizer(optimizer)
+        self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
         self._device = device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
         self._step: PrivateStep | None = None
-        self._records, self._between = 0, ModelBetweenBatches(model)
+        self._between = ModelBetweenBatches(model)
         settings = {"views": views, "average": average, "resume": resume is not None}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
         check_processes(plan, self.world)
         check_optimizer(optimizer, model)
         check_shards(self.world, data)
-        self._sampling, self._testing = sampling_streams(self.streams, plan, self.world)
+        self._sampling, self._testing, users = sampling_streams(self.streams, plan, self.world)
+        used = checkpoint.keys_of(self.streams, self.world)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
+            opened.enter_context(not_called(wrapped))
             self._engine = opened.enter_context(closing(Engine(model)))
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
             example = dry_run(self._engine, data, collate_fn, inputs, self._device)
-            share = plan.horizon.size.batch / self.world.size
             alike = example if collate_fn is None else None
-            self.micro_batch = micro_batch or fitting_micro_batch(self._engine, alike, share, views)
+            self.micro_batch = micro_batch_of(plan, micro_batch, self._engine, alike, self.world.size, views)
+            with self._engine.watch.reading_records():
+                self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
             self._rehearsals = rehearsals(self._engine.watch, self.micro_batch, rehearsal, self._device)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
@@ -131,8 +138,9 @@ class Private:
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
-            self._ledger = opened.enter_context(self._begin(ledger) if resume is None else self._resume(resume, ledger))
-            self._pay = Payment(plan, self._ledger, self.streams, self._engine.watch)
+            begun = self._begin(ledger) if resume is None else self._resume(resume, ledger, used)
+            self._ledger = opened.enter_context(begun)
+            self._pay = Payment(plan, self._ledger, self.streams, used, self._engine.watch)
             self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
             if self._keys is not None:
                 self._sampling = self._keys.sampling
@@ -143,17 +151,13 @@ class Private:
         """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
         yield from (batch for batch in self._batches() if batch is not None)
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Generator[Any, None, None]:
         """The micro-batches of all remaining steps; None after an empty batch, which is complete."""
         self._engine.watch.take_stock(self._data)  # before a record is read
-        loader, size = self._sampled()
+        loader = self._sampled()
         loop = self._loop.new_loop(between_steps=self._step is None)
-        horizon, start = self.plan.horizon, self.progress.step
-        drawn = self.plan.sampling.batches(size, horizon, self._sampling, start)
-        if self.plan.has_tests:
-            tested = self.plan.sampling.batches(size, horizon, self._testing, start)
-            drawn = (draw for one, other in zip(drawn, tested, strict=True) for draw in (one, other, other))
-        for micro in loader.load(drawn):
+        batches = drawn(self.plan, self._population, self.world, self._sampling, self._testing, self.progress.step)
+        for micro in loader.load(batches):
             if self._step is None:
                 self._step = self._new_step()
                 yield from self._public_batches(loop)
@@ -162,7 +166,7 @@ class Private:
                 yield None
                 self._loop.go_on(loop)  # another loop may have begun meanwhile
                 continue
-            yield from self._given(micro.batch, micro.records, micro.is_last, loop)
+            yield from self._given(micro, loop)
 
     def __len__(self) -> int:
         return self.plan.horizon.steps  # with micro-batches the loop body runs more often
@@ -189,25 +193,23 @@ class Private:
             if records == 0:
                 self._end_empty_sample()
                 continue
-            yield from self._given(to_device(batch, self._device), records, True, loop)
+            yield from self._given(MicroBatch(to_device(batch, self._device), records, is_last=True), loop)
 
-    def _given(self, batch: Any, records: int, is_last: bool, loop: object) -> Iterator[Any]:
+    def _given(self, micro: MicroBatch, loop: object) -> Iterator[Any]:
         """Yield a micro-batch; if its losses are made in a way that is new, after rehearsals."""
         watch = self._engine.watch
         for round_ in range(_MOST_ROUNDS):
             if watch.needs_rehearsal:
-                for rehearsal, size in self._rehearsals.like(batch, records):
-                    yield from self._offered(rehearsal, size, BatchKind.REHEARSAL, loop)
+                for rehearsal, size in self._rehearsals.like(micro.batch, micro.records):
+                    yield from self._offered(MicroBatch(rehearsal, size, is_last=False), BatchKind.REHEARSAL, loop)
             kind = BatchKind.REHEARSED if round_ < _MOST_ROUNDS - 1 else BatchKind.FREE
-            yield from self._offered(batch, records, kind, loop, is_last=is_last)
+            yield from self._offered(micro, kind, loop)
             if watch.is_rehearsed:
                 return
 
-    def _offered(
-        self, batch: Any, records: int, kind: BatchKind, loop: object, *, is_last: bool = False
-    ) -> Iterator[Any]:
+    def _offered(self, micro: MicroBatch, kind: BatchKind, loop: object) -> Iterator[Any]:
         try:
-            yield self._offer(batch, records, kind, is_last=is_last)
+            yield self._offer(micro, kind)
         finally:  # also if the user leaves the loop
             self._engine.watch.close()
         self._loop.go_on(loop)
@@ -217,8 +219,8 @@ class Private:
         if self._public is None or self._step is None or not self._step.is_learning:
             return
         drawn = self._step.draw_public(len(self._public))  # type: ignore[arg-type]
-        for micro in self._public_loader.load(iter([drawn])):
-            yield from self._offered(micro.batch, micro.records, BatchKind.FREE, loop)
+        for micro in self._public_loader.load(iter([Draw(drawn)])):
+            yield from self._offered(MicroBatch(micro.batch, micro.records, is_last=False), BatchKind.FREE, loop)
         self._step.end_learning()
 
     def step(self, losses: Tensor) -> bool:
@@ -226,7 +228,7 @@ class Private:
         with self._loop.taking():
             assert self._step is not None
             if self._step.is_testing:
-                is_added = self._step.add_to_test(losses, self._records, self._views)
+                is_added = self._step.add_to_test(losses, self._micro.records, self._views, self._micro.units)
                 self._untested.compare(self.model)
             elif self._public is not None and self._step.is_learning:
                 is_added = True
@@ -267,20 +269,20 @@ class Private:
         """
         return self._engine.watch.kind is BatchKind.REHEARSAL
 
-    def _offer(self, batch: Any, records: int, kind: BatchKind, *, is_last: bool) -> Any:
+    def _offer(self, micro: MicroBatch, kind: BatchKind) -> Any:
         self._handover.check_done()
         self._between.check()
+        batch, records, self._micro = micro.batch, micro.records, micro
         if self._views > 1:
             batch = with_tensors(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:
             self._untested = Snapshot(self.model)
         else:
-            self._engine.begin(records, self._views)
+            self._engine.begin(records, self._views, micro.units)
         self._engine.follow(batch, records, self._views, private=self._data, kind=kind)
         if self._augment is not None:
             batch = self._augment(batch)
-        self._records = records
-        self._loop.give(is_last=is_last)
+        self._loop.give(is_last=micro.is_last)
         return batch
 
     def _new_step(self) -> PrivateStep:
@@ -363,14 +365,11 @@ class Private:
             worker_seed=seed,
         )
 
-    def _sampled(self) -> tuple[Loader, int]:
+    def _sampled(self) -> Loader:
         if self._loader is None or self._data is None or self.plan.sampling.is_own_loader:
             check.refuse("data to draw batches from", "a plan for your own loader", "iterate private.over(loader)")
-        size = len(self._data)  # type: ignore[arg-type]
-        self._guard.data(size)
-        if self.plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
-            self.plan.horizon.check_exactly(int(self.world.sum_(torch.tensor(float(size)))))
-        return self._loader, size
+        self._guard.data(self._population.size)
+        return self._loader
 
     def _begin(self, ledger: str | Path | None) -> Ledger:
         """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
@@ -383,14 +382,14 @@ class Private:
             self.world.broadcast_(tensor)
         self._parameters.begin(self.progress.memory)
 
-    def _resume(self, path: str | Path, ledger: str | Path | None) -> Ledger:
+    def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""
         if ledger is None:
             check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
         saved = checkpoint.Checkpoint.read(path)
         saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
-            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, self.streams, self.world))
+            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world))
             opened.callback(saved.restore(self._parameters, self._schedulers))
             step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))

@@ -30,6 +30,7 @@ class Spent:
     steps: int
     statement: str
     warnings: tuple[str, ...] = ()
+    unit: str = "record"
 
     @staticmethod
     def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
@@ -43,17 +44,24 @@ class Spent:
         claim = plan.charge().claimed if finished else None
         claimed = None if claim is None else claim.epsilon(plan.delta)
         keyed = SEEDED if charge.seeded else streams.statement
-        return Spent(certified=certified, claimed=claimed, steps=steps, statement=keyed, warnings=plan.warnings)
+        unit, warned = plan.unit.name, plan.warnings
+        return Spent(certified=certified, claimed=claimed, steps=steps, statement=keyed, warnings=warned, unit=unit)
 
     @property
     def seeded(self) -> bool:
         """Whether any step used a seed. Results of older versions record it in the statement only."""
         return self.certified.seeded or SEEDED in self.statement
 
+    @property
+    def neighbours(self) -> str:
+        """The relation, with its unit if that is not a record."""
+        relation = str(self.certified.relation)
+        return relation if self.unit == "record" else f"{relation} of one {self.unit}"
+
     def __str__(self) -> str:
         proven = self.certified
         claimed = "none" if self.claimed is None else format_epsilon(self.claimed)
-        rests_on = f"{proven.accountant}, {proven.relation}, delta={proven.delta:g}"
+        rests_on = f"{proven.accountant}, {self.neighbours}, delta={proven.delta:g}"
         held = "".join(f", {condition}" for condition in proven.conditions)
         warned = "".join(f" · warning: {warning}" for warning in self.warnings)
         return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}{warned}"
@@ -66,6 +74,7 @@ class Spent:
             "claimed": claimed,
             "steps": self.steps,
             "randomness": self.statement,
+            **({"unit": self.unit} if self.unit != "record" else {}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 

@@ -3,8 +3,8 @@
 Sampling draws a logical batch and cuts it into micro-batches. Selection chooses the active coordinates.
 If the bounder needs public records, it learns from them first                (learn)
 For each micro-batch:
-    engine       per-record losses -> per-record gradient norms            (add)
-    clipping     norms -> weights that bound each record's contribution    (add)
+    engine       per-record losses -> gradient norms of records or users   (add)
+    clipping     norms -> weights that bound each contribution             (add)
     aggregation  weights -> bounded sums, and counts of touched rows       (add)
 Once, when the logical batch is complete:
     accounting   write the charge to the ledger on disk                    (release)
@@ -31,6 +31,7 @@ from discreet.accounting.events import Event
 from discreet.core.streams import Indices, Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
+from discreet.engine.factors.groups import UnitRows
 from discreet.engine.model_state import ModelBetweenBatches
 from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query
@@ -83,6 +84,7 @@ class PrivateStep:
             device=engine.device,
             memory=state.memory,
             secrets=state.secrets,
+            world=world,
         )
         self._context = dataclasses.replace(now, mask=plan.selection.mask(now))
         # One mask for the whole logical batch: all micro-batches are summed, and the noise is drawn, on it.
@@ -139,13 +141,13 @@ class PrivateStep:
         self._sums.add()
         return True
 
-    def add_to_test(self, losses: Tensor, records: int, views: int) -> bool:
+    def add_to_test(self, losses: Tensor, records: int, views: int, units: UnitRows | None) -> bool:
         """Add a micro-batch of the batch that tests the update, likewise."""
         assert self._candidate is not None
         self._engine.check(losses)
         if not self._engine.watch.is_rehearsed:
             return False
-        self._candidate.add(losses, records, views)
+        self._candidate.add(losses, records, views, units)
         return True
 
     def end_sample(self, parameters: Parameters) -> bool | None:
@@ -177,10 +179,12 @@ class PrivateStep:
 
     def _release(self) -> Released:
         plan, state = self._plan, self._state
-        sums = self._sums.sums(self._world)
+        # Rows that are selected below divide the active coordinates into other parts: then all processes need all sums.
+        in_parts = plan.mechanism.in_parts and plan.selection.counting is None
+        sums = self._sums.sums(self._world, in_parts=in_parts)
         context = dataclasses.replace(self._context, raw=sums.hidden)
         queries, event = plan.queries(state.scale), plan.event_at(state.step)
-        self._pay(event, context.step)
+        self._charge(event, context.step)
         context, left = self._select_rows(queries, context)
         noisy = self._add_noise(plan.mechanism, [*sums.vectors, *sums.scalars], left, context)
         vectors, numbers = noisy[: len(sums.vectors)], [float(one) for one in noisy[len(sums.vectors) :]]
@@ -213,17 +217,23 @@ class PrivateStep:
         context = dataclasses.replace(self._context, mask=None)  # a scalar has no coordinates to mask
         queries, event = plan.acceptance.queries(), plan.test_at(context.step)
         change = sum_of_numbers(candidate.changes(), queries[0].sensitivity, self._world)
-        self._pay(event, context.step)
+        self._charge(event, context.step)
         (noisy,) = self._add_noise(GaussianNoise(), [change], queries, context)
         return plan.acceptance.accepts(float(noisy) / context.batch)
+
+    def _charge(self, event: Event, step: int) -> None:
+        """Record the charge. The first process has the ledger on disk: no other adds noise before it has paid."""
+        self._pay(event, step)
+        self._world.wait_for_first()
 
     def _add_noise(
         self, mechanism: Mechanism, sums: Sequence[BoundedSum], queries: Sequence[Query], now: StepContext
     ) -> list[Tensor]:
-        """Add noise to sums whose charge is recorded. All processes receive the result of the first."""
+        """Add noise to sums whose charge is recorded; each process draws its own part of it."""
         noisy = mechanism.release(sums, queries, self._plan.noise_at(now.step), now)
-        for value in noisy:
-            self._world.broadcast_(value)
+        if not mechanism.in_parts:  # computed from the same numbers in all processes, but machines may round apart
+            for value in noisy:
+                self._world.broadcast_(value)
         return noisy
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from discreet import features
 from discreet.core.check import Refused
-from discreet.data import Task, load
+from discreet.data import Task, build, load
 from discreet.data.features import store
 from discreet.data.features.backbones import Backbone
 from discreet.data.features.extractor import Extractor, PublicRecords, images_like, raw_records
@@ -72,6 +72,38 @@ def test_statistics_of_scattering_are_those_of_the_public_images() -> None:
     assert bool((variance[:-1] >= variance[1:] - 1e-4).all())  # the scale falls more slowly than the variance
     other = features.Scattering(PublicRecords.of(task_of(images(60, (3, 20, 20), 3), public=True)), OWN.shape, width=40)
     assert other.identity != extract.identity
+
+
+def test_maps_have_the_statistics_of_public_images_and_keep_records_apart() -> None:
+    public, records = PublicRecords.of(PUBLIC), OWN.train.tensors[0]
+    for shape in (OWN.shape, (3, 16, 16)):
+        extract = features.ScatteringMaps(public, shape)
+        found = extract(images_like(public.records, shape))
+        assert found.shape == (60, 81 * shape[0], 4, 4)
+        assert found.mean((0, 2, 3)).abs().max() < 1e-3
+        assert torch.allclose(found.std((0, 2, 3)), torch.ones(81 * shape[0]), atol=1e-3)
+    extract = features.ScatteringMaps(public, OWN.shape)
+    together = extract(records)
+    assert torch.allclose(together, torch.cat([extract(record[None]) for record in records]), atol=1e-4)
+    assert (together[0] - together[1]).norm() > 1  # control: records differ
+    assert (
+        extract(records.roll(4, dims=3))[:, :, :, 2:3].sub(together[:, :, :, 1:2]).abs().mean() < 0.5
+    )  # places are kept
+    assert extract.identity != features.ScatteringMaps(public, (3, 16, 16)).identity
+
+
+def test_public_images_without_variation_are_refused_for_maps() -> None:
+    for empty in (torch.zeros(5, 1, 16, 16), torch.full((5, 1, 16, 16), torch.nan)):
+        with pytest.raises(Refused, match="public images that vary"):
+            features.ScatteringMaps(PublicRecords.of(task_of(empty, public=True)), OWN.shape)
+
+
+def test_maps_are_stored_as_they_are_and_not_joined() -> None:
+    task = features.extract(OWN, ["scattering-maps"], public=PUBLIC)
+    assert (task.shape, task.train.tensors[0].dtype) == ((81, 4, 4), torch.float16)
+    assert build("cnn-scatter", shape=task.shape, classes=2)(task.train.tensors[0]).shape == (9, 2)
+    with pytest.raises(Refused, match="features that can be joined"):
+        features.extract(OWN, ["scattering-maps", "scattering"], public=PUBLIC)
 
 
 def test_private_records_are_refused_as_public_ones() -> None:

@@ -114,7 +114,7 @@ def test_a_recalled_history_goes_on_as_if_nothing_had_happened() -> None:
 def test_events_by_sampler() -> None:
     horizon = Horizon.of(records=1000, batch=100, epochs=3)
 
-    def event(recipe: Recipe) -> Any:
+    def event(recipe: Recipe, horizon: Horizon = horizon) -> Any:
         plan = recipe.bind(noise=4.0, horizon=horizon, delta=1e-5)
         ((whole, count),) = plan.events()
         assert count == 1
@@ -127,7 +127,8 @@ def test_events_by_sampler() -> None:
     spread = CorrelatedRun(noise=4.0, coefficients=bsr(3), inverse=False, steps=30, most=3, apart=10)
     assert event(methods.dp_ftrl(**three)) == spread
     assert event(own(discreet.FixedOrder(), **three)) == spread
-    assert event(own(discreet.OnePass(), **three)) == CorrelatedRun(
+    stream = Horizon.of(records=3000, batch=100, epochs=1)
+    assert event(own(discreet.OnePass(), **three), stream) == CorrelatedRun(
         noise=4.0, coefficients=bsr(3), inverse=False, steps=30, most=1, apart=30
     )
     assert event(own(discreet.Reshuffled(), **three)) == ReshuffledRun(
@@ -153,11 +154,23 @@ def test_the_certificate_says_what_is_checked_and_what_is_the_users_word() -> No
     def conditions(recipe: Recipe) -> tuple[str, ...]:
         return recipe.bind(noise=4.0, horizon=horizon, delta=1e-5).certificate().conditions
 
+    once = "if a pass over the loader gives no record twice"
     assert conditions(methods.dp_ftrl()) == ()
-    assert conditions(own(discreet.FixedOrder())) == ()
-    assert conditions(own(discreet.FixedOrder(checked=False))) == ("if every pass over the loader has the same order",)
-    assert conditions(own(discreet.Reshuffled())) == ("if a pass over the loader gives no record twice",)
+    assert conditions(own(discreet.FixedOrder())) == (once,)
+    unchecked = conditions(own(discreet.FixedOrder(checked=False)))
+    assert unchecked == (once, "if every pass over the loader has the same order")
+    assert conditions(own(discreet.Reshuffled())) == (once,)
+    horizon = Horizon.of(records=1000, batch=100, epochs=1)
     assert conditions(own(discreet.OnePass())) == ("if the stream gives no record twice",)
+
+
+def test_a_stream_of_several_epochs_is_refused() -> None:
+    """Its records come back, so the price of one step each would be too low."""
+    twice = own(discreet.OnePass()).bind(noise=4.0, horizon=Horizon.of(records=1000, batch=100, steps=11), delta=1e-5)
+    with pytest.raises(Refused, match="at most 10 steps, which are one epoch"):
+        twice.certificate()
+    with pytest.raises(Refused, match="at most 10 steps"):
+        own(discreet.OnePass()).for_budget(epsilon=3.0, delta=1e-5, records=1000, batch=100, epochs=2)
 
 
 def test_every_clip_with_one_query_may_be_used() -> None:

@@ -81,7 +81,7 @@ def test_the_claim_is_poisson_accounting_whatever_the_sampling() -> None:
 
 
 def test_choices_come_back_from_text() -> None:
-    chosen = {"unit": Granularity.ROWS, "refresh": Refresh.STEP, "order": Order.CLIP_THEN_FREEZE}
+    chosen = {"granularity": Granularity.ROWS, "refresh": Refresh.STEP, "order": Order.CLIP_THEN_FREEZE}
     texts = json.loads(json.dumps(chosen))
     assert methods.random_freeze(**texts).digest == methods.random_freeze(**chosen).digest  # type: ignore[arg-type]
     assert methods.random_freeze(**chosen).digest != methods.random_freeze().digest  # type: ignore[arg-type]

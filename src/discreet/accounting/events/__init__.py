@@ -24,6 +24,7 @@ from discreet.accounting.events.steps import CountQuery as CountQuery
 from discreet.accounting.events.steps import Event as Event
 from discreet.accounting.events.steps import Free as Free
 from discreet.accounting.events.steps import Gaussian as Gaussian
+from discreet.accounting.events.steps import GroupPoissonSampled as GroupPoissonSampled
 from discreet.accounting.events.steps import NonPrivate as NonPrivate
 from discreet.accounting.events.steps import PoissonSampled as PoissonSampled
 from discreet.accounting.events.steps import ProjectedGaussian as ProjectedGaussian
@@ -38,7 +39,8 @@ from discreet.accounting.events.steps import WithoutReplacement as WithoutReplac
 from discreet.accounting.events.steps import units as units
 from discreet.core import check
 
-_SAMPLED = (PoissonSampled, TruncatedPoissonSampled, WithoutReplacement, BallsInBinsEpoch, Unamplified)
+_POISSON = (PoissonSampled, GroupPoissonSampled, TruncatedPoissonSampled)
+_SAMPLED = (*_POISSON, WithoutReplacement, BallsInBinsEpoch, Unamplified)
 _RUNS = (ClippedFeedback, LastIterateRun, CorrelatedRun, ReshuffledRun, CyclicPoissonRun, BestOfRuns)
 _KINDS: tuple[type[Event], ...] = (*get_args(Release), *_SAMPLED, *_RUNS, Free, NonPrivate)
 EVENTS: Mapping[str, type[Event]] = {event.kind: event for event in _KINDS}

@@ -174,6 +174,24 @@ class PoissonSampled(Event, kind="poisson-sampled"):
 
 @final
 @dataclass(frozen=True)
+class GroupPoissonSampled(Event, kind="group-poisson"):
+    """`event` on a Poisson sample of records, where neighbours differ in all records of one user, at most `most`.
+
+    Each record joins independently with probability `rate`, so the sum moves by Bin(most, rate) clips at most.
+    """
+
+    rate: float
+    most: int
+    event: Whitenable
+
+    def __post_init__(self) -> None:
+        check.fraction(ABOUT_RATE, rate=self.rate)
+        check.count("most is the largest number of records of one user", most=self.most)
+        nested(self.event, Whitenable, "GroupPoissonSampled")
+
+
+@final
+@dataclass(frozen=True)
 class TruncatedPoissonSampled(Event, kind="truncated-poisson"):
     """`event` on a Poisson sample, of which at most `cap` records, chosen uniformly, are kept.
 

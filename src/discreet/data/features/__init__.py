@@ -26,12 +26,12 @@ from discreet.data.features.backbones import Backbone, efficientnet
 from discreet.data.features.bins import Bins
 from discreet.data.features.extractor import Extractor, PublicRecords, images_like, raw_records
 from discreet.data.features.patches import Patches
-from discreet.data.features.scattering import Scattering
+from discreet.data.features.scattering import Scattering, ScatteringMaps
 from discreet.data.features.sentences import MiniLM, SentenceEncoder
 from discreet.data.features.store import Progress, stored
 
 __all__ = ["FEATURES", "Backbone", "Bins", "Extractor", "Kind", "MiniLM", "Patches", "PublicRecords", "Scattering"]
-__all__ += ["extract", "extractor", "images_like", "needs_public"]
+__all__ += ["ScatteringMaps", "extract", "extractor", "images_like", "needs_public"]
 
 PUBLIC_IMAGES = 4000  # how many of the public images the statistics use
 
@@ -56,6 +56,11 @@ def _scattering(task: Task, public: PublicRecords | None, folder: Folder) -> Ext
     return Scattering(public, task.shape)
 
 
+def _scattering_maps(task: Task, public: PublicRecords | None, folder: Folder) -> Extractor:
+    assert public is not None
+    return ScatteringMaps(public, task.shape)
+
+
 def _patches(task: Task, public: PublicRecords | None, folder: Folder) -> Extractor:
     assert public is not None
     return Patches(public, task.shape)
@@ -78,6 +83,11 @@ FEATURES: Mapping[str, Kind] = MappingProxyType(
     {
         "scattering": Kind(
             about="images: 2000 scattering coefficients in axes of public images", build=_scattering, public=True
+        ),
+        "scattering-maps": Kind(
+            about="images: 81 scattering coefficients of each colour at each place, for cnn-scatter",
+            build=_scattering_maps,
+            public=True,
         ),
         "patches": Kind(
             about="images: 5120 responses to whitened patches of public images", build=_patches, public=True
@@ -133,6 +143,9 @@ def extract(
             chosen.public.check_apart(task, splits[0][0])
         for found, (records, _) in zip(parts, splits, strict=True):
             found.append(stored(chosen, records, progress))
+    shapes = {tuple(found.shape[1:]) for found in parts[0]}
+    is_flat = all(len(shape) == 1 for shape in shapes)
+    require(len(names) == 1 or is_flat, "features that can be joined", f"maps among {len(names)}", "use maps alone")
     train, test = (
         TensorDataset(found[0] if len(found) == 1 else torch.cat(found, 1), labels)
         for found, (_, labels) in zip(parts, splits, strict=True)

@@ -42,7 +42,7 @@ class Extractor(Protocol):
     def at_once(self) -> int: ...
 
     def __call__(self, records: Tensor) -> Tensor:
-        """[n, *shape] to [n, width]: pixels from 0 to 1, encoded columns, or bytes of text."""
+        """[n, *shape] to [n, width] or maps [n, c, h, w]: from pixels of 0 to 1, encoded columns, or bytes of text."""
 
 
 @final

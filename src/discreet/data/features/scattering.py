@@ -1,4 +1,4 @@
-"""Features of images from the scattering transform, in the principal axes of public images."""
+"""Features of images from the scattering transform: in the principal axes of public images, or as maps for a CNN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from discreet.core import check
 from discreet.data.features.extractor import PublicRecords, check_images, images_like
 from discreet.data.features.wavelets import Wavelets
 
-GROUPS = 27  # of three channels each, as in Tramer and Boneh 2021
+GROUPS = 27  # of channels, as in Tramer and Boneh 2021
 
 
 @final
@@ -38,7 +38,7 @@ class Scattering:
         check.count("how many axes are kept at most", width=width)
         check.require(len(shape) == 3, "images (channel, row, column)", shape, "choose other features")
         self.public, self._shape, self._width, self._unit_length = public, shape, width, unit_length
-        self._wavelets = Wavelets((shape[1], shape[2]), scales=2 if min(shape[1:]) >= 16 else 1)
+        self._wavelets = Wavelets((shape[1], shape[2]), scales=_scales(shape))
         found = torch.cat([self._normalised(some) for some in images_like(public.records, shape).split(200)])
         self._mean = found.mean(0)
         found = found - self._mean
@@ -65,11 +65,54 @@ class Scattering:
 
     def _normalised(self, images: Tensor) -> Tensor:
         """[n, channels, places]: mean 0 and deviation 1 within each group of channels of a record."""
-        found = torch.log(self._wavelets(images.mean(1)) + 0.01)
-        groups = GROUPS if found.shape[1] % GROUPS == 0 else found.shape[1] // 3
-        return F.group_norm(found, groups).flatten(2)
+        return _normalised(self._wavelets(images.mean(1))).flatten(2)
 
 
-def _axes(square: Tensor) -> Tensor:
-    axes: Tensor = torch.linalg.eigh(square.double())[1]
-    return axes.float()
+@final
+class ScatteringMaps:
+    """Logarithms of scattering coefficients at their places, normalised within a record and by public images.
+
+    [n, colours, rows, columns] to [n, 81 colours, rows / 4, columns / 4], the input of the model `cnn-scatter`. Each
+    channel has the mean and the deviation of the public images, as the normalisation of Tramer and Boneh 2021 has
+    those of the private ones, for which noise must be paid.
+
+    Guarantee: the features of an image depend on that image and on the public images alone.
+    """
+
+    name = "scattering-maps"
+    at_once = 50
+
+    def __init__(self, public: PublicRecords, shape: tuple[int, ...]) -> None:
+        check.require(len(shape) == 3, "images (channel, row, column)", shape, "choose other features")
+        self.public, self._shape = public, shape
+        self._wavelets = Wavelets((shape[1], shape[2]), scales=_scales(shape))
+        found = torch.cat([self._maps(some) for some in images_like(public.records, shape).split(200)])
+        self._mean = found.mean((0, 2, 3), keepdim=True)
+        self._deviation = found.std((0, 2, 3), keepdim=True)
+        varied = bool((self._deviation > 0).all())  # also false for NaN
+        check.require(varied, "public images that vary", "images whose coefficients are equal", "name other records")
+
+    @property
+    def identity(self) -> str:
+        told = f"{self.name} {self._shape} {self.public.identity} version 1"
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    @torch.no_grad()
+    def __call__(self, records: Tensor) -> Tensor:
+        check_images(self.name, records, least=8)
+        return (self._maps(records) - self._mean) / self._deviation
+
+    def _maps(self, images: Tensor) -> Tensor:
+        n, colours = images.shape[:2]
+        found = self._wavelets(images.flatten(0, 1))
+        return _normalised(found.reshape(n, colours * found.shape[1], *found.shape[2:]))
+
+
+def _scales(shape: tuple[int, ...]) -> int:
+    return 2 if min(shape[1:]) >= 16 else 1
+
+
+def _normalised(coefficients: Tensor) -> Tensor:
+    """Logarithms, with mean 0 and deviation 1 within each group of channels of a record."""
+    channels = coefficients.shape[1]
+    return F.group_norm(torch.log(coefficients + 0.01), GROUPS if channels % GROUPS == 0 else channels // 3)

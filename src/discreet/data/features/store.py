@@ -27,7 +27,7 @@ PIECE: Final = 2000  # records between two writes
 
 
 def stored(extractor: Extractor, records: Tensor, progress: Progress | None = None) -> Tensor:
-    """The features [n, width] of these records in half precision; computed where there is no file yet."""
+    """The features [n, ...] of these records in half precision; computed where there is no file yet."""
     key = hashlib.sha256(f"{extractor.identity} {digest_of(records)}".encode()).hexdigest()[:32]
     file = folder() / f"{extractor.name}-{key}.npy"
     if not file.is_file():
@@ -54,8 +54,7 @@ def folder() -> Path:
 def _compute(extractor: Extractor, records: Tensor, file: Path, progress: Progress) -> None:
     """Fill a file beside the final one; a second file says how many rows are in it."""
     part, count = file.with_suffix(".part"), file.with_suffix(".rows")
-    width = extractor(records[:1]).shape[1]
-    shape = (len(records), width)
+    shape = (len(records), *extractor(records[:1]).shape[1:])
     done = int(count.read_text()) if count.is_file() and part.is_file() else 0
     rows = np.lib.format.open_memmap(part, "r+" if done else "w+", np.float16, shape)
     progress(extractor.name, done, len(records))

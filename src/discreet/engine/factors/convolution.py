@@ -99,6 +99,10 @@ class Convolution(WriteOnce):
         )
         return Convolution(images, outputs, self.shape, self.geometry, len(index_K))
 
+    def summed(self, size: int) -> Convolution:
+        self._seal.check()
+        return Convolution(self.images, self.outputs, self.shape, self.geometry, self.records // size)
+
     def _by_record(self, values: Tensor) -> Tensor:
         return values.view(self.records, self._frames, *values.shape[1:])
 
@@ -129,17 +133,21 @@ def _with_zeros(values: Tensor, rows: int) -> Tensor:
     return torch.cat([values, values.new_zeros(rows, *values.shape[1:])]) if rows else values
 
 
-def _by_patches(images: Tensor, outputs: Tensor, grads: Tensor, geometry: Geometry) -> None:
-    """One matrix product a record, of the output gradients and the patches that the kernel saw."""
-    records, rows, *shape = grads.shape
+def patches_of(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry) -> Tensor:
+    """What the kernel saw at every position, a view [images, C, *taps, *positions]."""
     pads = [amount for amount in reversed(geometry.padding) for _ in range(2)]
     padded = F.pad(images, pads).contiguous() if any(pads) else images.contiguous()
     rows_step, channels, *steps = padded.stride()
     taps = [step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)]
     moves = [step * stride for step, stride in zip(steps, geometry.stride, strict=True)]
-    sizes = (*images.shape[:2], *shape[1:], *outputs.shape[2:])
-    strides, first = (rows_step, channels, *taps, *moves), padded.storage_offset()
-    patches = padded.as_strided(sizes, strides, first).reshape(images.shape[0], math.prod(shape), -1)
+    sizes = (*images.shape[:2], *shape[2:], *outputs.shape[2:])
+    return padded.as_strided(sizes, (rows_step, channels, *taps, *moves), padded.storage_offset())
+
+
+def _by_patches(images: Tensor, outputs: Tensor, grads: Tensor, geometry: Geometry) -> None:
+    """One matrix product a record, of the output gradients and the patches that the kernel saw."""
+    records, rows, *shape = grads.shape
+    patches = patches_of(images, outputs, (rows, *shape), geometry).reshape(images.shape[0], math.prod(shape), -1)
     patches_NKL, outputs_NOL = _by_position(patches, records), _by_position(outputs, records)
     torch.bmm(outputs_NOL, patches_NKL.transpose(1, 2), out=grads.view(records, rows, -1))
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from discreet.engine.factors import parts as factors
-from discreet.engine.factors.convolution import Convolution
+from discreet.engine.factors.convolution import Convolution, Geometry, patches_of
 from discreet.engine.factors.parts import (
     BoundedFactors,
     Factors,
     FormedGradients,
+    Leaf,
     Part,
     VersionGuard,
     WriteOnce,
@@ -33,6 +34,11 @@ from discreet.engine.factors.parts import (
 GRAM_RATIO = 12.0
 
 
+def gram_is_cheaper(P: int, A: int, B: int) -> bool:
+    """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
+    return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
+
+
 class Outer(WriteOnce):
     """g_n = sum_p left[n, p] (x) right[n, p]: what a linear map leaves, over its positions."""
 
@@ -44,9 +50,8 @@ class Outer(WriteOnce):
 
     @property
     def gram_is_cheaper(self) -> bool:
-        """Gram matrices cost P^2 (A + B) a record; instantiating writes and reads A B numbers."""
-        (_, P, A), B = self.left_NPA.shape, self.right_NPB.shape[2]
-        return P == 1 or P * P * (A + B) < GRAM_RATIO * A * B
+        """Whether norms come from Gram matrices."""
+        return gram_is_cheaper(self.left_NPA.shape[1], self.left_NPA.shape[2], self.right_NPB.shape[2])
 
     @cached_property
     def lengths(self) -> tuple[Tensor, Tensor]:
@@ -84,6 +89,11 @@ class Outer(WriteOnce):
         dtype = dtype or self.dtype
         return Outer(self.left_NPA[index_K].to(dtype), self.right_NPB[index_K].to(dtype), self.shape)
 
+    def summed(self, size: int) -> Outer:
+        self._seal.check()
+        left, right = (_side_by_side(values, size) for values in (self.left_NPA, self.right_NPB))
+        return Outer(left, right, self.shape)
+
 
 class OneHot:
     """An embedding's part: g_n = sum_p onehot(index[n, p]) (x) right[n, p], each index once in a record."""
@@ -112,6 +122,10 @@ class OneHot:
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> OneHot:
         self._seal.check()
         return OneHot(self.index_NP[index_K], self.right_NPB[index_K].to(dtype or self.dtype), self.shape)
+
+    def summed(self, size: int) -> OneHot:
+        self._seal.check()
+        return OneHot(_side_by_side(self.index_NP, size), _side_by_side(self.right_NPB, size), self.shape)
 
 
 class Sum:
@@ -146,10 +160,21 @@ class Sum:
         return Sum([part.take(index_K, dtype) for part in self.parts])
 
 
-def merge(
-    parts: Sequence[Part], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
-) -> Factors:
-    """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
+def convolution(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry: Geometry, records: int) -> Leaf:
+    """The weight's part of a convolution: at few positions, a linear map of the patches that the kernel saw."""
+    frames, columns = len(images) // max(records, 1), math.prod(shape[1:])
+    positions = math.prod(outputs.shape[2:]) * frames
+    if geometry.groups != 1 or not records or not gram_is_cheaper(positions, shape[0], columns):
+        return Convolution(images, outputs, shape, geometry, records)
+    dimensions = len(shape) - 2
+    patches = patches_of(widen(images), outputs, shape, geometry)
+    right_NPB = patches.flatten(-dimensions).movedim(-1, 1).reshape(records, positions, columns)
+    left_NPA = widen(outputs).flatten(2).transpose(1, 2).reshape(records, positions, shape[0])
+    return Outer(left_NPA, right_NPB, shape)
+
+
+def joined(parts: Sequence[Leaf], shape: Sequence[int]) -> Part:
+    """One part for all uses of a parameter."""
     outers = [part for part in parts if isinstance(part, Outer)]
     hots = [part for part in parts if isinstance(part, OneHot)]
     if len(outers) > 1:
@@ -158,8 +183,15 @@ def merge(
     if len(hots) > 1:
         index, right = [part.index_NP for part in hots], [part.right_NPB for part in hots]
         hots = [OneHot(torch.cat(index, 1), torch.cat(right, 1), shape)]
-    joined = [*(part for part in parts if not isinstance(part, (Outer, OneHot))), *outers, *hots]
-    whole = joined[0] if len(joined) == 1 else Sum(joined)
+    kinds = [*(part for part in parts if not isinstance(part, (Outer, OneHot))), *outers, *hots]
+    return kinds[0] if len(kinds) == 1 else Sum(kinds)
+
+
+def merge(
+    parts: Sequence[Leaf], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
+) -> Factors:
+    """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
+    whole = joined(parts, shape)
     return whole if isinstance(whole, FormedGradients) else settle(whole, room, keep)
 
 
@@ -177,14 +209,19 @@ def settle(part: Part, room: int, keep: Callable[[WriteOnce], FormedGradients] |
     if keep is not None and isinstance(part, (Outer, Convolution)):
         return keep(part)
     grads_N = part.instantiate(0, part.records)
-    return FormedGradients(grads_N, repaired(part, grads_N, row_norms(grads_N), _absolute(part)))
+    return FormedGradients(grads_N, repaired(part, grads_N, row_norms(grads_N), absolute_of(part)))
 
 
-def _absolute(part: Part) -> Tensor:
+def absolute_of(part: Part) -> Tensor:
     """Bounds on the sums of absolute products, without the norms of large gradients."""
     if isinstance(part, Sum):
-        return torch.stack([_absolute(own) for own in part.parts]).sum(0)
+        return torch.stack([absolute_of(own) for own in part.parts]).sum(0)
     return part.absolute() if isinstance(part, (Outer, Convolution)) else part.measure()[1]
+
+
+def _side_by_side(values_NP: Tensor, size: int) -> Tensor:
+    """The positions of every `size` successive records as those of one."""
+    return values_NP.reshape(values_NP.shape[0] // size, size * values_NP.shape[1], *values_NP.shape[2:])
 
 
 def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
@@ -193,7 +230,7 @@ def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
     In float64: in float32 alternating signs cancel to anything, even below zero.
     """
     P, Q = first.right_NPB.shape[1], other.right_NPB.shape[1]
-    width = max(P, Q, *first.shape, *other.shape)
+    width = max(P, Q, first.right_NPB.shape[2], *first.shape, *other.shape)
     found = []
     for index in torch.arange(first.records, device=first.right_NPB.device).split(
         max(1, factors.KEEP_ELEMENTS // (width * max(P, Q)))

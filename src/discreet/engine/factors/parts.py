@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, final
 
@@ -53,6 +54,16 @@ class Part(Protocol):
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Part:
         """The part of some records, in another precision if one is given."""
+
+
+class Leaf(Part, Protocol):
+    """A part as a recorded call leaves it."""
+
+    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Leaf:
+        """The part of some records."""
+
+    def summed(self, size: int) -> Leaf:
+        """The part in which every `size` successive records are one, whose gradient is the sum of theirs."""
 
 
 class Factors(Part, Protocol):
@@ -134,11 +145,19 @@ def row_norms(tensor: Tensor) -> Tensor:
     # Where squares overflow or lose digits, measure again, scaled by the largest entry.
     floor = math.sqrt(columns * torch.finfo(flat.dtype).tiny * 2.0**26)
     if columns and not _within(norms, floor, torch.finfo(torch.float64).max):
-        odd = ~((norms >= floor) & norms.isfinite())
-        wide = flat[odd].double()
-        scale = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        norms[odd] = torch.linalg.vector_norm(wide / scale, dim=1) * scale.squeeze(1)
+        _measure_again(flat, norms, ~((norms >= floor) & norms.isfinite()))
     return norms
+
+
+def _measure_again(flat: Tensor, norms: Tensor, odd: Tensor) -> None:
+    """Replace the norms of some rows by those of the rows divided by their largest entries; rows of zeros stay."""
+    index = odd.nonzero().flatten()
+    some = flat[index] if len(index) < len(flat) else flat
+    largest = torch.maximum(some.amax(1), -some.amin(1)).double()  # of the sizes, in one pass each
+    norms[index] = largest
+    index, scale = index[largest != 0], largest[largest != 0].unsqueeze(1)
+    if index.numel():
+        norms[index] = torch.linalg.vector_norm(flat[index].double() / scale, dim=1) * scale.squeeze(1)
 
 
 def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
@@ -263,12 +282,40 @@ class FormedGradients:
         self._seal.check()
         return FormedGradients(self.grads_N[index_K].to(dtype or self.dtype))
 
+    def summed(self, size: int) -> FormedGradients:
+        self._seal.check()
+        whole = self.grads_N.reshape(-1, size, *self.shape).sum(1, dtype=torch.float64)
+        return FormedGradients(whole.to(self.dtype))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What is known of the gradients of one parameter: norms [N], and which records are summed apart."""
+
+    norms: Tensor
+    apart: Tensor
+
 
 class BoundedFactors:
-    """A part that is not instantiated. Records whose terms cancel are summed apart, in float64."""
+    """A part that is not instantiated. Records whose terms cancel are summed apart, in float64.
 
-    def __init__(self, part: Part) -> None:
+    known  what was measured of the very same part before
+    """
+
+    def __init__(self, part: Part, known: Measured | None = None) -> None:
         self.part, self.records, self.dtype, self.shape = part, part.records, part.dtype, part.shape
+        if known is None:
+            self._measure()
+        else:
+            self.norms, self._apart = known.norms, known.apart
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(self.norms, self._apart)
+
+    def _measure(self) -> None:
+        part = self.part
         root, absolute = part.measure()
         if absolute is root and CANCELLATION <= 1:  # one product a coordinate: nothing can cancel
             eps = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.factors.parts import Part
+from discreet.engine.factors.parts import Leaf
 from discreet.engine.trace.capture import RecordAxis, Tracked, name_of
 
-Parts = Iterator[tuple[Tensor, Part]]
+Parts = Iterator[tuple[Tensor, Leaf]]
 Rule = Callable[..., Parts]
 
 
@@ -37,7 +37,8 @@ class RecordedCall:
     gradient: Tensor | None = None
     receiver: Callable[[RecordedCall], None] | None = None  # told of the gradient
     statistics: tuple[Tensor, Tensor] | None = None  # mean and 1/deviation of each group, of group_norm
-    is_empty: bool = False  # the inputs are computed again in the backward pass (checkpointed.py)
+    is_repeated: bool = False  # the inputs are computed again in the backward pass (checkpointed.py)
+    is_empty: bool = False  # they are not there
     sums: list[str] = field(default_factory=list)  # of the inputs that were let go of
     roots: frozenset[str] = frozenset()  # the names of the parameters below
 
@@ -54,7 +55,7 @@ class RecordedCall:
         """Let go of the inputs until `fill`."""
         self.sums = self._sums()
         self.args, self.kwargs, self.axes, self.targets, self.tensors, self.versions = (), {}, {}, {}, [], []
-        self.is_empty = True
+        self.is_repeated = self.is_empty = True
 
     def fill(self, again: RecordedCall) -> None:
         """Take the inputs of the same call, made again; they must be the same."""
@@ -68,14 +69,22 @@ class RecordedCall:
             self.receiver(self)
 
     def _sums(self) -> list[str]:
-        """Two sums of every input: they are the same if the same call is made again. NaN equals NaN here."""
-        floats = [tensor.detach() for tensor in self.tensors if not tensor.is_complex()]
-        return [str((float(t.sum(dtype=torch.float64)), float(t.double().square().sum()))) for t in floats]
+        """The sum and the length of every input but parameters: they are the same if the same call is made again.
 
-    def forget(self) -> None:
-        """Let go of all tensors but the parameters: the parts have what they need."""
-        self.args, self.kwargs, self.axes, self.gradient, self.statistics = (), {}, {}, None, None
-        self.tensors, self.versions = [], []
+        NaN equals NaN here. Parameters are compared by themselves (model_state.py).
+        """
+        inputs = [t.detach() for t in self.tensors if id(t) not in self.targets and not t.is_complex()]
+        return [str((float(t.sum(dtype=torch.float64)), _length(t))) for t in inputs]
+
+    def forget(self, *, comes_again: bool = False) -> None:
+        """Let go of all tensors but the parameters: the parts have what they need.
+
+        If another backward pass comes, the inputs stay, unless they are computed again in it.
+        """
+        self.gradient = None
+        if not comes_again or self.is_repeated:
+            self.args, self.kwargs, self.axes, self.statistics = (), {}, {}, None
+            self.tensors, self.versions, self.is_empty = [], [], self.is_repeated
 
     def record_tensors(self) -> list[Tensor]:
         """The arguments that carry records."""
@@ -112,6 +121,11 @@ class RecordedCall:
             expected = "inputs of a parametrised call to stay as they were until the backward pass"
             got = f"an input of {name_of(self.func)} with {names_in(self)} changed in place"
             refuse(expected, got, "replace the in-place operation (for example ReLU(inplace=True) on a reused tensor)")
+
+
+def _length(tensor: Tensor) -> float:
+    floats = tensor if tensor.is_floating_point() else tensor.double()
+    return float(torch.linalg.vector_norm(floats, dtype=torch.float64))
 
 
 def names_in(use: RecordedCall) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from discreet.engine.factors import parts as limits
+from discreet.engine.factors.groups import Joined
 from discreet.engine.factors.linear import OneHot, Outer, settle
 from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part, norms_by_chunks, row_norms
 from discreet.engine.layout import Lines, Mask
@@ -15,6 +16,10 @@ from discreet.engine.layout import Lines, Mask
 
 def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
     """The part of one parameter on its active coordinates; None where none is active."""
+    if isinstance(factors, Joined):
+        members = [restrict(member, mask, index) for member in factors.members]
+        left = [member for member in members if member is not None]  # all of them, or none
+        return Joined(left) if left else None
     piece = mask.pieces[index]
     if piece is True:
         return factors
@@ -28,7 +33,7 @@ def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
     part = factors.part
     if isinstance(part, OneHot):
         return BoundedFactors(OneHot(part.index_NP, part.right_NPB * active[part.index_NP], part.shape))
-    if isinstance(piece, Lines) and isinstance(part, Outer):
+    if isinstance(piece, Lines) and isinstance(part, Outer) and len(part.shape) == 2:
         return _on_lines(part, piece)
     return BoundedFactors(_OnElements(part, active))
 
@@ -96,7 +101,7 @@ class _OnElements:
         left, right = (values[:, 0].double() for values in (self.part.left_NPA, self.part.right_NPB))
         sizes = [row_norms(values).clamp(min=1e-300) for values in (left, right)]
         left, right = (values / size.unsqueeze(1) for values, size in zip((left, right), sizes, strict=True))
-        share = ((left.square() @ self.active.double()) * right.square()).sum(1).sqrt()
+        share = ((left.square() @ self.active.double().flatten(1)) * right.square()).sum(1).sqrt()
         norms = share * sizes[0] * sizes[1]
         return norms, norms  # every coordinate is one product: nothing cancels
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import Refused, refuse
-from discreet.engine.factors.convolution import Convolution, Geometry
-from discreet.engine.factors.linear import OneHot, Outer
-from discreet.engine.factors.parts import FormedGradients, Part, widen
+from discreet.engine.factors.convolution import Geometry
+from discreet.engine.factors.linear import OneHot, Outer, convolution
+from discreet.engine.factors.parts import FormedGradients, Leaf, widen
 from discreet.engine.factors.recorded_call import Parts, RecordedCall, Rule, UnfitError, names_in, summed_to
 from discreet.engine.trace.capture import RecordAxis, Tracked, name_of, replace, tensors_in
 
@@ -166,7 +166,7 @@ def _conv(
                 images = F.pad(input, [p for t in reversed(totals) for p in (t // 2, t - t // 2)])
             padding = 0
         geometry = Geometry(_tuple(stride, dimensions), _tuple(padding, dimensions), steps, groups)
-        yield weight, Convolution(images, gradient, weight.shape, geometry, use.records)
+        yield weight, convolution(images, gradient, weight.shape, geometry, use.records)
     yield from _channel_bias(use, bias, gradient)
 
 
@@ -186,7 +186,7 @@ def _conv_transpose(
     if use.wants(weight):
         steps, pads, spread = (_tuple(v, weight.dim() - 2) for v in (stride, padding, dilation))
         geometry = Geometry(steps, pads, spread, groups)
-        yield weight, Convolution(gradient, input, weight.shape, geometry, use.records)
+        yield weight, convolution(gradient, input, weight.shape, geometry, use.records)
     yield from _channel_bias(use, bias, gradient)
 
 
@@ -281,7 +281,7 @@ def _one_at_a_time(use: RecordedCall) -> Tensor:
     return whole
 
 
-def simple_parts(use: RecordedCall) -> list[tuple[Tracked, Part]] | None:
+def simple_parts(use: RecordedCall) -> list[tuple[Tracked, Leaf]] | None:
     """The part of every parameter in a recorded call, by the rule of its op; None if no rule covers it."""
     use.unchanged()
     rule = RULES.get(use.func)
@@ -296,7 +296,7 @@ def simple_parts(use: RecordedCall) -> list[tuple[Tracked, Part]] | None:
     return [(use.targets[id(argument)], part) for argument, part in found]
 
 
-def parts_of(use: RecordedCall) -> list[tuple[Tracked, Part]]:
+def parts_of(use: RecordedCall) -> list[tuple[Tracked, Leaf]]:
     """The part of every parameter in a recorded call."""
     found = simple_parts(use)
     if found is None:

@@ -12,7 +12,7 @@ from discreet.accounting import events
 from discreet.accounting.events import Release
 from discreet.core import check
 from discreet.stages.clipping import Query
-from discreet.stages.noise import GaussianNoise, Mechanism, check_sensitivity
+from discreet.stages.noise import GaussianNoise, Mechanism, add_normal_, check_sensitivity
 from discreet.stages.values import BoundedSum
 
 if TYPE_CHECKING:
@@ -229,6 +229,10 @@ class ProjectedNoise(Mechanism):
             self.reduction < 1, "reduction < 1", f"reduction={self.reduction!r}", "remove fewer dimensions, e.g. 0.3"
         )
 
+    @property
+    def in_parts(self) -> bool:
+        return self.reduction == 0  # a projection mixes coordinates
+
     def event(self, queries: Sequence[Query], noise: float) -> Release:
         return (self.projection if self.reduction > 0 else _PLAIN).event(queries, noise)
 
@@ -254,7 +258,7 @@ class ProjectedNoise(Mechanism):
             if context.mask is not None:
                 # Frozen coordinates are not clipped, so they must not enter the projection.
                 context.mask.apply_(context.layout.views(total.value))
-            image = context.streams.noise.add_normal_(projection.project(total.value), query.std(noise))
+            image = add_normal_(projection.project(total.value), query.std(noise), context)
             for part, dim in zip(image.split(projection.widths), projection.widths, strict=True):
                 part.mul_(self.lift.factor(dim))
             noisy.append(total.value.copy_(projection.lift(image, total.value.dtype)))

@@ -47,6 +47,7 @@ class LastIterate(Analysis):
 
     visible: ClassVar[bool] = False
     composes: ClassVar[bool] = False
+    covers_users: ClassVar[bool] = False  # its bounds on curvature are those of one record's loss
     learning_rate: float
     curvature: Curvature
     decay: float = 0.0

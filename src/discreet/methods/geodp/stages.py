@@ -20,7 +20,7 @@ from discreet.core import check
 from discreet.methods.geodp.spherical import canonical_, from_spherical, middle, to_spherical, wrapped
 from discreet.stages.clipping import ROUND_DOWN, Bounder, Query, zero_non_finite
 from discreet.stages.combination import Combination, whole_gradient
-from discreet.stages.noise import Mechanism, active_part
+from discreet.stages.noise import Mechanism, active_part, add_normal_
 from discreet.stages.selection import Selection
 from discreet.stages.values import BoundedSum, StepContext
 
@@ -239,7 +239,6 @@ class GeometricNoise(Mechanism):
         check.require(len(sums) == 1 and isinstance(sums[0], BoundedSum), expected, f"{len(sums)} sums", remedy)
         total, query = active_part(sums[0].value, context), queries[0]
         norm, angles = to_spherical(total.double() / context.batch)
-        stream = context.streams.noise
-        norm = stream.add_normal_(norm.reshape(1), self.norm_std(query.sensitivity, noise, context.batch))
-        stream.add_normal_(angles, self.angle_std(len(total), noise, context.batch))
+        norm = add_normal_(norm.reshape(1), self.norm_std(query.sensitivity, noise, context.batch), context)
+        add_normal_(angles, self.angle_std(len(total), noise, context.batch), context)
         return [total.copy_(from_spherical(norm[0], angles).mul_(context.batch))]

@@ -14,22 +14,22 @@ def random_freeze(
     clip: float = 1.0,
     final_rate: float = 0.9,
     cooling_epochs: int = 40,
-    unit: Granularity = Granularity.ELEMENTS,
+    granularity: Granularity = Granularity.ELEMENTS,
     refresh: Refresh = Refresh.EPOCH,
     order: Order = Order.FREEZE_THEN_CLIP,
     frozen: Frozen = Frozen.STILL,
 ) -> Recipe:
     """DP-SGD on a random subset of coordinates, which shrinks over `cooling_epochs` epochs to 1 - final_rate of them.
 
-    unit     what is frozen together: elements, rows, columns or tensors
-    refresh  when a new mask is drawn: every epoch or every step
-    order    whether gradients are clipped before or after freezing
-    frozen   what the optimizer does with frozen coordinates
+    granularity  what is frozen together: elements, rows, columns or tensors
+    refresh      when a new mask is drawn: every epoch or every step
+    order        whether gradients are clipped before or after freezing
+    frozen       what the optimizer does with frozen coordinates
     """
     selection = RandomFreeze(
         final_rate=final_rate,
         cooling_epochs=cooling_epochs,
-        granularity=Granularity(unit),
+        granularity=Granularity(granularity),
         refresh=Refresh(refresh),
         order=Order(order),
         frozen=Frozen(frozen),

@@ -38,7 +38,7 @@ from discreet.stages.sampling import Horizon
 _SHARED = (
     *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta", "preset", "features"),
-    *("schedule", "label", "schema", "test", "hold_out"),
+    *("schedule", "label", "schema", "test", "hold_out", "task"),
 )
 """Settings of a comparison that each of its runs has."""
 _OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row
@@ -210,7 +210,7 @@ class ComparisonRunner:
         self._tell(Phase.CALIBRATING, f"features {name}", None, 0, step=done, steps=total)
 
     def _tell_run(self, phase: Phase, job: _Job, **news: Any) -> None:
-        self._tell(phase, job.row.candidate.name, job.seed, job.index, **news)
+        self._tell(phase, job.row.candidate.name, job.seed, job.index, measure=self.task.predicts.measure, **news)
 
     def _tell(self, phase: Phase, name: str, seed: int | None, index: int, **news: Any) -> None:
         self._listener(ComparisonProgress(phase=phase, name=name, seed=seed, index=index, runs=self._count, **news))
@@ -232,6 +232,7 @@ class ComparisonRunner:
             seeds=of.seeds,
             repeats=len(of.keys),
             public=task.public,
+            measure=task.predicts.measure,
             entries=Comparison.ranked(self._entry(row) for row in rows if not row.unfit),
             excluded=_excluded(rows),
             together=together(self.ledgers, of.delta, str(shared.relation)),

@@ -14,7 +14,7 @@ import numpy as np
 from discreet import runs
 from discreet.core import check
 from discreet.core.files import replace_file
-from discreet.core.own_files import is_own
+from discreet.core.own_files import is_own, require_classes
 from discreet.data import DATASETS, Task
 from discreet.methods import METHODS
 from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
@@ -24,7 +24,7 @@ from discreet.runs.defaults import features_of, load_task, public_of, usual_lear
 from discreet.runs.presets import defaults_for, usual
 
 FOLDER = "tuning"
-_NO_TABLE: dict[str, Any] = dict.fromkeys(("label", "schema", "test", "hold_out"))  # of stand-in data
+_NO_TABLE: dict[str, Any] = dict.fromkeys(("label", "schema", "test", "hold_out", "task"))  # of stand-in data
 LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
 RATES, CLIPS = (0.5, 1.0, 2.0), (1.0, 4.0)  # factors on the learning rate and the clipping norm
@@ -107,6 +107,7 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
 def check_stand_in(settings: CompareSettings) -> None:
     """Refuse to tune on the private records: each trial would be a release that is not charged."""
     assert settings.tune_on is not None
+    require_classes(settings.task, "--tune-on")
     both = (settings.tune_on, settings.data)
     files = all(map(is_own, both))
     same = len(set(both)) == 1 or (files and len({Path(name).resolve() for name in both}) == 1)

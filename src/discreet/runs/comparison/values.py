@@ -256,6 +256,7 @@ class Comparison:
     truth     the rows of an audit that the page shows, with the name of its file
     tuned     the search that chose the settings, if there was one
     references  accuracies to read the others against: without privacy, and of the most frequent class
+    measure   what accuracies are: accuracy, R² of a regression, label accuracy of several labels
     together  the epsilon of publishing all runs of the page, by composition; None if unknown
     public    whether the training records are public, so that repeating and tuning cost nothing
     """
@@ -283,13 +284,14 @@ class Comparison:
     truth_source: str = ""
     tuned: TuningSummary | None = None
     references: tuple[Reference, ...] = ()
+    measure: str = "accuracy"
 
     @staticmethod
     def ranked(entries: Iterable[MethodResult]) -> tuple[MethodResult, ...]:
         """Best mean accuracy first; entries without a finished run last; ties in the order given."""
 
         def mean(entry: MethodResult) -> float:
-            return -1.0 if entry.accuracy is None else entry.accuracy.mean
+            return -math.inf if entry.accuracy is None else entry.accuracy.mean
 
         return tuple(sorted(entries, key=mean, reverse=True))
 

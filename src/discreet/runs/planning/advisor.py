@@ -11,9 +11,12 @@ from typing import Any, Final, final
 from discreet import methods
 from discreet.core import check
 from discreet.core.plain import plain
+from discreet.runs.planning.own_loader import loader_prices
 from discreet.runs.planning.step_cost import StepCost
+from discreet.runs.planning.user_level import Way, ways
 from discreet.runs.presets import PRESETS, TABLE_CLIP, TABLE_REACH, Preset, usual_size
 from discreet.stages.delta import check_delta
+from discreet.stages.sampling import Horizon
 
 
 @final
@@ -21,9 +24,11 @@ from discreet.stages.delta import check_delta
 class Rule:
     """What works for one kind of records.
 
-    first  what to do before any number is chosen
-    clip   the clipping norm; `reach` is learning rate times clip, for SGD with momentum 0.9
-    flags  what the command line needs besides the numbers
+    first   what to do before any number is chosen
+    clip    the clipping norm; `reach` is learning rate times clip, for SGD with momentum 0.9
+    flags   what the command line needs besides the numbers
+    preset  a preset for any records of this kind, whose clip and reach depend on the budget
+    slower  epsilon times records for each unit of reach, which bounds it where noise is large; 0: no such bound
     """
 
     about: str
@@ -36,6 +41,18 @@ class Rule:
     more_steps: int = 240
     average: float = 0.0
     schedule: str = "linear"
+    preset: str = ""
+    slower: float = 0.0
+
+    def numbers(self, epsilon: float, records: int) -> tuple[float, float]:
+        """Clip and reach for a budget.
+
+        >>> RULES["image"].numbers(3.0, 60_000), RULES["image"].numbers(3.0, 1700)
+        ((0.1, 35.0), (0.1, 3.0))
+        """
+        known = next((one.at(epsilon) for one in PRESETS if one.name == self.preset and not one.data), None)
+        clip, reach = (self.clip, self.reach) if known is None else (known.clip, known.reach)
+        return clip, min(reach, epsilon * records / self.slower) if self.slower else reach
 
 
 RULES: Final = MappingProxyType(
@@ -49,17 +66,19 @@ RULES: Final = MappingProxyType(
         ),
         "text": Rule(
             about="a linear head on a public sentence encoder",
-            first="encode each text with a public model and train on the vectors",
+            first='describe the text as {"text": "minilm"} in the schema, or {"text": "words"} without the encoder',
             clip=0.3,
             reach=12.0,
-            flags="--data YOUR.npz --classes 2 --model head",
+            flags="--data YOUR.csv --label COLUMN --schema schema.json --hold-out 0.2",
         ),
         "image": Rule(
             about="a linear head on scattering coefficients, which need no training",
             first="train on public features instead of pixels",
             clip=0.1,
             reach=40.0,
-            flags="--data YOUR.npz --classes 10 --model head --features scattering --public-records mnist",
+            flags="--data YOUR.npz --classes 10 --model head --features scattering --public-records cifar10",
+            preset="image",
+            slower=1700.0,
         ),
         "photo": Rule(
             about="a linear head on a network that was trained on public photographs",
@@ -67,6 +86,7 @@ RULES: Final = MappingProxyType(
             clip=0.1,
             reach=40.0,
             flags="--data YOUR.npz --classes 10 --model head --features efficientnet-lite2",
+            slower=1700.0,
         ),
         "network": Rule(
             about="your own network, trained from its present weights",
@@ -110,6 +130,7 @@ class Wanted:
     data        a kind of `RULES`, or a published dataset
     parameters  of your own network; None for a linear model on public features
     minutes     the time that training may take; needs `cost`
+    users       if users are to be protected: their public number, and how many records of one are used at most
     """
 
     records: int
@@ -119,9 +140,14 @@ class Wanted:
     parameters: int | None = None
     minutes: float | None = None
     cost: StepCost | None = None
+    users: int | None = None
+    per_user: int | None = None
 
     def __post_init__(self) -> None:
         check.count("the public number of records, e.g. 50000", records=self.records)
+        both = (self.users is None) == (self.per_user is None)
+        remedy = "give --users and --per-user, the largest number of records of one user that are used"
+        check.require(both, "users and per_user together", "one of them", remedy)
         check.positive("the budget of the whole run, e.g. 2", epsilon=self.epsilon)
         known = (*RULES, *KINDS)
         check.require(self.data in known, f"data to be one of {', '.join(known)}", repr(self.data), "name the kind")
@@ -194,20 +220,26 @@ def advise(of: Wanted) -> Advice:
     rule, preset = RULES[of.kind], _preset(of)
     delta = usual_delta(of.records) if of.delta is None else of.delta
     batch, steps = size_of(of.records, rule)
-    clip, reach = rule.clip, rule.reach
+    clip, reach = rule.numbers(of.epsilon, of.records)
     if preset is not None:
         known = preset.at(of.epsilon)
         clip, reach, batch = known.clip, known.reach, min(known.batch, of.records)
         steps = steps if known.steps is None else known.steps
     steps, late = _in_time(of, steps, batch)
-    recipe = methods.dp_sgd(clip=clip)
-    plan = recipe.for_budget(epsilon=of.epsilon, delta=delta, records=of.records, batch=batch, steps=steps)
+    recipe, protected = methods.dp_sgd(clip=clip), None
+    if of.users is not None and of.per_user is not None:
+        numbers = {"users": of.users, "records": of.records, "per_user": of.per_user, "batch": batch, "steps": steps}
+        protected = ways(recipe, epsilon=of.epsilon, delta=delta, **numbers)
+        plan = protected[0].plan
+        batch = int(plan.horizon.size.batch)
+    else:
+        plan = recipe.for_budget(epsilon=of.epsilon, delta=delta, records=of.records, batch=batch, steps=steps)
     found: dict[str, Any] = {
         "method": "dp-sgd",
         "delta": delta,
         "batch": batch,
         "steps": steps,
-        "epochs": math.ceil(steps * batch / of.records),
+        "epochs": math.ceil(steps * plan.horizon.rate),
         "clip": clip,
         "learning_rate": float(f"{reach / clip:.3g}"),
         "momentum": 0.9,
@@ -215,7 +247,17 @@ def advise(of: Wanted) -> Advice:
         "schedule": rule.schedule,
         "noise": plan.noise,
     }
-    return Advice(**found, lines=_lines(of, rule, found, late), command=_command(of, rule, found, preset is not None))
+    lines = _lines(of, rule, found, late, reach)
+    command = _command(of, rule, found, preset is not None and protected is None)
+    if protected is not None:
+        better, other = protected
+        said = f"noise on the mean gradient {better.effective:.3g} clips, with the other way {other.effective:.3g}"
+        lines = (
+            Line(name="unit", value=f"{better.words}, at most {of.per_user} records of a user", reason=said),
+            *lines,
+        )
+        command = _user_command(of, command, better)
+    return Advice(**found, lines=lines, command=command)
 
 
 def _preset(of: Wanted) -> Preset | None:
@@ -237,7 +279,7 @@ def _in_time(of: Wanted, steps: int, batch: int) -> tuple[int, str]:
     return fitting, f"{steps} would be better and take about {steps * each / 60:.0f} minutes on this machine"
 
 
-def _lines(of: Wanted, rule: Rule, found: dict[str, Any], late: str) -> tuple[Line, ...]:
+def _lines(of: Wanted, rule: Rule, found: dict[str, Any], late: str, reach: float) -> tuple[Line, ...]:
     steps = f"{found['steps']}, {found['epochs']} epochs"
     rate, decay = f"{found['learning_rate']:g}, SGD with momentum 0.9", found["schedule"]
     falling = "falls to zero" if decay == "linear" else "stays"
@@ -249,7 +291,7 @@ def _lines(of: Wanted, rule: Rule, found: dict[str, Any], late: str) -> tuple[Li
         Line(name="batch", value=f"{found['batch']:,}", reason="large batches need the least noise per record"),
         Line(name="steps", value=steps, reason=late or "more steps need more noise; these did best on public data"),
         Line(name="clip", value=f"{found['clip']:g}", reason="small clips did best; the learning rate makes up for it"),
-        Line(name="learning rate", value=rate, reason=f"{rule.reach:g} / clip, and {falling} over the run"),
+        Line(name="learning rate", value=rate, reason=f"{reach:.3g} / clip, and {falling} over the run"),
         Line(
             name="average",
             value=averaged,
@@ -259,6 +301,7 @@ def _lines(of: Wanted, rule: Rule, found: dict[str, Any], late: str) -> tuple[Li
             name="noise", value=f"{found['noise']:.4g}", reason="calibrated: the certified epsilon stays within budget"
         ),
         _expected(of),
+        _own_loader(of, found),
     )
 
 
@@ -273,6 +316,18 @@ def _expected(of: Wanted) -> Line:
     return Line(name="expect", value=value, reason=f"measured on {data}: {records:,} records, epsilon {epsilon:g}")
 
 
+def _own_loader(of: Wanted, found: dict[str, Any]) -> Line:
+    """What the user's own loader would cost instead of Poisson sampling."""
+    horizon = Horizon.of(records=of.records, batch=found["batch"], steps=found["steps"])
+    short = {"fixed-order": "in a fixed order", "reshuffled": "with shuffle=True", "own-loader": "in any order"}
+    prices = {row.sampling: row.times for row in loader_prices(horizon, epsilon=of.epsilon, delta=found["delta"])}
+    shown = [f"{times:.2g} {words}" for name, words in short.items() if (times := prices[name]) is not None]
+    value = f"{', '.join(shown)} times the noise of Poisson sampling on the parameters"
+    return Line(
+        name="own loader", value=value, reason="draw from the dataset if you can; else correlated noise: dp-ftrl"
+    )
+
+
 def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) -> str:
     budget = f"--epsilon {of.epsilon:g} --delta {found['delta']:g}"
     if has_preset:
@@ -283,9 +338,13 @@ def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) ->
     return f"discreet train {flags} {numbers} {training} --average {found['average']:g} {budget} --out runs/advised"
 
 
-def _rounded_up(noise: float) -> str:
-    """
-    >>> _rounded_up(2.40001)
-    '2.401'
-    """
-    return f"{math.ceil(noise * 1000) / 1000:g}"
+def _user_command(of: Wanted, command: str, way: Way) -> str:
+    """The command for a table, which has a column of owners; for other data the line of Python that builds the plan."""
+    size, steps = way.plan.horizon.size, way.plan.horizon.steps
+    if ".csv" in command:
+        drawn = f"--unit COLUMN --per-user {of.per_user} --sample {way.words.removeprefix('sample ')}"
+        return command.replace(f"--records {of.records}", f"--records {size.records} {drawn}")
+    budget = f"epsilon={of.epsilon:g}, delta={way.plan.delta:g}"
+    numbers = f"records={size.records}, batch={size.batch:g}, steps={steps}"
+    unit, clip = f"discreet.{type(way.unit).__name__}(per_user={of.per_user})", way.plan.queries(1.0)[0].sensitivity
+    return f"plan = methods.dp_sgd(clip={clip:g}).using(unit={unit}).for_budget({budget}, {numbers})"

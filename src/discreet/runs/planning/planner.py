@@ -12,6 +12,7 @@ from discreet.core import check
 from discreet.core.plain import digest, plain
 from discreet.methods import METHODS, Method
 from discreet.runs.config import CAPPED, sampler_of
+from discreet.runs.planning.own_loader import LoaderPrice, loader_prices
 from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import Horizon
@@ -107,6 +108,7 @@ class Answer:
     question: Question
     methods: tuple[MethodPrice, ...]
     batches: tuple[BatchPrice, ...]
+    loaders: tuple[LoaderPrice, ...] = ()
 
     @property
     def quietest(self) -> BatchPrice:
@@ -166,7 +168,11 @@ class _Pricing:
             check.refuse("a method with a certificate for these numbers", reasons, "choose other methods or numbers")
         recipe = METHODS[first].recipe()
         batches = tuple(found for batch in self._batches if (found := self._batch(recipe, batch)))
-        return Answer(question=self._of, methods=methods, batches=batches)
+        of = self._of
+        loaders = loader_prices(
+            of.horizon(of.batch), epsilon=of.epsilon, delta=of.delta, accept_large_delta=of.accept_large_delta
+        )
+        return Answer(question=of, methods=methods, batches=batches, loaders=loaders)
 
     def _method(self, method: Method) -> MethodPrice:
         self._tell(method.name)

@@ -12,6 +12,7 @@ from discreet.accounting.calibration import calibrate_noise
 from discreet.accounting.charges import Charge, Counted
 from discreet.accounting.events import BestOfRuns, CountQuery
 from discreet.core import check
+from discreet.core.own_files import require_classes
 from discreet.core.relation import Neighbouring
 from discreet.runs.config import RunConfig, usual_sampling
 from discreet.runs.defaults import complete, records_of, settle
@@ -50,6 +51,8 @@ class TuneSettings:
 
     def __post_init__(self) -> None:
         config = self.config
+        require_classes(config.task, "discreet tune")
+        config.check_records("a search")
         remedy = "give the budget of the whole search: epsilon=3, --epsilon 3"
         check.require(config.epsilon is not None and not config.calibrate_to_claim, "epsilon", "none", remedy)
         check.require(config.seed is None, "secret randomness", f"seed={config.seed}", "drop the seed: it reveals K")

@@ -65,6 +65,7 @@ def scaling_bill(
 ) -> ScalingBill:
     """Calibrate the final run so that everything together is within the budget, before a record is read."""
     low, high = shares
+    config.check_records("a search")
     check.require(
         config.seed is None, "secret randomness", f"seed={config.seed}", "drop the seed: all runs would share it"
     )

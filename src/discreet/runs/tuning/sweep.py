@@ -23,10 +23,11 @@ from discreet.data import Task
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import load_task, settle
 from discreet.runs.folder import RunFolder, read_json
+from discreet.runs.making import make_model
 from discreet.runs.paying import pay
-from discreet.runs.scoring import accuracy_of, noisy_count, right_predictions
+from discreet.runs.scoring import accuracy_of, measure, noisy_count, right_predictions
 from discreet.runs.statement import tune_statement
-from discreet.runs.training import make_model, measure, train_on
+from discreet.runs.training import train_on
 from discreet.runs.tuning.bill import TuneBill, TuneSettings, bill_of, candidate_config
 from discreet.runs.tuning.hidden import HiddenDraw, HiddenFolder
 from discreet.runs.tuning.space import Axis, LogRange, Setting, Space

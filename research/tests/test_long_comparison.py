@@ -1,0 +1,28 @@
+"""The long comparison: both parts at the same budgets, and what is kept of a finished part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from research.long_comparison import NETWORK_METHODS, commands, keep
+
+
+def test_both_parts_have_the_same_budgets_and_seeds() -> None:
+    parts = commands(Path("runs/x"), quick=False)
+    for words in parts.values():
+        assert words[words.index("--epsilon") + 1] == "1,3,8"
+        assert (words[words.index("--main") + 1], words[words.index("--repeats") + 1]) == ("3", "5")
+        assert words[words.index("--tune-on") + 1] == "mnist"
+    assert "--methods" not in parts["features"]  # every certified method
+    assert len(NETWORK_METHODS.split(",")) == 6
+
+
+def test_a_finished_part_is_kept_without_its_runs(tmp_path: Path) -> None:
+    part, place = tmp_path / "part", tmp_path / "kept" / "part"
+    for name in ("report.html", "report.json", "figures/frontier.svg", "dp-sgd/os-1/result.json"):
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        (part / name).write_text(name)
+    for _ in range(2):  # a second time replaces the first
+        keep(part, place)
+    kept = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
+    assert kept == ["figures/frontier.svg", "report.html", "report.json"]

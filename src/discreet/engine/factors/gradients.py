@@ -1,0 +1,199 @@
+"""The per-record gradients of one micro-batch, after its backward pass.
+
+    KeptGradients       one backward pass; the factors of all parameters are kept until they are summed
+    RepeatedGradients   two backward passes, for models with checkpointed regions: the first measures norms, the second
+                        sums. The factors of a parameter are let go of at once, so that checkpointing saves memory
+
+Both passes start from the same losses and compute the same gradients bit for bit, whatever the weights are: the norms
+of the first hold for what the second sums. Index legend: N records, Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from discreet.core.check import require
+from discreet.engine.factors import parts as limits
+from discreet.engine.factors.collector import Settle
+from discreet.engine.factors.groups import Joined, UnitRows
+from discreet.engine.factors.linear import absolute_of, joined, merge
+from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, GradientBuffer, Leaf, Measured
+from discreet.engine.factors.restrict import restrict
+from discreet.engine.layout import Layout, Mask
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Weighting:
+    """What a weighted sum takes of each parameter.
+
+    weights  for each parameter, the weights of queries and records [Q, N]
+    totals   for each parameter, where the sums of all queries are added to
+    finite   the records that take part; None for all of them
+    mask     the active coordinates
+    """
+
+    weights: Sequence[Tensor]
+    totals: Sequence[Tensor]
+    finite: Tensor | None
+    mask: Mask | None
+
+    def add(self, index: int, own: Factors) -> None:
+        """Add one parameter."""
+        weights_QN = self.weights[index]
+        if self.finite is None:
+            own.add_weighted(weights_QN, self.totals[index])
+        elif self.finite.numel():
+            own.take(self.finite).add_weighted(weights_QN[:, self.finite], self.totals[index])
+
+
+class Gradients(Protocol):
+    """The per-record gradients of one micro-batch."""
+
+    def norms(self, mask: Mask | None) -> list[Tensor | None]:
+        """Upper bounds on the norms of each parameter's gradients, float64 [N]; None where no gradient came."""
+
+    def add_weighted(self, weighting: Weighting) -> None:
+        """Add the weighted sums."""
+
+    def factors(self) -> list[Factors | None]:
+        """All factors side by side."""
+
+
+@final
+class KeptFactors:
+    """Settles the parts of each parameter as factors, and keeps them."""
+
+    def __init__(self, layout: Layout, room: GradientBuffer | None = None, units: UnitRows | None = None) -> None:
+        self._layout, self._room = layout, room or GradientBuffer()
+        self._buckets = [] if units is None else list(units.buckets())
+        self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        self._found: dict[str, Factors] = {}
+        self._left = limits.KEEP_IN_ALL
+
+    def settle(self, name: str, parts: list[Leaf]) -> None:
+        if not self._buckets:
+            self._found[name] = self._merged(name, name, parts)
+            return
+        members = []
+        for size, start, stop in self._buckets:
+            some = parts
+            if len(self._buckets) > 1:
+                some = [part.take(torch.arange(start, stop)) for part in parts]
+            members.append(self._merged(name, f"{name}/{size}", [part.summed(size) for part in some]))
+        self._found[name] = members[0] if len(members) == 1 else Joined(members)
+
+    def _merged(self, name: str, place: str, parts: Sequence[Leaf]) -> Factors:
+        found = merge(parts, self._shapes[name], self._left, partial(self._room.fill, place))
+        if isinstance(found, FormedGradients):
+            self._left -= found.grads_N.numel()
+        return found
+
+    @property
+    def found(self) -> list[Factors | None]:
+        """The factors of every parameter; None where no gradient came."""
+        return [self._found.get(name) for name in self._layout.names]
+
+
+@final
+class KeptGradients:
+    """Gradients of one backward pass."""
+
+    def __init__(self, factors: list[Factors | None], layout: Layout) -> None:
+        self._factors, self._layout = factors, layout
+        self._restricted: tuple[Mask, list[Factors | None]] | None = None
+
+    def norms(self, mask: Mask | None) -> list[Tensor | None]:
+        return [None if own is None else own.norms for own in self._on(mask)]
+
+    def add_weighted(self, weighting: Weighting) -> None:
+        for index, own in enumerate(self._on(weighting.mask)):
+            if own is not None:
+                weighting.add(index, own)
+
+    def factors(self) -> list[Factors | None]:
+        return self._factors
+
+    def _on(self, mask: Mask | None) -> list[Factors | None]:
+        """The factors on the active coordinates of one mask."""
+        if mask is None:
+            return self._factors
+        if self._restricted is None:
+            mask.check(self._layout)
+            pairs = enumerate(self._factors)
+            self._restricted = mask, [None if own is None else restrict(own, mask, i) for i, own in pairs]
+        require(
+            self._restricted[0] is mask,
+            "one mask for a micro-batch",
+            "another mask than before",
+            "draw the mask once a step: a norm under one mask bounds nothing under another",
+        )
+        return self._restricted[1]
+
+
+Pass = Callable[[Settle], None]
+"""Runs the backward pass of the losses, and settles the parts of each parameter."""
+
+
+@final
+class RepeatedGradients:
+    """Gradients of a backward pass that can run again. Where a method needs all at once, the second pass keeps them."""
+
+    def __init__(self, run: Pass, layout: Layout) -> None:
+        self._run, self._layout = run, layout
+        self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        self._measured: dict[str, tuple[Measured, Tensor]] = {}
+        self._kept: KeptGradients | None = None
+        run(self._measure)
+
+    def norms(self, mask: Mask | None) -> list[Tensor | None]:
+        if mask is not None or self._kept is not None:
+            return self._all().norms(mask)
+        known = [self._measured.get(name) for name in self._layout.names]
+        return [None if one is None else one[0].norms for one in known]
+
+    def add_weighted(self, weighting: Weighting) -> None:
+        if self._kept is None:
+            self._run(partial(self._sum, weighting))
+        else:
+            self._kept.add_weighted(weighting)
+
+    def factors(self) -> list[Factors | None]:
+        return self._all().factors()
+
+    def _all(self) -> KeptGradients:
+        if self._kept is None:
+            kept = KeptFactors(self._layout)
+            self._run(kept.settle)
+            self._kept = KeptGradients(kept.found, self._layout)
+        return self._kept
+
+    def _measure(self, name: str, parts: list[Leaf]) -> None:
+        part = joined(parts, self._shapes[name])
+        if isinstance(part, FormedGradients):
+            measured = Measured(part.norms, part.norms.new_empty(0, dtype=torch.int64))
+        else:
+            measured = BoundedFactors(part).measured
+        self._measured[name] = measured, absolute_of(part)
+
+    def _sum(self, weighting: Weighting, name: str, parts: list[Leaf]) -> None:
+        part, index = joined(parts, self._shapes[name]), self._layout.names.index(name)
+        measured, sizes = self._measured[name]
+        require(
+            torch.equal(absolute_of(part).nan_to_num(), sizes.nan_to_num()),
+            "a backward pass that computes the same gradients when it runs again",
+            f"other gradients of {name}",
+            "call torch.use_deterministic_algorithms(True), or turn activation checkpointing off",
+        )
+        own: Factors | None = part if isinstance(part, FormedGradients) else BoundedFactors(part, measured)
+        if weighting.mask is not None and own is not None:
+            weighting.mask.check(self._layout)
+            own = restrict(own, weighting.mask, index)
+        if own is not None:
+            weighting.add(index, own)
