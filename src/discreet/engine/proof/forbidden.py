@@ -143,7 +143,7 @@ def refuse_transformed() -> None:
         refuse(
             "losses whose gradients autograd computes, call by call",
             f"a call inside torch.func.grad, or a function that uses it, at {user_line()}",
-            "call torch.autograd.grad(outputs.sum(), inputs, create_graph=True): its rows are the gradients of the records",
+            "call torch.autograd.grad(outputs.sum(), inputs, create_graph=True), whose rows are those of the records",
         )
     if callable(get_eval_frame_callback()):
         refuse(
