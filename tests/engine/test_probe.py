@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from discreet.core.check import Refused
 from discreet.engine.engine import Engine
 from discreet.engine.proof.axes import LARGE, SMALL, AxisSearch, same_for_every_size
-from discreet.engine.proof.draws import DRAWS, Draw
 from discreet.engine.proof.generic_values import separating
+from discreet.engine.proof.passes import DRAWS, Draw
 from discreet.engine.proof.probe import Probe
 from discreet.engine.trace.capture import Marks, RecordAxis, Tracked, replace, tensors_in
 

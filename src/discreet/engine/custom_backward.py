@@ -91,7 +91,7 @@ class CustomBackwards:
             node.apply = partial(self._run, known)  # what autograd calls, on this node alone
             known.saved = [values_of(find(one)) for one in node.saved_tensors]
         known.outputs[tensor.output_nr] = origin
-        made_by = hash((origin.digest, function.__qualname__)), origin.clock, function.backward, None, (origin,)
+        made_by = hash((origin.digest, function.backward)), origin.clock, function.backward, None, (origin,)
         return Origin(origin.lineage, *made_by, where=origin.where, output=CUSTOM_GRAPH)
 
     def begin(self, resume: Resume, table: Table) -> None:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import DECLARED, version_of
+from discreet.engine.proof.declared import DECLARED
+from discreet.engine.proof.lineage import version_of
 from discreet.engine.support import tensors_of
 
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full

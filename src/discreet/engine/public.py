@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from discreet.core.check import require
 from discreet.engine.proof.blame import user_line
-from discreet.engine.proof.call_forms import DeclaredFloat, DeclaredInt
-from discreet.engine.proof.lineage import DECLARED
+from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
 from discreet.engine.record_watch import RecordWatch
 
 
@@ -22,7 +21,8 @@ def public(value: Any) -> Any:
 
     It is your word: the certificate rests on it, and ledger and statement name the line. Schedules, constants, random
     numbers and released parameters are public; whatever was computed from a batch is not. A tensor, or a module with
-    its parameters and buffers, stays public in later steps, whatever is written into it between them.
+    its parameters and buffers, stays public in later steps, whatever is written into it between them. Arithmetic on a
+    declared number gives a declared number: `(1 - a) * first + a * second`.
     """
     line = user_line()
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))

@@ -38,19 +38,10 @@ from discreet.engine.proof.blame import (
     refuse_losses,
 )
 from discreet.engine.proof.call_forms import Reading
-from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
+from discreet.engine.proof.declared import DECLARED
+from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_transformed
 from discreet.engine.proof.judgement import Judged, judged
-from discreet.engine.proof.lineage import (
-    DECLARED,
-    MIXED,
-    PUBLIC,
-    SOLE,
-    Lineage,
-    Origin,
-    live_tensors,
-    version_of,
-    versions_of,
-)
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, version_of, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
@@ -293,6 +284,7 @@ class RecordWatch(TorchFunctionMode):
         if func == DATA_GET:
             func = Tensor.detach  # the same, but writes are counted
         self._surroundings.check()
+        refuse_transformed()
         reading = Reading(self._records, values=func not in SIZED)
         description = reading.describe_call(args, kwargs, table.find)
         if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
@@ -371,8 +363,8 @@ class RecordWatch(TorchFunctionMode):
         found = Judged([MIXED], came.blame)
         if came.lineage is not MIXED:
             found = judged(form, func, (view, value), {}, reading, [view], on_records=came.lineage is not PUBLIC)
-        digest = hash((form.digest, came.digest))
         settings = (description, ()), repr(index)
+        digest = hash((form.digest, settings[1], came.digest))
         rows = found.rows[0] if found.rows else None
         origin = Origin(found.places[0], digest, clock, func, settings, (came,), found.blame, rows=rows)
         self.table.note_write(view, origin)
@@ -381,7 +373,9 @@ class RecordWatch(TorchFunctionMode):
         """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
         refuse_out_of_sight(func, reading.tensors)
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            reading.origins[0] = Origin(PUBLIC, 1, rows=rows_of_memory(reading.tensors[0], self._records))
+            empty, rows = reading.origins[0], rows_of_memory(reading.tensors[0], self._records)
+            made_by = empty.digest, empty.clock, empty.func, empty.settings, empty.parents  # which part of the memory
+            reading.origins[0] = Origin(PUBLIC, *made_by, rows=rows)
 
     def _check_scripted(self, args: Any) -> None:
         if self._is_paused or not self.is_open:

@@ -121,6 +121,11 @@ def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
         remedy = "keep every record and every position: pad to a public length, and multiply by a mask of 0 and 1"
     elif verdict.why == BY_PLACE:
         remedy = "give every record the same value (`expand` one row), or a random number of its own (torch.rand)"
+    elif name in ("setitem", "index_put", "masked_scatter"):
+        remedy = (
+            "write with torch.where(mask, values, x) or masked_fill, which keep every entry in its place, instead of "
+            "x[mask] = values[mask]; write no record by its place in the batch"
+        )
     elif name.endswith("_loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
         remedy = 'pass reduction="none" and reduce each record by itself'
     elif name in _REDUCTIONS:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.lineage import DECLARED, MIXED, PUBLIC, SOLE, Declaration, Origin
+from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Origin
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
@@ -28,16 +29,8 @@ _MOST_CHOICES: Final = 8
 _PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
 
 
-class DeclaredFloat(float):
-    """A number that the user declared public, and as which one."""
-
-    declaration: Declaration
-
-
-class DeclaredInt(int):
-    """A whole number that the user declared public, and as which one."""
-
-    declaration: Declaration
+_SHOWN: Final = frozenset([range, complex, type, type(torch.FloatTensor)])
+_NUMPY_NUMBERS: Final = frozenset(kind for kind in np.sctypeDict.values() if issubclass(kind, (np.number, np.bool_)))
 
 
 class Opaque(enum.Enum):
@@ -138,18 +131,23 @@ class Reading:
         return mixed, is_private
 
     def _other(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
-        if isinstance(tree, (DeclaredFloat, DeclaredInt)):
+        """The rest: exact types alone, as a class of the user's shows what it likes."""
+        kind = type(tree)
+        if kind is DeclaredFloat or kind is DeclaredInt:
             self.declared.append(tree)
             return DECLARED.description_of(tree.declaration)
         if isinstance(tree, (tuple, list)):
-            return tuple([self.describe(branch, find) for branch in tree])
-        if isinstance(tree, (np.number, np.bool_)):
+            branches = tuple.__iter__(tree) if isinstance(tree, tuple) else list.__iter__(tree)
+            return tuple([self.describe(branch, find) for branch in branches])
+        if kind in _NUMPY_NUMBERS:
             return self.describe(tree.item(), find)
         if isinstance(tree, torch.Generator):
             self.generators.append(tree)
             return "generator", str(tree.device)  # torch's own; others are refused
-        if isinstance(tree, (str, range, complex, type, enum.Enum)):
-            return str(tree)
+        if kind in _SHOWN:
+            return repr(tree)
+        if isinstance(tree, enum.Enum):
+            return "enum", self.describe(_value_of(tree), find)
         if isinstance(tree, np.ndarray):
             self.opaque = Opaque.ARRAY
         else:
@@ -216,6 +214,15 @@ def counts(origin: Origin) -> bool:
     if names - {"dtype", "device"}:
         return False
     return len(bounds) == 1 or (len(bounds) == 2 and bounds[0] == 0 and type(bounds[0]) is int)
+
+
+def _value_of(member: enum.Enum) -> Any:
+    """What torch reads of a member of an enumeration: the number or the string that it is, else its value."""
+    for kind in (int, float, complex, str):
+        if isinstance(member, kind):
+            return kind.__str__(member) if kind is str else ("a number", repr(kind.__add__(member, kind(0))))
+    value = member._value_
+    return ("a value", repr(value)) if type(value) in (int, float, bool, str) else object()
 
 
 def _adds_axes(settings: Any) -> bool:

@@ -9,7 +9,8 @@ records that it was made with. Functions that only move entries are run on the n
 shows for every entry whose it is.
 
 Guarantee: where the verdict gives an axis to an output, an entry of one record did not move with any other record, on
-any of the values; where it says PUBLIC, no entry moved at all; everything else is MIXED.
+any of the values; where it says PUBLIC, no entry moved at all, and the function looks at sizes and types alone;
+everything else is MIXED.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.engine.proof.generic_values import (
+    BY_SIZE,
     SEED,
     STAND_INS,
     Pattern,
@@ -39,10 +41,12 @@ from discreet.engine.proof.movement import agree, belongs, changed, follows, mos
 from discreet.engine.proof.provable_call import (
     FEW,
     MANY,
+    UNMOVED,
     CallVerdict,
     Leaf,
     Place,
     ProvableCall,
+    SeenOutput,
     UnprovableError,
     apart_from_the_run,
     first,
@@ -86,16 +90,6 @@ def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Ten
 
 
 @dataclass
-class _SeenOutput:
-    """What is known of one output so far: axes that fit, and whether it moved."""
-
-    candidates: list[RecordAxis]
-    factor: dict[int, int]
-    moved: bool = False
-    sized_by_values: bool = False
-
-
-@dataclass
 class _CallRun:
     outputs: list[Tensor]
     written: tuple[int, ...]
@@ -105,7 +99,7 @@ class _CallRun:
 class _Proof:
     call: ProvableCall
     within: Range
-    seen: list[_SeenOutput] | None = None
+    seen: list[SeenOutput] | None = None
     written: tuple[int, ...] = ()
     draws: bool | None = None  # whether the call uses torch's generator; unknown before it has run
     shapes: dict[int, list[torch.Size]] = field(default_factory=dict)
@@ -157,7 +151,9 @@ class _Proof:
     def _finished(self, graded: Sequence[int]) -> CallVerdict:
         """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
         assert self.seen is not None
-        places: tuple[Place, ...] = tuple(one.candidates[0] if one.candidates else PUBLIC for one in self.seen)
+        is_by_size, is_exact = self.call.func in BY_SIZE, len(self.shapes) == 1
+        places = tuple(one.place(is_by_size=is_by_size, is_exact=is_exact) for one in self.seen)
+        why = UNMOVED if MIXED in places else ""
         shapes = [set(own) for own in zip(*self.shapes.values(), strict=True)]
         if any(place is PUBLIC and len(own) > 1 for place, own in zip(places, shapes, strict=True)):
             raise UnprovableError("the size of what it gives does not follow the number of records")
@@ -172,7 +168,7 @@ class _Proof:
             return self._mixed("what it gives a record depends on the number of records")
         if not all(self._gradients_apart(records, places) for records in graded):
             return self._mixed("the gradient that goes back to one record moves with others")
-        return CallVerdict(places, factors, self.written, rows=rows)
+        return CallVerdict(places, factors, self.written, why, rows=rows)
 
     # -- forward ---------------------------------------------------------------------------------------
 
@@ -248,7 +244,9 @@ class _Proof:
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
             self.written = run.written
-            self.seen = [_SeenOutput(*self._axes(tensor, records)) for tensor in run.outputs]
+            self.seen = [
+                SeenOutput(*self._axes(tensor, records), is_empty=tensor.numel() == 0) for tensor in run.outputs
+            ]
         elif len(run.outputs) != len(self.seen) or run.written != self.written:
             raise UnprovableError("it gives another number of tensors for another number of records")
         self.shapes.setdefault(records, [tensor.shape for tensor in run.outputs])
@@ -364,7 +362,7 @@ class _Proof:
                 return torch.arange(math.prod(shape), dtype=leaf.like.dtype, device=leaf.like.device).view(shape)
             if leaf.values is not None:
                 return leaf.values
-            steady = pattern if pattern is Pattern.SPREAD else Pattern.MODERATE
+            steady = pattern if pattern in (Pattern.SPREAD, Pattern.TIES) else Pattern.MODERATE
             return _SOURCE.drawn(leaf.like, shape, steady, self.within)
         return _SOURCE.base(leaf.like, shape, pattern, self.within)
 

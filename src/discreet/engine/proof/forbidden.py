@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._functorch import TransformType, peek_interpreter_stack
 
 from discreet.core.check import refuse
 from discreet.engine.proof.blame import VALUES, user_line
@@ -64,6 +66,17 @@ def _no_rewriting_embedding(
         )
 
 
+def _no_random_slopes(
+    input: Tensor, lower: float = 0.0, upper: float = 0.0, training: bool = False, inplace: bool = False
+) -> None:
+    if training:
+        refuse(
+            "random numbers of which a record uses as many, whatever it holds",
+            "F.rrelu with training=True, which draws for negative entries alone: one record moves the draws of others",
+            "use LeakyReLU, or torch.where(x < 0, x * slopes, x) with a slope for every entry",
+        )
+
+
 def _no_grouped_experts(*_: Any, **__: Any) -> None:
     refuse(
         "each token's experts to be computed for that token alone",
@@ -77,6 +90,7 @@ FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
     torch.batch_norm: _no_training_batch_norm,
     F.instance_norm: _no_tracking_instance_norm,
     F.embedding: _no_rewriting_embedding,
+    F.rrelu: _no_random_slopes,
     torch._grouped_mm: _no_grouped_experts,
 }
 
@@ -119,6 +133,23 @@ def refuse_out_of_sight(func: Callable[..., Any], tensors: list[Tensor]) -> None
             "tensors whose memory stays theirs until the losses are taken",
             f"`tensor.data = ...` at {user_line()}",
             "compute a new tensor",
+        )
+
+
+def refuse_transformed() -> None:
+    """Refuse a call inside torch.func.grad and the like, or inside a compiled function."""
+    transform = peek_interpreter_stack()
+    if transform is not None and transform.key() in (TransformType.Grad, TransformType.Jvp):
+        refuse(
+            "losses whose gradients autograd computes, call by call",
+            f"a call inside torch.func.grad, or a function that uses it, at {user_line()}",
+            "call torch.autograd.grad(outputs.sum(), inputs, create_graph=True), whose rows are those of the records",
+        )
+    if callable(get_eval_frame_callback()):
+        refuse(
+            "losses in which each record stands alone, call by call",
+            f"a call inside a compiled function, at {user_line()}",
+            "call the Python function: leave torch.compile out of the loss, augment and the loop",
         )
 
 

@@ -21,6 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from discreet.engine.proof.small_sizes import named
+from discreet.engine.trace.settings import ELEMENTWISE
+
 SEED: Final = 20_021
 _POOL: Final = 1 << 18
 
@@ -172,6 +175,14 @@ def _rows(probabilities: Tensor, samples: int, *_: Any, **__: Any) -> Tensor:
 def _spread_over_the_last_axis(concentration: Tensor, *_: Any, **__: Any) -> Tensor:
     return concentration + concentration.sum(-1, keepdim=True)
 
+
+BY_SIZE: Final = ELEMENTWISE | named(
+    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "to", "type_as", "expand_as", "view_as"),
+    *("reshape_as", "broadcast_tensors", "broadcast_to", "meshgrid", "copy", "fill", "zero", "normal", "uniform"),
+    *("random", "exponential", "log_normal", "cauchy", "geometric"),
+)
+"""Functions whose result depends on sizes and types of a record alone, or entry by entry on its values."""
 
 STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch.poisson: _elementwise,

@@ -11,16 +11,14 @@ import enum
 import gc
 import weakref
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import CodeType
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from discreet.engine.support import tensors_of
 from discreet.engine.trace.capture import RecordAxis
 
 
@@ -156,90 +154,6 @@ class ExistingTensors:
     def existed(self, tensor: Tensor) -> bool:
         found = self._known.get(id(tensor))
         return found is not None and found[0]() is tensor
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """By which line of code a number was declared public, as which of the numbers of that line, and when."""
-
-    where: str
-    count: int
-    clock: int
-
-
-@final
-class DeclaredValues:
-    """The tensors and modules that the user declared public, each with a number that says by which line of code, and
-    as which of those that the line declares from one batch to the next; and where numbers were declared."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._modules: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
-        self._counts: Counter[str] = Counter()  # how many tensors and modules each line declared
-        self._newest: dict[tuple[str, int], Declaration] = {}  # of the numbers that each line declared
-        self._clock = 0
-        self.outside_of_steps: dict[str, None] = {}  # lines that declare something while no step is watched
-
-    def new_batch(self) -> None:
-        self._counts.clear()
-
-    def add(self, value: Tensor | nn.Module, where: str) -> None:
-        """Whatever was declared before keeps its number, until its line declares another in a later batch."""
-        known: dict[int, Any] = self._tensors if isinstance(value, Tensor) else self._modules
-        number = hash(("declared", where, self._counts[where]))
-        self._counts[where] += 1
-        if id(value) not in known or known[id(value)][0]() is not value:
-            self._take_away(number)
-            known[id(value)] = weakref.ref(value), number
-
-    def _take_away(self, number: int) -> None:
-        """Two values of one number could not be told apart: the older is no longer public."""
-        for key in [key for key, found in self._tensors.items() if found[1] == number]:
-            del self._tensors[key]
-        for key, (found, own) in list(self._modules.items()):
-            if own == number:
-                del self._modules[key]
-                module = found()
-                for tensor in tensors_of(module) if module is not None else ():
-                    self._tensors.pop(id(tensor), None)
-
-    def note_number(self, where: str) -> Declaration:
-        """A line declares a number, which takes the place of the one that it declared before."""
-        self._clock += 1
-        made = Declaration(where, self._counts[where], self._clock)
-        self._counts[where] += 1
-        self._newest[where, made.count] = made
-        return made
-
-    def description_of(self, declaration: Declaration) -> str:
-        """What tells a declared number from others: a line declares it anew with another value."""
-        is_newest = self._newest[declaration.where, declaration.count] is declaration
-        age = "" if is_newest else f", of old ({declaration.clock})"
-        return f"declared public at {declaration.where}, {declaration.count}{age}"
-
-    def number_of(self, tensor: Tensor) -> int | None:
-        """A number that stands for a declared tensor in every step; None for any other."""
-        known = self._tensors.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        for found, number in self._modules.values():
-            module = found()
-            for index, own in enumerate(tensors_of(module) if module is not None else ()):
-                if own is tensor:
-                    self._tensors[id(tensor)] = weakref.ref(tensor), hash((number, index))
-                    return self._tensors[id(tensor)][1]
-        return None
-
-    def owns_memory(self, storage: int) -> bool:
-        """Whether a memory belongs to a declared tensor."""
-        tensors = [found() for found, _ in self._tensors.values()]
-        for found, _ in self._modules.values():
-            module = found()
-            tensors += tensors_of(module) if module is not None else []
-        return any(tensor is not None and has_memory(tensor) and storage_of(tensor) == storage for tensor in tensors)
-
-
-DECLARED: Final = DeclaredValues()
 
 
 def versions_of(tensors: list[Tensor]) -> list[int]:

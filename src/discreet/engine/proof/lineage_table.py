@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from discreet.core.check import require
 from discreet.engine.proof.blame import CHANGED, UNKNOWN, here, is_uninitialised, refuse_writing
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.lineage import (
-    DECLARED,
     MIXED,
     PUBLIC,
     SOLE,
@@ -73,7 +73,7 @@ class LineageTable:
     ) -> None:
         self._model, self._with_backward = model, with_backward
         self._existing: ExistingTensors | None = None
-        self._held: dict[int, tuple[Tensor, Origin]] = {}  # parameters and buffers
+        self._held: dict[int, tuple[Tensor, dict[bool, Origin]]] = {}  # parameters and buffers, by `requires_grad`
         self._held_storages: set[int] = set()
         self._entries: dict[int, SeenTensor] = {}
         self._writes: dict[int, list[_Write]] = {}
@@ -106,7 +106,8 @@ class LineageTable:
         for number, tensor in enumerate(tensors_of(self._model)):
             known = self._held.get(id(tensor))
             if known is None or known[0] is not tensor:
-                self._held[id(tensor)] = tensor, Origin(PUBLIC, hash(("held", number)))
+                both = {needs: Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True)}
+                self._held[id(tensor)] = tensor, both
         self._held_storages = {storage_of(tensor) for tensor, _ in self._held.values()}
 
     def forget(self) -> None:
@@ -137,7 +138,7 @@ class LineageTable:
         if held is not None and held[0] is tensor:
             exported = self._exported.get(storage_of(tensor)) if self._exported else None
             is_as_seen = exported is None or exported.is_unchanged()
-            return held[1] if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
+            return held[1][tensor.requires_grad] if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
         return self._unseen(tensor)
 
     def find_saved(self, tensor: Tensor) -> Origin:
@@ -235,7 +236,7 @@ class LineageTable:
         if any(write.origin.lineage is SOLE for write in writes):
             place = SOLE
         last, parents = writes[-1].origin, tuple(write.origin for write in writes)
-        digest = hash((origin.digest, *[parent.digest for parent in parents]))
+        digest = hash((origin.digest, last.func, *[parent.digest for parent in parents]))
         rows = None
         if place is PUBLIC:
             rows = last.rows if writes[-1].geometry == _geometry(tensor) else UNPROVEN_ROWS

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from discreet.core.check import Refused, refuse, require
 from discreet.engine.proof.axes import OUTPUT, AxisSearch, same_for_every_size
-from discreet.engine.proof.draws import DRAWS, Draw
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.generic_values import separating
-from discreet.engine.proof.passes import Passed, ProbeMode, Prober, SeenCall
+from discreet.engine.proof.passes import DRAWS, Draw, Passed, ProbeMode, Prober, SeenCall
 from discreet.engine.trace.capture import Call, CallWatch, ForwardTrace, Marks, TracedStep, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.trace.settings import LARGE, SMALL, learned

@@ -86,7 +86,8 @@ class ProgramComparison:
                 self.difference = f"the number {other[1]} where it was {one[1]}"
                 return False
             return all(map(self.alike, one, other))
-        self.difference = "other settings"
+        is_text = isinstance(one, str) and isinstance(other, str)
+        self.difference = f"{other} where it was {one}" if is_text else "other settings"
         return False
 
     def _same_form(self, one: Any, other: Any) -> bool:

@@ -149,6 +149,28 @@ class CallVerdict:
         return MIXED not in self.outputs
 
 
+UNMOVED: Final = "its result shows no record on any value that was tried, but may on others"
+
+
+@dataclass
+class SeenOutput:
+    """What is known of one output so far: axes that fit, and whether it moved."""
+
+    candidates: list[RecordAxis]
+    factor: dict[int, int]
+    is_empty: bool = False
+    moved: bool = False
+    sized_by_values: bool = False
+
+    def place(self, *, is_by_size: bool, is_exact: bool) -> Place:
+        """Where the record lies. That nothing moved shows nothing, unless the function looks at no values: the values
+        that it looks for may not have been tried. An axis that followed two numbers of records is not there by chance,
+        one that has the size of a single batch may be."""
+        if self.moved or is_by_size or self.is_empty or (self.candidates and not is_exact):
+            return self.candidates[0] if self.candidates else PUBLIC
+        return MIXED
+
+
 def first(tensor: Tensor, axis: RecordAxis) -> Tensor:
     """The entries of the first FEW of MANY records."""
     places = torch.arange(tensor.shape[axis.axis])

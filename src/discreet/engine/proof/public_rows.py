@@ -59,7 +59,7 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
         pairs = [(none, own) if is_placed else (own, none) for own in axes]
         return [PublicRows(equal, placed, proven, drawn=True) for equal, placed in pairs]
     proof = _RowProof(func, args, kwargs, reading, made)
-    if unprovable(func, reading) is not None or needs_the_very_size(func, args, kwargs):
+    if unprovable(func, reading) is not None or needs_the_very_size(func, args, kwargs, reading):
         return proof.rows()
     readings = itertools.product(*([*rows.axes, None] for rows in growing.values()))
     for chosen in itertools.islice(readings, _MOST_READINGS):

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.proof.call_forms import TENSORS, Opaque, Reading, provable, provable_small, without_values
 from discreet.engine.proof.call_proof import prove
-from discreet.engine.proof.lineage import MIXED, PUBLIC, PublicRows
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, PublicRows
 from discreet.engine.proof.provable_call import (
     ALL_FOLLOW,
     NONE_FOLLOW,
@@ -23,6 +24,7 @@ from discreet.engine.proof.provable_call import (
     ProvableCall,
     UnprovableError,
     choices_of_numbers,
+    factor_of,
 )
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.trace.capture import RecordAxis, name_of
@@ -183,7 +185,7 @@ def _proven(
         return mixed(outputs, reason), True
     found: CallVerdict | None = None
     is_general = False
-    if not needs_the_very_size(func, args, kwargs):
+    if not needs_the_very_size(func, args, kwargs, reading):
         choices = choices_of_numbers(reading.multiples, reading.records)
         for numbers, rows in itertools.product(choices, reading.choices_of_rows()):
             other = Reading(reading.records, numbers, values=reading.values)
@@ -254,15 +256,41 @@ def mixed(outputs: list[Tensor], why: str) -> CallVerdict:
     return CallVerdict((MIXED,) * len(outputs), (None,) * len(outputs), why=why)
 
 
-def needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Numbers that are larger than the batches of a proof: a shift by 60 records is none in a batch of 60."""
+def needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> bool:
+    """Numbers that are larger than the batches of a proof: a shift by 60 records is none in a batch of 60, and
+    `losses[:-60] = 0` writes nothing there. A slice up to a multiple of the number of records follows it."""
     if func in _SHIFTS:
         return any(abs(number) >= _FAR for number in _whole_numbers((args[1:], kwargs)))
     if func in (Tensor.__getitem__, Tensor.__setitem__):
-        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-        bounds = [(part.start, part.step) for part in parts if isinstance(part, slice)]
-        return any(abs(number) >= _FAR for number in _whole_numbers(bounds))
+        slices = _slices_of_records(args[1], args[0].dim(), reading.origins[0])
+        if any(isinstance(bound, Tensor) for part in slices for bound in (part.start, part.stop, part.step)):
+            return True
+        starts = _whole_numbers([(part.start, part.step) for part in slices])
+        stops = _whole_numbers([part.stop for part in slices])
+        stops = [stop for stop in stops if factor_of(stop, reading.records) is None]
+        return any(abs(number) >= _FAR for number in starts + stops)
     return False
+
+
+def _slices_of_records(index: Any, axes: int, origin: Origin) -> list[slice]:
+    """The slices of an index along axes that follow the number of records."""
+    places = [origin.lineage] if isinstance(origin.lineage, RecordAxis) else origin.rows.axes if origin.rows else []
+    following = [place.axis for place in places] or range(axes if origin.rows else 0)
+    parts = index if isinstance(index, tuple) else (index,)
+    taken = [_axes_taken(part) for part in parts]
+    found, axis = [], 0
+    for part, own in zip(parts, taken, strict=True):
+        if isinstance(part, slice) and axis in following:
+            found.append(part)
+        axis += axes - sum(taken) if part is ... else own
+    return found
+
+
+def _axes_taken(part: Any) -> int:
+    """How many axes of a tensor one part of an index stands for; the rest is for `...`."""
+    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.dim()
+    return 0 if part is None or part is ... or isinstance(part, bool) else 1
 
 
 def _whole_numbers(tree: Any) -> list[int]:
@@ -270,7 +298,7 @@ def _whole_numbers(tree: Any) -> list[int]:
         return _whole_numbers(list(tree.values()))
     if isinstance(tree, (tuple, list)):
         return [number for part in tree for number in _whole_numbers(part)]
-    return [tree] if isinstance(tree, int) else []
+    return [int(tree)] if isinstance(tree, (int, np.integer)) else []
 
 
 def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
