@@ -81,7 +81,9 @@ def comparison_from_json(held: Mapping[str, Any]) -> Comparison:
     got, remedy = held.get("format"), "give the report.json that discreet compare wrote with this version"
     check.require(got == FORMAT, f"a file of format {FORMAT}", f"format={got!r}", remedy)
     try:
-        found: Comparison = from_plain(Comparison, {"references": [], **held})  # older files have none
+        found: Comparison = from_plain(
+            Comparison, {"references": [], "measure": "accuracy", **held}
+        )  # older files have none
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         check.refuse("a whole report.json", f"{type(error).__name__}: {error}", "run discreet compare again")
     return found

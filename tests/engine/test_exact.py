@@ -15,9 +15,8 @@ from truths import TOLERANCE, answer, by_autograd, by_func, cast, disagreement, 
 
 from discreet.core.check import Refused
 from discreet.engine import known_traces as scripts
-from discreet.engine import recorder
 from discreet.engine.engine import Engine
-from discreet.engine.factors import convolution
+from discreet.engine.factors import convolution, gradients
 from discreet.engine.factors import linear as outer
 from discreet.engine.factors import parts as factors
 from discreet.engine.factors.recorded_call import RecordedCall
@@ -334,8 +333,8 @@ def no_cross_terms(patched: pytest.MonkeyPatch) -> None:
 
 
 def only_the_first_use(patched: pytest.MonkeyPatch) -> None:
-    whole = recorder.merge
-    patched.setattr(recorder, "merge", lambda parts, *rest: whole(parts[:1], *rest))
+    whole = gradients.merge
+    patched.setattr(gradients, "merge", lambda parts, *rest: whole(parts[:1], *rest))
 
 
 def another_record_axis(patched: pytest.MonkeyPatch) -> None:

@@ -240,10 +240,10 @@ def _mean_over_the_drawn_batch(patch: Patch) -> None:
 def _fake_record_on_empty(patch: Patch) -> None:
     real = aggregation.Aggregation.sums
 
-    def sums(self: aggregation.Aggregation, world: Any) -> Any:
+    def sums(self: aggregation.Aggregation, world: Any, **options: Any) -> Any:
         if not bool(self._vectors.any()):
             self._vectors += 0.1
-        return real(self, world)
+        return real(self, world, **options)
 
     patch.setattr(aggregation.Aggregation, "sums", sums)
 

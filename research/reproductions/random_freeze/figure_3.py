@@ -18,7 +18,7 @@ from discreet.stages.clipping import Query
 from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
-from discreet.stages.selection import Frozen, Order
+from discreet.stages.selection import Frozen, Order, Selection
 from discreet.stages.values import BoundedSum, PrivateState, Released, StepContext
 from discreet.training.private import Private
 from research.reproductions.bench import Bench
@@ -59,7 +59,7 @@ class LeakyNoise(Mechanism):
 
 @final
 @dataclass(frozen=True)
-class RankedWithoutNoise:
+class RankedWithoutNoise(Selection):
     """Ranked freeze by exact sums, and zero on frozen coordinates, for comparison. No guarantee."""
 
     ranked: RankedFreeze

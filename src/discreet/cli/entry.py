@@ -66,9 +66,9 @@ _SUMMARIES = {
     "Nothing is trained.",
     "train": "Train privately and leave a run directory: model, ledger, metrics and a privacy statement.",
     "resume": "Resume a run after a crash or Ctrl-C; steps that were charged are not run again.",
-    "predict": "The label and the probability of each class for every record of a file; costs no privacy.",
+    "predict": "The prediction for every record of a file, with the probability of each class; costs no privacy.",
     "evaluate": "Measure a run: on records that need no protection, or on private ones by a charged noisy count.",
-    "schema": "Draft a schema from public data: bounds and categories. Edit it before use.",
+    "schema": "Draft a schema: from public data for free, or noisy bounds of private columns, which are charged.",
     "tune": "Search settings at random within one budget that also pays for the choice; rerun the command to resume.",
     "budget": "Make the budget file of a dataset, or show what is left of it.",
     "compare": "Train every certified method at equal budgets, rank them, and write one page; "

@@ -5,12 +5,12 @@ step. One mask is used for a whole logical batch (docs/proofs/RandomFreeze.md). 
 its mask after the sums, by a noisy count that is charged with the gradient (docs/proofs/TouchedRows.md).
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, final
-
-from torch import Tensor
 
 from discreet.core import check
 from discreet.engine.layout import Layout, Mask
@@ -19,6 +19,8 @@ from discreet.stages.sampling import Horizon
 from discreet.stages.values import Released, StepContext
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from discreet.stages.pipeline import Pipeline
 
 
@@ -64,7 +66,7 @@ class Selection(Protocol):
         """How rows are selected by a noisy count; None if `mask` chooses before the sums."""
         return None
 
-    def check(self, stages: "Pipeline") -> None:
+    def check(self, stages: Pipeline) -> None:
         """Refuse stages that it does not support. Called when the plan is built."""
         return
 

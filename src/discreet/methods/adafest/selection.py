@@ -3,10 +3,10 @@
 Shape suffixes: N records.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, final
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
 
 from discreet.core import check
 from discreet.engine.layout import Layout, Lines, Mask
@@ -16,6 +16,9 @@ from discreet.stages.pipeline import Pipeline
 from discreet.stages.sampling import Horizon
 from discreet.stages.selection import Frozen, Order, RowCounting, Selection, density_of
 from discreet.stages.values import StepContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final
