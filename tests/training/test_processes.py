@@ -26,9 +26,7 @@ from discreet.stages.unit import SampledUsers
 from discreet.training.private import Private
 
 FULL = Recipe(method="x", bounder=AdaptiveQuantile(clip=0.5, count_noise=2.0), sampling=FullBatch())
-FLAT = Recipe(
-    method="x", bounder=FlatClip(0.5), sampling=FullBatch()
-)  # with hardly any noise, which differs by process
+FLAT = Recipe(method="x", bounder=FlatClip(0.5), sampling=FullBatch())  # for runs with hardly any noise
 
 
 def shard(rank: int, cut: int = 20) -> TensorDataset:
