@@ -138,6 +138,51 @@ def test_draws_that_vary_apart_from_the_losses_are_accepted() -> None:
     assert train(body=body, fixed=False).updates == 4
 
 
+SAMPLERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "poisson": lambda x: torch.poisson(x.abs() * 5),
+    "binomial": lambda x: torch.binomial(torch.full_like(x, 50.0), x.abs().clamp(0.01, 0.99)),
+    "gamma": lambda x: torch.distributions.Gamma(x.abs() + 0.1, 1.0, validate_args=False).sample(),
+    "dirichlet": lambda x: torch.distributions.Dirichlet(x.abs() + 0.1, validate_args=False).sample(),
+    "bernoulli": lambda x: torch.bernoulli(x.abs().clamp(0, 1)),
+    "normal": lambda x: torch.normal(x, 1.0),
+    "multinomial": lambda x: torch.multinomial(x.abs() + 0.1, 3).float(),
+    "replacement": lambda x: torch.multinomial(x.abs() + 0.1, 9, replacement=True).float(),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "gumbel": lambda x: F.gumbel_softmax(x),
+}
+
+
+def used_by(sample: Callable[[Tensor], Tensor], x: Tensor) -> bytes:
+    """The state that a sampler leaves."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sample(x)
+        return bytes(torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_draws_behind_a_sampler_that_goes_by_values(name: str) -> None:
+    """Records decide how far such a sampler moves the generator: harmless, unless the loop has seen what comes next."""
+    sample = SAMPLERS[name]
+    by_values = len({used_by(sample, x) for x in (torch.zeros(9, 6), *(torch.randn(9, 6) for _ in range(5)))}) > 1
+    looks = False
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        if looks:
+            with torch.random.fork_rng():
+                torch.rand(100)
+        ahead = sample(x).mean(1, keepdim=True)
+        private.step(each(model(x + 0.1 * ahead + torch.randn(x.shape)), y))
+
+    assert train(body=body, steps=2).updates == 2
+    looks = True
+    if by_values:
+        with pytest.raises(Refused, match="no two draws share"):
+            train(body=body, steps=2)
+    else:
+        assert train(body=body, steps=2).updates == 2
+
+
 # Tensors ------------------------------------------------------------------------------------------------------
 
 
@@ -318,3 +363,36 @@ def test_hooks_on_nodes_are_as_usual_outside_of_steps() -> None:
     y.sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [6.0, 6.0]
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds a weight; its gradient goes by what Python kept of the records."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        with torch.enable_grad():  # so that the engine takes it for a tensor that autograd made
+            return weight.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * (2.0 if KEPT["flag"] else 1.0)
+
+
+class Quantised(nn.Module):
+    def __init__(self, rounded: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.rounded = nn.Parameter(torch.randn(6, 3)), rounded
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.rounded(self.weight)
+
+
+def test_a_function_on_weights_alone() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        KEPT["flag"] = not private.is_rehearsal and x.max().item() > 0
+        private.step(each(model(x), y))
+
+    with pytest.raises(Refused, match=r"Rounded, an autograd.Function on parameters alone at .*test_unseen") as refused:
+        train(Quantised(Rounded.apply), body, steps=2)
+    assert "weight + (rounded - weight).detach()" in str(refused.value)
+    assert train(Quantised(lambda weight: weight + (weight.round() - weight).detach()), body, steps=2).updates == 2

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from discreet.core.check import refuse, require
-from discreet.engine.proof.blame import TAMPERED, user_line
+from discreet.engine.proof.blame import TAMPERED, here, user_line
 from discreet.engine.proof.lineage import CUSTOM_GRAPH, MIXED, PUBLIC, Blame, Lineage, Origin, values_of
 from discreet.engine.trace.capture import RecordAxis
 
@@ -74,7 +74,7 @@ class CustomBackwards:
     def note(self, tensor: Tensor, origin: Origin, find: Callable[[Tensor], Origin]) -> Origin:
         """Watch the backward pass of a tensor if a function of the user's made it; the origin with that function."""
         node: Any = tensor.grad_fn
-        if not issubclass(type(node), BackwardCFunction) or origin.lineage in (PUBLIC, MIXED):
+        if not issubclass(type(node), BackwardCFunction) or origin.lineage is MIXED:
             return origin
         function = type(node)._forward_cls
         if function.__module__.startswith(("discreet.engine.", "torch.utils.checkpoint")):
@@ -85,6 +85,8 @@ class CustomBackwards:
                 "a backward hook on a module",
                 "remove register_full_backward_hook and the like; private.step bounds every record's gradient",
             )
+        if origin.lineage is PUBLIC:
+            return Origin(MIXED, origin.digest, origin.clock, function, blame=here(_on_weights(function)))
         known = self._nodes.get(id(node))
         if known is None:
             known = self._nodes[id(node)] = _Node(node, len(self._nodes))
@@ -213,6 +215,17 @@ def check_caller() -> None:
 
 _RUN_BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
 _OURS: Final = (str(Path(__file__).parents[1]) + os.sep, str(torch.utils.checkpoint.__file__))
+
+
+def _on_weights(function: type) -> Blame:
+    """A function on parameters alone: its backward pass runs after that of the losses, where no call is watched."""
+    return Blame(
+        f"{function.__name__}, an autograd.Function on parameters alone",
+        "",
+        "its backward pass may depend on values of the records that Python kept",
+        "write it with torch functions, such as weight + (rounded - weight).detach() for a rounded weight whose "
+        "gradient passes straight through",
+    )
 
 
 def _is_harmless(came: Origin, places: set[RecordAxis | Lineage]) -> bool:

@@ -72,6 +72,9 @@ class Surroundings:
                 )
 
 
+_BY_VALUES: Final = frozenset([torch.poisson, torch.binomial, torch._standard_gamma, torch._sample_dirichlet])
+"""Samplers that move the generator by the values of their arguments: they draw until a number is accepted."""
+
 States = list[tuple[torch.Generator, int]]
 
 
@@ -82,7 +85,8 @@ class Generators:
     Guarantee: numbers come from torch's own generators, whose states follow from those at the start of the batch. Two
     draws that reach the losses read one state only if they are the same call, so that no rows share numbers but those
     of one record. What two draws made has one origin only if both read one state. So a choice among equal draws, a draw
-    that is left out or repeated, and a generator that is set back show as another way to make the losses.
+    that is left out or repeated, and a generator that is set back show as another way to make the losses. A sampler
+    that moves the generator by the values of records leads to no draw that the program can have seen before.
     """
 
     def __init__(self) -> None:
@@ -90,10 +94,13 @@ class Generators:
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
         self._results: list[Origin] = []  # losses and gradients of the batch
         self._is_repeated = False  # whether different draws have read one state
+        self._last: dict[int, int] = {}  # the state that the last draw from a generator left
+        self._is_set_back = False  # whether a generator drew from another state, before there were losses
 
     def open(self) -> None:
         """A batch starts: generators stand wherever they stand."""
-        self._origins, self._readers, self._results, self._is_repeated = {}, {}, [], False
+        self._origins, self._readers, self._results, self._last = {}, {}, [], {}
+        self._is_repeated = self._is_set_back = False
         for generator in default_generators():
             origin = Origin(MIXED, hash(("generator", str(generator.device))))
             self._origins[id(generator), _state(generator)] = origin
@@ -121,6 +128,9 @@ class Generators:
             origin = self._origins.get((id(generator), start))
             if origin is None:
                 _refuse_seed()
+            is_ahead = not self._results  # checkpointed regions draw again afterwards
+            self._is_set_back |= is_ahead and start != self._last.get(id(generator), start)
+            self._last[id(generator)] = end
             made = hash((origin.digest, digest)), 0, func, settings, (origin,), None, where
             drawn = Origin(MIXED, *made, output=GENERATOR_STATE)
             self._origins[id(generator), end] = drawn
@@ -131,9 +141,13 @@ class Generators:
         return tuple(found)
 
     def check(self, made: Origin) -> None:
-        """Refuse losses or gradients that two different draws from one state reach. Others may repeat a state."""
+        """Refuse losses or gradients that two different draws from one state reach. Others may repeat a state.
+
+        Refuse draws behind a sampler that goes by values, too, if a generator was set back: the program may have
+        looked ahead, and a record may have chosen the numbers of others.
+        """
         self._results.append(made)
-        if not self._is_repeated:
+        if not (self._is_repeated or self._is_set_back):
             return
         reaching: dict[int, set[int]] = {}
         ahead, seen = [*self._results], set[int]()
@@ -147,7 +161,7 @@ class Generators:
                 (state,) = origin.parents
                 readers = reaching.setdefault(state.digest, set())
                 readers.add(origin.digest)
-                if len(readers) > 1:
+                if len(readers) > 1 or (self._is_set_back and origin.func in _BY_VALUES):
                     _refuse_repeated()
 
 
@@ -177,7 +191,7 @@ def _refuse_own_generator() -> NoReturn:
 def _refuse_repeated() -> NoReturn:
     refuse(
         "random numbers that no two draws share",
-        "losses that two different draws from one state of a generator reach",
+        "losses that two different draws from one state of a generator reach, or draws that the loop can have seen",
         "remove torch.random.fork_rng() and set_rng_state between a batch and private.step: draws that share numbers "
         "tie the numbers of one record to another's",
     )
