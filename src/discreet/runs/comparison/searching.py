@@ -23,7 +23,7 @@ from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSu
 from discreet.runs.defaults import features_of, load_task, public_of, usual_learning_rate
 from discreet.runs.presets import defaults_for, usual
 
-FOLDER = "tuning"
+FOLDER, STAND_IN = "tuning", "stand-in.npz"
 _NO_TABLE: dict[str, Any] = dict.fromkeys(("label", "schema", "test", "hold_out", "task"))  # of stand-in data
 LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
@@ -37,60 +37,21 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
     Guarantee: no trial uses a record of `settings.data` unless these are public, so nothing is charged.
     """
     check_stand_in(settings)
+    place = settings.out / FOLDER
     target = ComparisonRunner(settings.at(settings.epsilon), listener, root=settings.out)
-    data, place = str(settings.tune_on), settings.out / FOLDER
-    classes, file = settings.classes if data.endswith(".npz") else None, place / "stand-in.npz"
-    public = dataclasses.replace(
-        settings,
-        data=data,
-        classes=classes,
-        records=None,
-        public_data=True,
-        preset=None,
-        **_NO_TABLE,
-        features=features_of(settings),
-        public_records=public_of(settings),
-    )
+    public = _on_stand_in(settings)
     stand_in = load_task(public)
-    records, held_out = _split(stand_in, file)
-    fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
+    records, held_out = _split(stand_in, place / STAND_IN)
     trials = {row.name: _trials(row, settings) for row in settings.chosen}
-    trial_settings = dataclasses.replace(
-        settings,
-        out=place,
-        others=(),
-        tune_on=None,
-        truth=None,
-        data=str(file),
-        **_NO_TABLE,
-        preset=None,
-        features=(),
-        schedule=settings.schedule or usual(settings).schedule,
-        data_dir=None,
-        download=False,
-        classes=stand_in.classes,
-        records=records,
-        public_data=True,
-        model=target.shared.model if fits or public.features else defaults_for(data).model,  # a head takes any width
-        batch=int(min(target.horizon.size.batch, records // 4)),
-        epochs=None,
-        steps=min(target.horizon.steps, LONGEST),
-        rows=tuple(trial for row in trials.values() for trial in row),
-        seeds=(SEED,),
-        accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / records,  # they are public
-    )
+    rows = tuple(trial for row in trials.values() for trial in row)
+    trial_settings = _for_trials(settings, target, public, stand_in, records=records, rows=rows)
     found = ComparisonRunner(trial_settings, listener, root=place).comparison()
     best: dict[str, MethodResult] = {}
     for result in found.finished:  # they are ranked
         best.setdefault(result.name.rpartition(".")[0], result)
-    rows = tuple(
-        dataclasses.replace(row, parameters=best[row.name].parameters, learning_rate=best[row.name].learning_rate)
-        if row.name in best
-        else row
-        for row in settings.chosen
-    )
+    chosen = tuple(_tuned(row, best.get(row.name)) for row in settings.chosen)
     summary = TuningSummary(
-        data=data,
+        data=public.data,
         model=found.model,
         trials=sum(len(entry.runs) for entry in found.entries),
         records=records,
@@ -101,7 +62,68 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
             if (entry := best.get(name)) is not None and entry.accuracy is not None
         ),
     )
-    return dataclasses.replace(settings, rows=rows), summary
+    return dataclasses.replace(settings, rows=chosen), summary
+
+
+def _tuned(row: Candidate, best: MethodResult | None) -> Candidate:
+    if best is None:
+        return row
+    return dataclasses.replace(row, parameters=best.parameters, learning_rate=best.learning_rate)
+
+
+def _on_stand_in(settings: CompareSettings) -> CompareSettings:
+    """The comparison on the stand-in data, with the features of the private records."""
+    data = str(settings.tune_on)
+    return dataclasses.replace(
+        settings,
+        data=data,
+        classes=settings.classes if data.endswith(".npz") else None,
+        records=None,
+        public_data=True,
+        preset=None,
+        **_NO_TABLE,
+        features=features_of(settings),
+        public_records=public_of(settings),
+    )
+
+
+def _for_trials(
+    settings: CompareSettings,
+    target: ComparisonRunner,
+    public: CompareSettings,
+    stand_in: Task,
+    *,
+    records: int,
+    rows: tuple[Candidate, ...],
+) -> CompareSettings:
+    """The comparison of all trials, on the file that `_split` wrote."""
+    place = settings.out / FOLDER
+    fits = (stand_in.shape, stand_in.classes) == (target.task.shape, target.task.classes)
+    takes_any_width = bool(public.features)  # a head
+    return dataclasses.replace(
+        settings,
+        out=place,
+        others=(),
+        tune_on=None,
+        truth=None,
+        data=str(place / STAND_IN),
+        **_NO_TABLE,
+        preset=None,
+        features=(),
+        schedule=settings.schedule or usual(settings).schedule,
+        data_dir=None,
+        download=False,
+        classes=stand_in.classes,
+        records=records,
+        public_data=True,
+        model=target.shared.model if fits or takes_any_width else defaults_for(public.data).model,
+        batch=int(min(target.horizon.size.batch, records // 4)),
+        epochs=None,
+        steps=min(target.horizon.steps, LONGEST),
+        rows=rows,
+        seeds=(SEED,),
+        accept_large_delta=settings.accept_large_delta or settings.delta >= 1 / records,  # they are public
+    )
 
 
 def check_stand_in(settings: CompareSettings) -> None:
