@@ -126,6 +126,10 @@ def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
             "write with torch.where(mask, values, x) or masked_fill, which keep every entry in its place, instead of "
             "x[mask] = values[mask]; write no record by its place in the batch"
         )
+    elif name == "cdist":
+        remedy = 'pass compute_mode="donot_use_mm_for_euclid_dist"'
+    elif name == "prod":
+        remedy = "multiply a record's entries one by one: functools.reduce(torch.mul, x.unbind(1))"
     elif name.endswith("_loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
         remedy = 'pass reduction="none" and reduce each record by itself'
     elif name in _REDUCTIONS:

@@ -136,9 +136,10 @@ class Reading:
         if kind is DeclaredFloat or kind is DeclaredInt:
             self.declared.append(tree)
             return DECLARED.description_of(tree.declaration)
-        if isinstance(tree, (tuple, list)):
-            branches = tuple.__iter__(tree) if isinstance(tree, tuple) else list.__iter__(tree)
-            return tuple([self.describe(branch, find) for branch in branches])
+        if isinstance(tree, tuple):
+            return self.describe(tuple(tuple.__iter__(tree)), find)
+        if isinstance(tree, list):  # as an index, a list is not the same as a tuple
+            return self.describe(list(list.__iter__(tree)), find)
         if kind in _NUMPY_NUMBERS:
             return self.describe(tree.item(), find)
         if isinstance(tree, torch.Generator):

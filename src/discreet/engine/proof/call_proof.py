@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -55,6 +56,8 @@ from discreet.engine.proof.provable_call import (
 from discreet.engine.trace.capture import RecordAxis
 
 _SOURCE, _MOST_CHOICES = ValueSource(), 32
+_BY_ROWS: Final = "use_mm_for_euclid_dist_if_necessary"  # torch.cdist's default
+_SPECIAL: Final = (Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # values that gradients may go by
 
 
 def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
@@ -166,6 +169,8 @@ class _Proof:
             return self._mixed("what it gives a record depends on the record's place in the batch")
         if not self._same_for_every_count(places):
             return self._mixed("what it gives a record depends on the number of records")
+        if self._switches_formula():
+            return self._mixed("with more than 25 rows it uses a formula that cannot tell near points apart")
         if not all(self._gradients_apart(records, places) for records in graded):
             return self._mixed("the gradient that goes back to one record moves with others")
         return CallVerdict(places, factors, self.written, why, rows=rows)
@@ -241,6 +246,15 @@ class _Proof:
                 return False
         return True
 
+    def _switches_formula(self) -> bool:
+        """Whether the number of records decides how torch.cdist computes distances: far apart, both agree."""
+        rows = [leaf.place for leaf in self.call.leaves if leaf.place == RecordAxis(len(leaf.sizes) - 2)]
+        if self.call.func is not torch.cdist or not rows:
+            return False
+        args, kwargs = self.call.rebuild([leaf.like for leaf in self.call.leaves], FEW)
+        given = dict(zip(("x1", "x2", "p", "compute_mode"), args, strict=False)) | kwargs
+        return given.get("compute_mode", _BY_ROWS) == _BY_ROWS
+
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
             self.written = run.written
@@ -296,7 +310,8 @@ class _Proof:
         if not wanted:
             return True
         chosen = separating(records) if records <= FEW else alternating(records)
-        for pattern in (Pattern.MODERATE, Pattern.SPREAD):
+        for pattern in (Pattern.MODERATE, Pattern.SPREAD, Pattern.TINY, *(_SPECIAL if records <= FEW else ())):
+            is_special = pattern not in (Pattern.MODERATE, Pattern.SPREAD)
             base = [self._base(leaf, records, pattern) for leaf in self.call.leaves]
             before = self._pulled(base, None, None, records, places, pattern, wanted)
             if before is None:
@@ -310,7 +325,7 @@ class _Proof:
                 for i, old, new in zip(wanted, before[0], after[0], strict=True):
                     axis = self.call.leaves[i].place
                     assert isinstance(axis, RecordAxis)
-                    change = None if old is None or new is None else changed(old, new)
+                    change = None if old is None or new is None else changed(old, new, but_for_rounding=is_special)
                     if (old is None) != (new is None) or (change is not None and not only(axis, change, half)):
                         return False
         return True
@@ -331,12 +346,13 @@ class _Proof:
         if run is None:
             return None
         free = Range(-(2**20), 2**20)
+        usual = pattern if pattern is Pattern.SPREAD else Pattern.MODERATE
         if pulls is None or half is None:
             # Copies, as products round differently where memory is not aligned.
-            pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, pattern, free).clone() for tensor in run.outputs]
+            pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, usual, free).clone() for tensor in run.outputs]
         else:
             pulls = [
-                put(pull, _SOURCE.drawn(pull, pull.shape, pattern, free), place, half)
+                put(pull, _SOURCE.drawn(pull, pull.shape, usual, free), place, half)
                 if isinstance(place, RecordAxis)
                 else pull
                 for pull, place in zip(pulls, places, strict=True)

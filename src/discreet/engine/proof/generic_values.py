@@ -2,9 +2,10 @@
 
 A call that keeps records apart does so on every input, and one that mixes them shows it on generic ones: a mean
 moves with every entry, a maximum with the largest, `any` with the first that is true. What could hide a movement is
-a saturated value, so that six patterns are tried: moderate numbers, scales from 1e-6 to 1e6, NaN and infinity in
+a saturated value, so that seven patterns are tried: moderate numbers, scales from 1e-6 to 1e6, NaN and infinity in
 the records that are replaced, all zero (false, the lowest id), all one (true, the highest id) with zeros in the records
-that are replaced, and few distinct values, which several records share.
+that are replaced, few distinct values, which several records share, and numbers whose products underflow, with zeros in
+the records that are replaced.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Pattern(enum.Enum):
     ZERO = "moderate numbers in place of zeros"
     ONE = "zeros and others in place of ones"
     TIES = "few distinct values"
+    TINY = "zeros in place of numbers whose products underflow"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,10 @@ class ValueSource:
             return self._filled(like, shape, 0, within.low if within.low > 0 else 0)
         if pattern is Pattern.ONE:
             return self._filled(like, shape, 1, within.high if within.high < 2**20 else 1)
-        return self.drawn(like, shape, Pattern.MODERATE if pattern is Pattern.BROKEN else pattern, within)
+        steady = Pattern.MODERATE if pattern in (Pattern.BROKEN, Pattern.TINY) else pattern
+        value = self.drawn(like, shape, steady, within)
+        is_tiny = pattern is Pattern.TINY and value.is_floating_point() and not within.unit
+        return torch.where(self._few_of(shape).to(like.device), value * 1e-25, value) if is_tiny else value
 
     def drawn(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:
         """Values that take their place."""
@@ -111,7 +116,7 @@ class ValueSource:
             value = self._take(self._single[id(pool)] if dtype == torch.float32 else pool, count)
             if within.unit and pattern is not Pattern.MODERATE:
                 value = value.round()
-            if pattern is Pattern.ONE:
+            if pattern in (Pattern.ONE, Pattern.TINY):
                 value = torch.where(self._take(self._uniform, count) < 0.5, 0.0, value)
             if dtype.is_complex:
                 value = torch.complex(value, self._take(self._normal, count))
@@ -129,6 +134,17 @@ class ValueSource:
     def _filled(self, like: Tensor, shape: Sequence[int], value: int, whole: int) -> Tensor:
         is_whole = not (like.dtype.is_floating_point or like.dtype.is_complex or like.dtype == torch.bool)
         return torch.full(list(shape), whole if is_whole else value, dtype=like.dtype, device=like.device)
+
+    def _few_of(self, shape: Sequence[int]) -> Tensor:
+        """About two entries of each row: of the last axis for some places along the first, of all but it for others.
+
+        A product over such a row underflows if two are small; that of the other entries does not.
+        """
+        rows = [math.prod(shape[axis:]) for axis in range(1, len(shape))] or [1]
+        chances = torch.tensor([2 / max(size, 2) for size in rows])
+        by_place = chances[torch.arange(math.prod(shape[:1])) % len(chances)]
+        uniform = self._take(self._uniform, math.prod(shape)).reshape(list(shape))
+        return (uniform < by_place.view(-1, *[1] * (len(shape) - 1))).reshape(list(shape))
 
     def _take(self, pool: Tensor, count: int) -> Tensor:
         self._at = (self._at + 7919) % (_POOL // 2)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from discreet.engine.proof.blame import BY_PLACE, blame_for, here
+from discreet.engine.proof.blame import BY_PLACE, UNINITIALISED, blame_for, here
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Blame, PublicRows
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place
 from discreet.engine.proof.public_rows import is_rows, public_rows
 from discreet.engine.proof.verdicts import Form, mixed, verdict_on
-from discreet.engine.proof.watched_functions import HIDDEN
+from discreet.engine.proof.watched_functions import HIDDEN, leaves_memory
 
 
 class Judged(NamedTuple):
@@ -30,9 +31,10 @@ def judged(
     form: Form, func: Any, args: Any, kwargs: Any, reading: Reading, made: list[Tensor], *, on_records: bool
 ) -> Judged:
     """The lineage of what a call made, if nothing that it took was mixed."""
-    if func in HIDDEN:
-        return Judged([MIXED] * len(made), here(HIDDEN[func]))
-    if func is Tensor.__deepcopy__:
+    hidden = UNINITIALISED if leaves_memory(func) else HIDDEN.get(func)
+    if hidden is not None:
+        return Judged([MIXED] * len(made), here(hidden))
+    if func is Tensor.__deepcopy__ and _is_copy(reading.tensors[0], made[0]):
         return Judged([reading.origins[0].lineage])
     has_rows = any(origin.rows is not None for origin in reading.origins)
     if not on_records:
@@ -49,3 +51,10 @@ def judged(
         verdict = mixed(made, BY_PLACE)
     blame = blame_for(func, verdict) if MIXED in verdict.outputs else None
     return Judged(verdict.outputs, blame, verdict.numbers, read)
+
+
+def _is_copy(tensor: Tensor, made: Tensor) -> bool:
+    """Whether a tensor holds what another does, with no graph of its own: a memo can give back anything."""
+    with torch._C.DisableTorchFunction():
+        same = made.shape == tensor.shape and made.dtype == tensor.dtype and made.grad_fn is None
+        return same and torch.allclose(made, tensor, rtol=0.0, atol=0.0, equal_nan=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from discreet.engine.trace.capture import RecordAxis
+
+_ROUNDING: Final = 1e-3
 
 
 def put(target: Tensor, source: Tensor, axis: RecordAxis, half: Tensor) -> Tensor:
@@ -29,11 +32,13 @@ def follows(axis: int, shapes: dict[int, torch.Size], factors: dict[int, int]) -
     return all(axis < len(shape) and shape[axis] == factors[axis] * records for records, shape in shapes.items())
 
 
-def changed(old: Tensor, new: Tensor) -> Tensor | None:
+def changed(old: Tensor, new: Tensor, *, but_for_rounding: bool = False) -> Tensor | None:
     """Which entries moved; None if none did. NaN equals NaN here."""
     change = old != new
     if not bool(change.any()):
         return None
+    if but_for_rounding:  # both may be computed in another order
+        change &= ~((old - new).abs() <= _ROUNDING * torch.maximum(old.abs(), new.abs()))
     if (old.is_floating_point() or old.is_complex()) and bool((old != old).any()):
         change &= (old == old) | (new == new)
         return change if bool(change.any()) else None

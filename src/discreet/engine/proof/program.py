@@ -102,6 +102,9 @@ class ProgramComparison:
                 if len(shapes[0]) != len(shapes[1]):
                     self.difference = f"sizes {shapes[1]} where they were {shapes[0]}, for one record"
                     return False
+            elif len(shapes[0]) != len(shapes[1]):
+                self.difference = f"{len(shapes[1])} axes where there were {len(shapes[0])}"
+                return False
             for a, b in zip(*shapes, strict=False):
                 if type(a) is type(b) is int and a != b:
                     self.difference = f"an axis of size {b} where it was {a}"

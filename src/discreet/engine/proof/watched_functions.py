@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.blame import GRADIENTS, UNINITIALISED, UNKNOWN
+from discreet.engine.proof.blame import GRADIENTS, UNKNOWN
 
 _GETTERS: Final = (
     *("shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "is_cuda", "is_sparse", "names"),
@@ -54,14 +55,19 @@ TO_MEMORY: Final = frozenset(
 
 
 HIDDEN: Final[dict[Any, Any]] = {
-    **dict.fromkeys(
-        (torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty), UNINITIALISED
-    ),
-    Tensor.new_empty_strided: UNINITIALISED,
     torch.from_file: UNKNOWN,
     getattr(Tensor, "grad").__get__: GRADIENTS,  # noqa: B009
 }
 """Functions whose results hold what their arguments do not show."""
+
+
+@cache
+def leaves_memory(func: Any) -> bool:
+    """Whether a function gives memory as it finds it: `empty`, `new_empty`, `resize_`, also of torch.ops."""
+    parts = str(getattr(func, "__name__", "")).split(".")
+    return any(part.strip("_").removeprefix("new_").startswith(("empty", "resize")) or part == "new" for part in parts)
+
+
 FILLS: Final = frozenset(
     [
         *(Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_, Tensor.fill_, Tensor.zero_),
