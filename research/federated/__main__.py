@@ -40,7 +40,7 @@ from research.federated.grid import InProcessGrid
 from research.federated.tasks import Federation, features, images
 
 FROZEN: Final = 0.9
-SHOWN: Final = 8  # accuracies over the rounds
+SHOWN: Final = 5  # accuracies over the rounds
 ROWS: Final = ("discreet", "discreet, frozen", "flower")
 
 
@@ -57,8 +57,8 @@ class Setting:
 
 
 SETTINGS: Final = {
-    "cnn": Setting(images, clients=1000, batch=100, steps=40, clip=0.5),
-    "linear": Setting(features, clients=10_000, batch=500, steps=40, clip=1.0),
+    "cnn": Setting(images, clients=1000, batch=60, steps=25, clip=0.5),
+    "linear": Setting(features, clients=10_000, batch=200, steps=25, clip=1.0),
 }
 
 
