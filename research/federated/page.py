@@ -20,7 +20,7 @@ NAMES: Final = {
     "flower": "Flower's own",
 }
 TASKS: Final = {"cnn": "a small CNN", "linear": "a linear head on public features"}
-NOTES: Final = """With random freeze a client sends {ratios} of the bytes. Bytes are those of the arrays in one message.
+NOTES: Final = """Bytes are those of the arrays in one message.
 Flower's own strategy is `DifferentialPrivacyServerSideFixedClipping` with the same clip and the same noise on the sum.
 It draws a fixed number of clients with a known generator. The epsilon beside it is for noise of that size without
 amplification, which is how Flower accounts for it. Strategies, messages and mods are those of Flower; the transport is
@@ -30,7 +30,8 @@ replaced by calls in one process (`research/federated/grid.py`)."""
 def table(held: dict[str, Any]) -> list[str]:
     """The text and the table."""
     lines = ["## Measured", ""]
-    lines += ["Fashion-MNIST, two labels for each client, one pass over its records in a round. One seed.", ""]
+    lines += ["Fashion-MNIST, two labels for each client, one pass over its records in a round. One seed: epsilon is that of the"]
+    lines += ["same run with secret keys.", ""]
     lines += ["| task | clients, in a round, rounds | strategy | noise multiplier | epsilon for every client | "]
     lines[-1] += "accuracy at rounds | bytes up, down |"
     lines += ["|---|---|---|---|---|---|---|"]
@@ -40,7 +41,7 @@ def table(held: dict[str, Any]) -> list[str]:
         for row, found in case["rows"].items():
             lines.append(f"| {task} | {numbers} | {NAMES[row]} | {found['noise']:.3f} | {_cells(found)} |")
     ratios = ", ".join(f"{case['up_ratio']:.3f}" for case in held["cases"].values() if "up_ratio" in case)
-    lines += ["", NOTES.format(ratios=ratios)]
+    lines += ["", *([f"With random freeze a client sends {ratios} of the bytes."] if ratios else []), NOTES]
     return lines
 
 
