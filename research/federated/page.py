@@ -30,8 +30,8 @@ replaced by calls in one process (`research/federated/grid.py`)."""
 def table(held: dict[str, Any]) -> list[str]:
     """The text and the table."""
     lines = ["## Measured", ""]
-    lines += ["Fashion-MNIST, two labels for each client, one pass over its records in a round. One seed: epsilon is that of the"]
-    lines += ["same run with secret keys.", ""]
+    lines += ["Fashion-MNIST, two labels for each client, one pass over its records in a round. One seed:"]
+    lines += ["epsilon is that of the same run with secret keys.", ""]
     lines += ["| task | clients, in a round, rounds | strategy | noise multiplier | epsilon for every client | "]
     lines[-1] += "accuracy at rounds | bytes up, down |"
     lines += ["|---|---|---|---|---|---|---|"]
