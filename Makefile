@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+FLOWER := .venv.flower
 COMPILED := $(wildcard src/discreet/core/generators/*.[ch])
 # Stealing work leaves the tests of a file, and what they share, with one worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all lint docs build reproduce bench clean
+.PHONY: run test test-all test-flower lint docs build reproduce bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 120 --truth results/truth-table.json \
@@ -18,6 +19,11 @@ test: $(VENV)/.installed-test lint
 
 test-all: $(VENV)/.installed-test lint
 	$(PYTEST)
+
+# Flower needs older versions of some packages, so it has an environment of its own.
+test-flower: $(FLOWER)/.installed
+	OMP_NUM_THREADS=1 FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest -p no:cacheprovider \
+		tests/training/test_rounds.py tests/integrations/test_flower.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check src tests research docs/site
@@ -68,5 +74,11 @@ $(VENV)/.installed-bench: pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@ $(VENV)/.installed
 
+$(FLOWER)/.installed: pyproject.toml constraints-flower.txt setup.py $(COMPILED)
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-flower.txt
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FLOWER) build dist .pytest_cache .mypy_cache .ruff_cache

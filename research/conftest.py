@@ -15,3 +15,5 @@ if any(find_spec(name) is None for name in LANGUAGE_MODEL):
     collect_ignore += ["opacus_e2e.py"]
 if any(find_spec(name) is None for name in SENTENCES[:1]):
     collect_ignore += ["reproductions/dicesgd/table_3_reviews.py", "tasks/sentences.py"]
+if find_spec("flwr") is None:
+    collect_ignore += [f"federated/{name}.py" for name in ("__main__", "grid", "tasks")]

@@ -67,7 +67,9 @@ def exists(name: str) -> bool:
     for end in range(len(parts), 0, -1):
         try:
             found: object = importlib.import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if str(error.name).partition(".")[0] != parts[0]:  # a library that is not installed here
+                return len(parts) == end or is_defined(parts[:end], parts[end])
             continue
         for attribute in parts[end:]:
             if not hasattr(found, attribute):
@@ -75,6 +77,13 @@ def exists(name: str) -> bool:
             found = getattr(found, attribute)
         return True
     return False
+
+
+def is_defined(module: list[str], name: str) -> bool:
+    """Whether the file of a module of ours defines this name."""
+    tree = ast.parse((ROOT / "src" / Path(*module)).with_suffix(".py").read_text(encoding="utf-8"))
+    targets = {target.id for node in tree.body if isinstance(node, ast.AnnAssign) for target in [node.target]}
+    return name in targets | {getattr(node, "name", "") for node in tree.body}
 
 
 def commands(text: str) -> list[str]:

@@ -24,6 +24,11 @@ from discreet.core.check import Damaged, Refused
 from discreet.core.errors import ProcessLost, RunStopped, is_out_of_memory
 from discreet.core.launch import process_number, processes
 
+try:
+    from typer import TyperException as UsageError
+except ImportError:  # an older Typer, which Flower needs, raises the exceptions of click
+    from click import ClickException as UsageError  # type: ignore[assignment]
+
 COMPLETE = "_DISCREET_COMPLETE"  # the shell sets it to ask for completions
 ALL = "all"  # `--help all` lists the rare flags, too
 RECIPE_FLAGS = "recipe_flags"  # the field that takes the flags which the recipes give
@@ -208,7 +213,7 @@ def main(
             commands = [listed.load() if listed.name in typed else listed.listed() for listed in COMMANDS]
         code = get_command(build(commands, words)).main(args=words, prog_name=program, standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except typer.TyperException as error:
+    except UsageError as error:
         _say(sentence(error, words, [listed.name for listed in COMMANDS], program))
         return BAD_INPUT
     except RunStopped as error:

@@ -38,7 +38,7 @@ def sentence(error: Any, words: list[str], commands: Iterable[str], program: str
     command = next((f"{program} {word}" for word in words if word in commands), program)
     known = _options(error)
     see = f"see `{command} --help`"
-    if found := re.match(r"No such option: (\S+)", message):
+    if found := re.match(r"No such option:? '?([^\s'.]+)", message):
         return f"Expected a flag of `{command}`, got {found[1]}. Remedy: {_instead(found[1], known) or see}."
     if found := re.match(r"No such command '([^']*)'", message):
         close = get_close_matches(found[1], list(commands), n=1)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.core.world import World
+    from discreet.engine.contributions import Contributions
     from discreet.engine.engine import Engine
 
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -76,7 +77,7 @@ class Aggregation:
         self,
         bounder: Bounder,
         scale: float,
-        engine: Engine,
+        engine: Contributions,
         mask: Mask | None,
         order: Order,
         memory: Mapping[str, Tensor] = _NOTHING,

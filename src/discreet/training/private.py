@@ -143,7 +143,7 @@ class Private:
             opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
             begun = self._begin(ledger) if resume is None else self._resume(resume, ledger, used)
             self._ledger = opened.enter_context(begun)
-            self._pay = Payment(plan, self._ledger, self.streams, used, self._engine.watch)
+            self._pay = Payment(plan, self._ledger, self.streams, used, lambda: self._engine.watch.declared_at)
             self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
             if self._keys is not None:
                 self._sampling = self._keys.sampling

@@ -30,8 +30,10 @@ from torch import Tensor, nn
 from discreet.accounting.events import Event
 from discreet.core.streams import Indices, Streams
 from discreet.core.world import World
+from discreet.engine.contributions import Contributions
 from discreet.engine.engine import Engine
 from discreet.engine.factors.groups import UnitRows
+from discreet.engine.layout import Mask
 from discreet.engine.model_state import ModelBetweenBatches
 from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query
@@ -73,7 +75,9 @@ class PrivateStep:
     Guarantee: information about the records is released by `_add_noise` only, after `_pay` has recorded the charge.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, state: RunState, streams: Streams, pay: Pay, world: World) -> None:
+    def __init__(
+        self, plan: Plan, engine: Contributions, state: RunState, streams: Streams, pay: Pay, world: World
+    ) -> None:
         self._plan, self._engine, self._state, self._pay, self._world = plan, engine, state, pay, world
         now = StepContext(
             step=state.step,
@@ -91,7 +95,9 @@ class PrivateStep:
         mask, order = self._context.mask, plan.selection.order
         self._sums = Aggregation(plan.bounder, state.scale, engine, mask, order, state.memory)
         counting = plan.selection.counting
-        self._rows = None if counting is None or not counting.tables(engine.layout) else RowCounts(counting, engine)
+        self._rows = (
+            None if counting is None or not counting.tables(engine.layout) else RowCounts(counting, self._model)
+        )
         if counting is None:  # else the counts decide how much noise is drawn
             plan.mechanism.prepare(self._context)
         self._learning = plan.bounder.learning(self._context)
@@ -107,6 +113,17 @@ class PrivateStep:
         """Whether the bounder still has to learn from public records before the first micro-batch."""
         return self._learning is not None
 
+    @property
+    def mask(self) -> Mask | None:
+        """The active coordinates, which are public; None if all are active."""
+        return self._context.mask
+
+    @property
+    def _model(self) -> Engine:
+        """The engine of the model, for what starts with losses."""
+        assert isinstance(self._engine, Engine)
+        return self._engine
+
     def draw_public(self, size: int) -> Indices:
         """Which of `size` public records the bounder learns from, by public randomness."""
         count = min(self._plan.bounder.public_records, size)
@@ -115,9 +132,9 @@ class PrivateStep:
     def learn(self, losses: Tensor) -> None:
         """Let the bounder learn from a micro-batch of public records. Nothing is charged."""
         assert self._learning is not None
-        self._engine.backward(losses)
+        self._model.backward(losses)
         chunk = self._plan.bounder.records_at_once(self._engine.layout.size)
-        for gradients in self._engine.rows(self._context.mask, chunk=chunk):
+        for gradients in self._model.rows(self._context.mask, chunk=chunk):
             self._learning.add(gradients)
         self._engine.discard()
 
@@ -133,19 +150,23 @@ class PrivateStep:
 
         Returns False, and adds nothing, for a rehearsal, and for losses that have to be rehearsed first.
         """
-        self._engine.backward(losses)
-        if not self._engine.watch.is_rehearsed:
+        self._model.backward(losses)
+        if not self._model.watch.is_rehearsed:
             return False
         if self._rows is not None:
             self._rows.add()
         self._sums.add()
         return True
 
+    def add_given(self) -> None:
+        """Add contributions that others computed and the engine holds (training/rounds.py), likewise."""
+        self._sums.add()
+
     def add_to_test(self, losses: Tensor, records: int, views: int, units: UnitRows | None) -> bool:
         """Add a micro-batch of the batch that tests the update, likewise."""
         assert self._candidate is not None
-        self._engine.check(losses)
-        if not self._engine.watch.is_rehearsed:
+        self._model.check(losses)
+        if not self._model.watch.is_rehearsed:
             return False
         self._candidate.add(losses, records, views, units)
         return True
@@ -249,7 +270,7 @@ class Parameters:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         plan: Plan,
-        engine: Engine,
+        engine: Contributions,
         average: Average | None,
         between: ModelBetweenBatches,
     ) -> None:
