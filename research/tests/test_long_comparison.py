@@ -18,7 +18,7 @@ def test_both_parts_have_the_same_budgets_and_seeds() -> None:
 
 
 def test_a_part_can_be_shown_before_it_is_finished() -> None:
-    for words in commands(Path("runs/x"), quick=False, finished=True).values():
+    for words in commands(Path("runs/x"), quick=False, more="--finished-only").values():
         assert "--finished-only" in words
         assert [word for word in words if word != "--finished-only"] in commands(Path("runs/x"), quick=False).values()
 
