@@ -58,7 +58,7 @@ class Backbone:
     public: PublicRecords | None = None
     at_once = 16  # faster on a processor than larger batches, which leave its cache
 
-    def __init__(self, name: str, network: nn.Module, *, side: int = 160) -> None:
+    def __init__(self, name: str, network: nn.Module, *, side: int = 128) -> None:
         self.name, self.side = name, side
         self._network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
