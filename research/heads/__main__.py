@@ -51,8 +51,9 @@ class Comparison:
         return f"{self.data}-{self.epsilon:g}-{self.known.model}"
 
     def load(self) -> Task:
-        task = data.load(self.data)
-        return features.extract(task, self.known.features) if self.known.features else task
+        task, known = data.load(self.data), self.known
+        public = data.load(known.public_records) if known.public_records else None
+        return features.extract(task, known.features, public=public) if known.features else task
 
 
 def _preset(name: str, epsilon: float) -> Defaults:
@@ -62,6 +63,7 @@ def _preset(name: str, epsilon: float) -> Defaults:
 
 COMPARISONS: Final = (
     Comparison(data="adult", epsilon=1.0, ways=HEADS, known=_preset("adult", 1.0)),
+    Comparison(data="digits", epsilon=3.0, ways=HEADS[:5], known=_preset("digits", 3.0)),
     Comparison(data="cifar10", epsilon=2.0, ways=HEADS[:5], known=_preset("cifar10", 2.0)),
     Comparison(data="digits", epsilon=3.0, ways=NETWORKS, known=DEFAULTS["digits"]),
 )
