@@ -1,8 +1,8 @@
 """Heads and optimizers at one certified epsilon: `python -m research.heads [PROBLEM ...]`.
 
-Every way of training tries four settings on a split of the training records (four fifths train, every fifth scores),
-with one fixed seed. The best one is then run five times with the operating system's randomness, and the test records
-are read. Rerun the command to resume. It writes results/heads.json and docs/heads.md.
+Every way of training tries four settings or more on a split of the training records (four fifths train, every fifth
+scores), with one fixed seed. The best one is then run five times with the operating system's randomness, and the test
+records are read. Rerun the command to resume. It writes results/heads.json and docs/heads.md.
 """
 
 from __future__ import annotations
@@ -89,15 +89,14 @@ def _measure(comparison: Comparison, way: Way, problem: Problem, part: Problem) 
 
     def held() -> Values:
         found: Values = _read()["problems"].get(comparison.name, {}).get("ways", {}).get(way.name, {})
-        kept = {"about": way.about, "trials": [], "runs": [], **found}
-        return {**kept, "trials": [trial for trial in kept["trials"] if trial["setting"] in grid]}
+        return {"about": way.about, "trials": [], "runs": [], **found}
 
     for setting in grid:
         if setting not in [trial["setting"] for trial in held()["trials"]]:
             trial = {"setting": setting, **_run(way, part, setting, Streams.seeded(0))}
             _write(comparison, way, {**held(), "trials": [*held()["trials"], trial]})
     best = max(held()["trials"], key=lambda trial: trial["accuracy"])["setting"]
-    if held().get("chosen", best) != best:  # of another grid
+    if held().get("chosen", best) != best:  # a later trial was better
         _write(comparison, way, {**held(), "runs": []})
     for _ in range(len(held()["runs"]), RUNS):
         runs = [*held()["runs"], _run(way, problem, best, Streams.from_os())]

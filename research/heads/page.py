@@ -11,9 +11,9 @@ Values = dict[str, Any]
 INTRODUCTION = """# Heads and optimizers, compared
 
 What else can be done with a budget than DP-SGD on the presets' linear head? Every row below was trained through
-`discreet.Private` at the same certified epsilon (delta 1e-5). Every row tried four settings on a split of the training
-records and was then run five times with the operating system's randomness. "Told apart" compares a row with the first
-by Welch's t test at the 5 % level, without a correction for the number of rows.
+`discreet.Private` at the same certified epsilon (delta 1e-5). Every row tried settings on a split of the training
+records, at least four, and the best was then run five times with the operating system's randomness. "Told apart"
+compares a row with the first by Welch's t test at the 5 % level, without a correction for the number of rows.
 """
 
 
@@ -28,7 +28,16 @@ def page(held: Values) -> str:
 def _section(one: Values) -> str:
     known = " + ".join(one["features"]) or "the records as they are"
     head = f"## {one['data']} at epsilon {one['epsilon']:g}: `{one['model']}` on {known}"
-    heads = ["way", "what it is", "chosen", "certified epsilon", "accuracy", "told apart", "training, CPU seconds"]
+    heads = [
+        "way",
+        "what it is",
+        "settings tried",
+        "chosen",
+        "certified epsilon",
+        "accuracy",
+        "told apart",
+        "training, CPU seconds",
+    ]
     finished = {name: way for name, way in one["ways"].items() if way.get("runs")}
     if not finished:
         return f"{head}\n\nNot measured yet."
@@ -37,6 +46,7 @@ def _section(one: Values) -> str:
         [
             name,
             way["about"],
+            str(len(way["trials"])),
             ", ".join(f"{key} {value:.3g}" for key, value in way["chosen"].items()),
             f"{max(run['epsilon'] for run in way['runs']):.3f}",
             f"{with_interval(way['accuracy'])} %",

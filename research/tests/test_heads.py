@@ -24,6 +24,7 @@ KNOWN = Defaults(model="head", batch=200, steps=4, clip=0.3, reach=2.0, momentum
 WAY: dict[str, Any] = {
     "about": "as it is",
     "chosen": {"clip": 0.3},
+    "trials": [{"setting": {"clip": 0.3}, "accuracy": 0.84}] * 4,
     "runs": [
         {"accuracy": 0.85, "epsilon": 0.999, "cpu_seconds": 2.0},
         {"accuracy": 0.86, "epsilon": 0.999, "cpu_seconds": 3.0},
@@ -117,7 +118,7 @@ def test_the_page_tells_rows_apart_from_the_first() -> None:
         "ways": {"SGD": WAY, "other": better},
     }
     text = page({"problems": {"adult-1-head": one}, "command": "python -m research.heads"})
-    assert "| SGD | as it is | clip 0.3 | 0.999 | 85.5 ± 1.0 % |  | 2 |" in text
+    assert "| SGD | as it is | 4 | clip 0.3 | 0.999 | 85.5 ± 1.0 % |  | 2 |" in text
     assert "| better |" in text
     empty = {**one, "ways": {}}
     assert "Not measured yet" in page({"problems": {"x": empty}})
