@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from research.records.page import markdown, with_interval
+from research.records.page import markdown, percent, with_interval
 
 Values = dict[str, Any]
 
@@ -55,7 +55,20 @@ def _section(one: Values) -> str:
         ]
         for name, way in finished.items()
     ]
-    return f"{head}\n\n{markdown(heads, rows)}"
+    return f"{head}\n\n{markdown(heads, rows)}{_unfinished(one, first)}"
+
+
+def _unfinished(one: Values, first: Values) -> str:
+    """Ways that were tried on the split alone."""
+    tried = {name: way["trials"] for name, way in one["ways"].items() if way["trials"] and not way["runs"]}
+    if not tried:
+        return ""
+    named = ", ".join(f"{name} {_best(trials)} %" for name, trials in tried.items())
+    return f"\n\nTried on the split only, where the first row reached {_best(first['trials'])} %: {named}."
+
+
+def _best(trials: list[Values]) -> str:
+    return percent(max(trial["accuracy"] for trial in trials))
 
 
 def _apart(first: Values, other: Values) -> str:
