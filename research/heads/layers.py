@@ -22,7 +22,7 @@ class Moments(nn.Module):
         nn.init.zeros_(self.cross.weight)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = x.float()
+        x = x.float().flatten(1)
         return x * self.second(x), self.cross(x)
 
     @torch.no_grad()
@@ -49,7 +49,7 @@ class Scaled(nn.Module):
         self.register_buffer("scale", torch.ones(classes, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.float(), self.weight * self.scale)
+        return F.linear(x.float().flatten(1), self.weight * self.scale)
 
 
 @final
@@ -89,7 +89,7 @@ class RandomFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         directions: Any = self.directions
-        x = x.float()
+        x = x.float().flatten(1)
         made = F.normalize(F.relu(x @ directions), dim=1)
         return torch.cat([x, made], 1) / math.sqrt(2)
 
