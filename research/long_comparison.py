@@ -1,7 +1,9 @@
-"""The long comparison on Fashion-MNIST: `python -m research.long_comparison [--quick] [--only PART] [--out OUT]`.
+"""The long comparison on Fashion-MNIST: `python -m research.long_comparison` (`--help` lists the options).
 
-Rerun the command to resume: finished runs and trials are kept in OUT. A finished part of the full form writes its page,
-values and figures to results/long-comparison/PART.
+Rerun the command to resume: finished runs and trials are kept in OUT. Each part searches first, then trains every
+method at epsilon 3, seed by seed, then at 1 and 8. So an interrupted part has the most important runs: `--finished`
+trains nothing and writes the page of the runs that there are, which says how many are missing. The full form keeps
+page, values and figures in results/long-comparison/PART.
 
 Two parts, each a `discreet compare` of its own, at epsilon 1, 3 and 8:
 
@@ -38,15 +40,15 @@ QUICK: Final = {
 KEPT: Final = Path("results/long-comparison")
 
 
-def commands(out: Path, *, quick: bool) -> dict[str, list[str]]:
+def commands(out: Path, *, quick: bool, more: str = "") -> dict[str, list[str]]:
     """The arguments of `discreet` for each part.
 
     >>> commands(Path("runs/x"), quick=True)["features"][-1]
     'runs/x/features'
     """
-    truth = "--truth results/truth-table.json"
+    rest = f"--truth results/truth-table.json {more}"
     chosen = QUICK if quick else PARTS
-    return {name: shlex.split(f"compare {SHARED} {own} {truth} --out {out / name}") for name, own in chosen.items()}
+    return {name: shlex.split(f"compare {SHARED} {own} {rest} --out {out / name}") for name, own in chosen.items()}
 
 
 def keep(part: Path, place: Path) -> None:
@@ -60,11 +62,14 @@ def keep(part: Path, place: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m research.long_comparison")
     parser.add_argument("--quick", action="store_true", help="minutes: two methods, few steps, two seeds")
+    parser.add_argument("--finished", action="store_true", help="train nothing: the pages of the finished runs")
     parser.add_argument("--only", choices=tuple(PARTS), help="one part alone")
+    parser.add_argument("--workers", type=int, help="runs that are trained at once")
     parser.add_argument("--out", type=Path, help="where runs are kept")
     given = parser.parse_args()
     out = given.out or Path("runs/long-comparison-quick" if given.quick else "runs/long-comparison")
-    for name, words in commands(out, quick=given.quick).items():
+    more = "--finished-only " * given.finished + (f"--workers {given.workers}" if given.workers else "")
+    for name, words in commands(out, quick=given.quick, more=more).items():
         if given.only not in (None, name):
             continue
         print("discreet " + shlex.join(words), flush=True)

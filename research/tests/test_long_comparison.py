@@ -17,6 +17,12 @@ def test_both_parts_have_the_same_budgets_and_seeds() -> None:
     assert len(NETWORK_METHODS.split(",")) == 6
 
 
+def test_a_part_can_be_shown_before_it_is_finished() -> None:
+    for words in commands(Path("runs/x"), quick=False, more="--finished-only").values():
+        assert "--finished-only" in words
+        assert [word for word in words if word != "--finished-only"] in commands(Path("runs/x"), quick=False).values()
+
+
 def test_a_finished_part_is_kept_without_its_runs(tmp_path: Path) -> None:
     part, place = tmp_path / "part", tmp_path / "kept" / "part"
     for name in ("report.html", "report.json", "figures/frontier.svg", "dp-sgd/os-1/result.json"):

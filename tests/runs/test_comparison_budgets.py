@@ -181,3 +181,20 @@ def test_a_broken_truth_table_is_refused_before_anything_is_trained(tmp_path: Pa
     with pytest.raises(Refused, match="a truth table in"):
         compare(small(tmp_path / "out", truth=path))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_page_of_finished_runs_trains_nothing_and_counts_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(small(tmp_path, others=(), seeds=(0,)))
+    kept = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(runs, "train", lambda *_, **__: pytest.fail("trained"))
+    more = small(tmp_path, rows=ROWS, seeds=(0, 1), finished_only=True)
+    found = compare(more)
+    by_name = {entry.name: entry for entry in found.entries}
+    assert (len(by_name["dp-sgd"].runs), len(by_name["dp-sgd"].failures)) == (1, 1)
+    assert [failure.reason for failure in by_name["auto-s"].failures] == ["not run yet"] * 2
+    assert "1 of 4 runs finished" in render(found)
+    other = small(tmp_path, seeds=(0,), steps=4, finished_only=True)  # other settings: neither read nor moved away
+    assert compare(other).finished == ()
+    assert sorted(tmp_path.rglob("*")) == kept

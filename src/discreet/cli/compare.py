@@ -35,6 +35,10 @@ class CompareFlags:
         flag("best: show only the best of --methods, within one --epsilon for the whole search (see tune)."),
     ] = None
     truth: Annotated[Path | None, flag("A table of `discreet audit --out FILE` for the page.", rare=True)] = None
+    finished_only: Annotated[
+        bool | None, flag("Train nothing: write the page of the runs that are finished.", rare=True)
+    ] = None
+    workers: Annotated[int | None, flag("Runs that are trained at once.", rare=True)] = None
     seeds: Annotated[str | None, flag("Seeds as a list, NOT private; none for your own file.")] = None
 
 

@@ -41,7 +41,7 @@ RESERVED = frozenset(
         *("learning_rate", "ledger", "main", "method", "methods", "micro_batch", "model", "momentum", "noise"),
         *("one_run", "optimizer", "other_repeats", "out", "public_data", "public_records", "quick", "rate"),
         *("factory", "features", "file", "hold_out", "label", "minutes", "parameters", "place", "preset", "public"),
-        *("numbers", "schema", "spend", "task", "test", "unit", "per_user", "sample", "users"),
+        *("finished_only", "numbers", "schema", "spend", "task", "test", "unit", "per_user", "sample", "users"),
         *("record_shape", "records", "relation", "repeats", "run", "sampling", "schedule", "schedule_per"),
         *("seed", "seeds", "solve", "steps", "truth", "tune_on", "version", "weight_decay", "workers"),
     }

@@ -119,6 +119,7 @@ class CompareSettings:
     budget               the budget file of the records: all runs together are one charge, before a record is read
     truth                an audit's table for the page; None: truth-table.json in `out`, if it is there
     workers              how many runs are trained at once; None: one for each core, four at most
+    finished_only        train nothing: the page is made of finished runs and says how many are missing
     command              the user's command, for the page
     """
 
@@ -156,6 +157,7 @@ class CompareSettings:
     budget: str | None = None
     truth: Path | None = None
     workers: int | None = None
+    finished_only: bool = False
     command: str = ""
 
     def __post_init__(self) -> None:

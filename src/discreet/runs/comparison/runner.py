@@ -43,6 +43,7 @@ _SHARED = (
 """Settings of a comparison that each of its runs has."""
 _OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row
 REFERENCES = "references.json"
+NOT_RUN = "not run yet"
 MOST = 400  # the most changes that are kept of a schedule
 
 
@@ -145,6 +146,9 @@ class ComparisonRunner:
             return None
         config = job.config
         begun = folder.run.exists() or folder.ledger.exists()
+        if self._settings.finished_only and not (folder.result.exists() and _same(config, plan, folder)):
+            self._fail(job, NOT_RUN)
+            return None
         if begun and not _same(config, plan, folder):
             place, begun = _set_aside(job.directory, self._settings.out), False
             self._notes[job.index] = f"an earlier run with other settings was moved to {place}"
@@ -270,6 +274,8 @@ class ComparisonRunner:
         key = digest([_compared(self.shared)["model"], self.task.checksum, self.task.constants, passes])
         held = read_json(file) if file.is_file() else {}
         if held.get("digest") != key:
+            if self._settings.finished_only:
+                return ()
             found = reference_rows(self.shared, self.task, passes=passes)
             self._settings.out.mkdir(parents=True, exist_ok=True)
             write_json(file, {"digest": key, "references": plain(found)})
