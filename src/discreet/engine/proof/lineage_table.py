@@ -33,7 +33,7 @@ from discreet.engine.proof.lineage import (
     values_of,
     version_of,
 )
-from discreet.engine.proof.watched_functions import HIDDEN, changes_graph
+from discreet.engine.proof.watched_functions import NEW_MEMORY, changes_graph
 from discreet.engine.support import tensors_of
 from discreet.engine.trace.capture import RecordAxis
 
@@ -265,7 +265,7 @@ class LineageTable:
             if id(tensor) in handed and not changes_graph(origin.func):
                 continue  # the call gave back what it got
             entries[id(tensor)] = SeenTensor(tensor, origin)
-            if origin.func in HIDDEN and has_memory(tensor):
+            if origin.func in NEW_MEMORY and has_memory(tensor):
                 self._empties[storage_of(tensor)] = origin.clock
         for index in written:
             tensor = given[index]

@@ -61,6 +61,15 @@ HIDDEN: Final[dict[Any, Any]] = {
 """Functions whose results hold what their arguments do not show."""
 
 
+NEW_MEMORY: Final = frozenset(
+    [
+        *(torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted),
+        *(Tensor.new_empty, Tensor.new_empty_strided),
+    ]
+)
+"""Functions whose results share their memory with no other tensor, and are known once every entry is written."""
+
+
 @cache
 def leaves_memory(func: Any) -> bool:
     """Whether a function gives memory as it finds it: `empty`, `new_empty`, `resize_`, also of torch.ops."""
