@@ -73,10 +73,10 @@ RULES: Final = MappingProxyType(
         ),
         "image": Rule(
             about="a linear head on scattering coefficients, which need no training",
-            first="train on public features instead of pixels",
+            first="train on public features instead of pixels; take statistics from public images like yours",
             clip=0.1,
             reach=40.0,
-            flags="--data YOUR.npz --classes 10 --model head --features scattering --public-records cifar10",
+            flags="--data YOUR.npz --classes 10 --model head --features scattering --public-records mnist",
             preset="image",
             slower=1700.0,
         ),
@@ -90,7 +90,7 @@ RULES: Final = MappingProxyType(
         ),
         "network": Rule(
             about="your own network, trained from its present weights",
-            first="start from public weights where you can, and freeze what you do not need",
+            first="start from public weights where you can. A table, text, image or photo? Name it with --data",
             clip=0.1,
             reach=0.4,
             flags="--data YOUR.npz --classes 10 --model mlp",
