@@ -108,6 +108,7 @@ def comparison(found: Comparison, place: str) -> str:
     held = [{entry.name: entry for entry in budget.entries} for budget in budgets]
     heads = [f"epsilon {budget.epsilon:g} ({wording.counted(budget.repeats, 'run')})" for budget in budgets]
     rows = [[entry.name, *(_accuracy(by.get(entry.name)) for by in held)] for entry in found.entries]
+    rows += [[one.name, *([_share(one.accuracy)] * len(budgets))] for one in found.references]
     rest = [f"{one.method}: {one.reason or one.guarantee}" for one in found.excluded]
     parts = [
         f"![Test accuracy against certified epsilon]({place}/figures/frontier.svg)",
@@ -152,6 +153,10 @@ def speed(held: dict[str, Any]) -> str:
 
 def _ratio(row: dict[str, Any]) -> str:
     return f"{row['over_plain']:.2f}" if "over_plain" in row else "–"
+
+
+def _share(accuracy: float | None) -> str:
+    return "–" if accuracy is None else f"{accuracy:.1%}".replace("%", " %")
 
 
 def _accuracy(entry: MethodResult | None) -> str:

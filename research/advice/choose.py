@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
+from torch.utils.data import TensorDataset
+
 from discreet import runs
+from discreet.data import Task
 from discreet.runs.defaults import load_task
 from discreet.runs.training import train_on
 from research.advice.public_tables import adult_table
@@ -28,10 +31,12 @@ class Choice:
 
     settings  as `RunConfig` takes them
     changes   the values that are tried for each setting; `reach` is learning rate times clip
+    records   how many of the training records are used; None: all
     """
 
     settings: dict[str, Any]
     changes: dict[str, tuple[Any, ...]]
+    records: int | None = None
 
     def grid(self) -> Iterator[dict[str, Any]]:
         for values in itertools.product(*self.changes.values()):
@@ -54,6 +59,13 @@ CHOICES: Final = {
     ),
     "adult-hours": Choice(settings={"label": "hours-per-week"}, changes=_NUMBERS),
     "adult-age": Choice(settings={"label": "age"}, changes=_NUMBERS),
+} | {
+    f"{name}-{records}": Choice(settings={"label": label}, changes=changes, records=records)
+    for name, label, changes in (
+        ("adult-income", "income", {"clip": (0.3,), "reach": (2.0, 5.0, 12.0, 30.0)}),
+        ("adult-age", "age", {"clip": (4.0,), "reach": (0.65, 1.3, 2.6, 5.2)}),
+    )
+    for records in (1500, 6000)
 }
 
 
@@ -70,15 +82,17 @@ def _tried(choice: Choice, folder: Path) -> Iterator[tuple[dict[str, Any], list[
     """Settings and their scores on each fifth, seeded: the records are public."""
     shared = {"epsilon": EPSILON, "delta": 1e-5, "out": "unused", **choice.settings}
     columns, tasks = 1, {}
-    if "label" in shared:  # a number of a public table
-        shared |= {**adult_table(folder, label=shared["label"]), "task": "regression", "records": 1}
-        columns = len(json.loads(shared["schema"])) - 1
+    if "label" in shared:  # a public table
+        shared |= {**adult_table(folder, label=shared["label"]), "records": 1}
+        if shared["label"] != "income":
+            shared["task"] = "regression"
+            columns = len(json.loads(shared["schema"])) - 1
     for values in choice.grid():
         public, clip = values.get("public_records"), values["clip"]
         rate = values["reach"] / columns / clip
         config = runs.RunConfig(**shared, public_records=public, parameters=(("clip", clip),), learning_rate=rate)
         if public not in tasks:
-            tasks[public] = load_task(runs.complete(config))
+            tasks[public] = _first(load_task(runs.complete(config)), choice.records)
         scores = []
         for fifth in FIFTHS:
             part = split(tasks[public], fifth=fifth)
@@ -88,3 +102,8 @@ def _tried(choice: Choice, folder: Path) -> Iterator[tuple[dict[str, Any], list[
             scores.append(train_on(part, one).test_accuracy)
         print(values, [round(score, 4) for score in scores], flush=True)
         yield values, scores
+
+
+def _first(task: Task, records: int | None) -> Task:
+    x, y = task.train.tensors
+    return dataclasses.replace(task, train=TensorDataset(x[:records], y[:records]))

@@ -101,7 +101,7 @@ def load(
         refuse("a dataset's name or an npz file here", name, remedy)
     if name not in DATASETS:
         close = get_close_matches(str(name), DATASETS, n=1)
-        remedy = f"did you mean {close[0]}?" if close else "choose one of these"
+        remedy = f"the nearest name is {close[0]}" if close else "choose one of these"
         refuse(f"a dataset of {', '.join(DATASETS)}, or a path that ends in .csv, .parquet or .npz", name, remedy)
     expected = f"no classes, records, public or task with the benchmark {name}"
     got = f"classes={classes}, records={records}, public={public}, task={task}"
