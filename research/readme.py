@@ -1,7 +1,7 @@
 """Fill the measured parts of a page from result files: `python -m research.readme PAGE RESULTS`.
 
-PAGE is README.md, docs/comparison.md or docs/trainers.md. Each part is between `<!-- name -->` and `<!-- /name -->`; a part
-whose file is missing stays unchanged.
+PAGE is README.md, docs/comparison.md or docs/trainers.md. Each part is between `<!-- name -->` and `<!-- /name -->`; a
+part whose file is missing stays unchanged.
 
 records     RESULTS/records.json: the figure and a row for each record
 comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
@@ -36,6 +36,7 @@ _NOT_PRIVATE = ("plain", "floor")
 SPEED = ("speed.json", "step-time.json")
 E2E = {
     "e2e-epsilon-8.json": "`PrivateTrainer`",
+    "e2e-beside-epsilon-8.json": "`PrivateTrainer`, in the hour of the next row",
     "e2e-opacus-epsilon-8.json": "Opacus, the same settings",
     "e2e-row-epsilon-8.json": "`dice-e2e`, row DPSGD-GC, the same steps",
     "e2e-epsilon-3.json": "`PrivateTrainer`",
