@@ -66,6 +66,16 @@ def test_a_preset_for_any_records_takes_its_batch_and_reach_from_their_number() 
         usual(dataclasses.replace(table, records=None))
 
 
+def test_a_table_with_few_records_learns_more_slowly() -> None:
+    own = config(
+        data="own.csv", label="pay", schema='{"age": {"bounds": [0, 9]}, "pay": {"bounds": [0, 9]}}', epsilon=3.0
+    )
+    few, many = (dataclasses.replace(own, records=records) for records in (1200, 40_000))
+    assert [usual(one).reach for one in (few, many)] == pytest.approx([3.6, 30.0])
+    few, many = (dataclasses.replace(one, task="regression") for one in (few, many))
+    assert [usual(one).reach for one in (few, many)] == pytest.approx([1.2, 5.2])
+
+
 def test_unknown_presets_and_budgets_without_epsilon_are_refused() -> None:
     with pytest.raises(Refused, match=r"a preset for digits \(best"):
         runs.complete(config(preset="no such preset"))

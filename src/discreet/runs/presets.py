@@ -118,6 +118,8 @@ LONG: Final = 40_000  # records from which a head is trained for more steps
 TABLE_CLIP: Final = 0.3
 TABLE_REACH: Final = 30.0
 HEAD_SLOWER: Final = 1700.0  # of a head on features of images, as `usual_reach` takes it
+TABLE_SLOWER: Final = 1000.0
+NUMBER_SLOWER: Final = 3000.0  # times the number of columns
 NUMBER_CLIP: Final = 4.0  # of the squared error, whose gradients are larger
 NUMBER_REACH: Final = 5.2  # divided by the number of columns, which bounds the curvature of the squared error
 
@@ -240,8 +242,10 @@ def _own_table(settings: RunConfig | CompareSettings) -> Defaults:
     batch, steps = usual_size(settings.records)
     if settings.task == "regression":
         columns = max(1, len(json.loads(str(settings.schema))) - 1)
-        return _head(clip=NUMBER_CLIP, reach=NUMBER_REACH / columns, batch=batch, steps=steps)
-    return _head(clip=TABLE_CLIP, reach=TABLE_REACH, batch=batch, steps=steps)
+        reach = usual_reach(NUMBER_REACH, settings.epsilon, settings.records, NUMBER_SLOWER) / columns
+        return _head(clip=NUMBER_CLIP, reach=reach, batch=batch, steps=steps)
+    reach = usual_reach(TABLE_REACH, settings.epsilon, settings.records, TABLE_SLOWER)
+    return _head(clip=TABLE_CLIP, reach=reach, batch=batch, steps=steps)
 
 
 def usual(settings: RunConfig | CompareSettings) -> Defaults:

@@ -14,7 +14,16 @@ from discreet.core.plain import plain
 from discreet.runs.planning.own_loader import loader_prices
 from discreet.runs.planning.step_cost import StepCost
 from discreet.runs.planning.user_level import Way, ways
-from discreet.runs.presets import HEAD_SLOWER, PRESETS, TABLE_CLIP, TABLE_REACH, Preset, usual_reach, usual_size
+from discreet.runs.presets import (
+    HEAD_SLOWER,
+    PRESETS,
+    TABLE_CLIP,
+    TABLE_REACH,
+    TABLE_SLOWER,
+    Preset,
+    usual_reach,
+    usual_size,
+)
 from discreet.stages.delta import check_delta
 from discreet.stages.sampling import Horizon
 
@@ -62,6 +71,7 @@ RULES: Final = MappingProxyType(
             first="write a public schema: bounds and categories, never learned from the records",
             clip=TABLE_CLIP,
             reach=TABLE_REACH,
+            slower=TABLE_SLOWER,
             flags="--data YOUR.csv --label COLUMN --schema schema.json --hold-out 0.2",
         ),
         "text": Rule(
