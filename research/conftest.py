@@ -12,7 +12,7 @@ declare_vision_operators()  # before a test imports transformers
 collect_ignore: list[str] = []
 if any(find_spec(name) is None for name in LANGUAGE_MODEL):
     collect_ignore += ["reproductions/dicesgd/table_3.py", "tasks/e2e.py", "tasks/smollm2.py", "tests/small_llama.py"]
-    collect_ignore += ["opacus_e2e.py"]
+    collect_ignore += ["e2e_peers.py"]
 if any(find_spec(name) is None for name in SENTENCES[:1]):
     collect_ignore += ["reproductions/dicesgd/table_3_reviews.py", "tasks/sentences.py"]
 if find_spec("flwr") is None:

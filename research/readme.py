@@ -1,10 +1,11 @@
 """Fill the measured parts of a page from result files: `python -m research.readme PAGE RESULTS`.
 
-PAGE is README.md or docs/comparison.md. Each part is between `<!-- name -->` and `<!-- /name -->`; a part whose file is
-missing stays unchanged.
+PAGE is README.md, docs/comparison.md or docs/trainers.md. Each part is between `<!-- name -->` and `<!-- /name -->`; a
+part whose file is missing stays unchanged.
 
 records     RESULTS/records.json: the figure and a row for each record
 comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
+e2e         RESULTS/trainers/e2e-*.json: the SFT example beside its peers
 truth       RESULTS/truth-table.json: the claims that an attack refutes
 speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
             steps over plain ones
@@ -16,7 +17,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ TRUTH = "truth-table.json"
 RECORDS = "records.json"
 _NOT_PRIVATE = ("plain", "floor")
 SPEED = ("speed.json", "step-time.json")
+E2E = {
+    "e2e-epsilon-8.json": "`PrivateTrainer`",
+    "e2e-beside-epsilon-8.json": "`PrivateTrainer`, in the hour of the next row",
+    "e2e-opacus-epsilon-8.json": "Opacus, the same settings",
+    "e2e-row-epsilon-8.json": "`dice-e2e`, row DPSGD-GC, the same steps",
+    "e2e-epsilon-3.json": "`PrivateTrainer`",
+    "e2e-opacus-epsilon-3.json": "Opacus, the same settings",
+}
+"""The files of the SFT example and its peers, and how a table calls them."""
 
 
 def main() -> None:
@@ -54,6 +64,10 @@ def parts(results: Path, place: str) -> Iterator[tuple[str, str]]:
     file = results / COMPARISON / page.DATA
     if file.is_file():
         yield "comparison", comparison(read_comparison(file), f"{place}/{COMPARISON}")
+    examples = [(about, results / "trainers" / name) for name, about in E2E.items()]
+    if any(file.is_file() for _, file in examples):
+        held = [(about, json.loads(file.read_text("utf-8"))) for about, file in examples if file.is_file()]
+        yield "e2e", e2e(held)
     if (results / TRUTH).is_file():
         yield "truth", truth(read_audit(results / TRUTH))
     timed = next((results / name for name in SPEED if (results / name).is_file()), None)
@@ -108,6 +122,7 @@ def comparison(found: Comparison, place: str) -> str:
     held = [{entry.name: entry for entry in budget.entries} for budget in budgets]
     heads = [f"epsilon {budget.epsilon:g} ({wording.counted(budget.repeats, 'run')})" for budget in budgets]
     rows = [[entry.name, *(_accuracy(by.get(entry.name)) for by in held)] for entry in found.entries]
+    rows += [[one.name, *([_share(one.accuracy)] * len(budgets))] for one in found.references]
     rest = [f"{one.method}: {one.reason or one.guarantee}" for one in found.excluded]
     parts = [
         f"![Test accuracy against certified epsilon]({place}/figures/frontier.svg)",
@@ -118,6 +133,23 @@ def comparison(found: Comparison, place: str) -> str:
         f"    {found.provenance.command}",
     ]
     return "\n\n".join(parts)
+
+
+def e2e(held: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """BLEU, processor seconds and memory of each way to train the adapters."""
+    rows = []
+    for about, found in held:
+        runs = found["runs"]
+        spent, steps = (math.fsum(run[name] for run in runs) for name in ("processor_seconds", "steps"))
+        epsilon, memory = (max(run[name] for run in runs) for name in ("epsilon", "peak_megabytes"))
+        singles = ", ".join(f"{run['bleu']:.1f}" for run in runs)
+        bleu = f"{found['bleu']:.1f}" + (f" ({singles})" if len(runs) > 1 else "")
+        rows.append(
+            [about, wording.epsilon(epsilon), str(len(runs)), bleu, f"{spent / steps:.1f}", f"{memory / 1000:.1f}"]
+        )
+    heads = ["training", "epsilon", "seeds", "BLEU", "processor seconds a step", "peak memory, GB"]
+    commands = "\n".join(f"    {found['command']}" for _, found in held)
+    return f"{_table(heads, rows)}\n\n{commands}"
 
 
 def truth(rows: tuple[AuditRow, ...]) -> str:
@@ -152,6 +184,10 @@ def speed(held: dict[str, Any]) -> str:
 
 def _ratio(row: dict[str, Any]) -> str:
     return f"{row['over_plain']:.2f}" if "over_plain" in row else "–"
+
+
+def _share(accuracy: float | None) -> str:
+    return "–" if accuracy is None else f"{accuracy:.1%}".replace("%", " %")
 
 
 def _accuracy(entry: MethodResult | None) -> str:

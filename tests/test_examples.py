@@ -123,12 +123,13 @@ def test_smollm2_e2e(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_smollm2_e2e_with_opacus() -> None:
+@pytest.mark.parametrize("peer", ["opacus", "dice-e2e"])
+def test_smollm2_e2e_beside_its_peers(peer: str) -> None:
     pytest.importorskip("gguf", reason="needs the extra research")
     pytest.importorskip("opacus", reason="the comparison needs opacus (pip install opacus)")
     import small_llama
 
-    from research import opacus_e2e
+    from research import e2e_peers
     from research.tasks import e2e
     from research.tasks.smollm2 import Tail
 
@@ -137,9 +138,9 @@ def test_smollm2_e2e_with_opacus() -> None:
     room = max(len(known.prompt(e2e.request(about))) for about in facts) - 1
     before = {name: p.detach().clone() for name, p in known.model.named_parameters() if p.requires_grad}
     records = e2e.Examples(e2e.encoded(known, facts, room=room))
-    found = opacus_e2e.train(Tail(known), records, epsilon=8.0, public_records=40, batch=20, epochs=1)
+    found = e2e_peers.PEERS[peer](Tail(known), records, epsilon=8.0, public_records=40, batch=20, epochs=1)
     assert found["steps"] == 2
-    assert found["epsilon"] == pytest.approx(8.0, rel=0.01)  # its accountant rounds at other places
+    assert found["epsilon"] == pytest.approx(8.0, rel=0.01)  # Opacus's accountant rounds at other places
     now = dict(known.model.named_parameters())
     assert all(bool((now[name] != old).any()) for name, old in before.items())
 

@@ -1,7 +1,8 @@
 """Measure the advised settings: `python -m research.advice --out results/advice.json [--tasks adult,digits]`.
 
 `--advised adult,digits` measures instead what `discreet advise` says to somebody with records of this kind, without the
-preset of the dataset, at the budgets of results/records.json.
+preset of the dataset, at the budgets of results/records.json. `--choose image` tries settings on splits of the training
+records, by which defaults are chosen.
 
 Each task is trained with its settings at three budgets, and at epsilon 3 with one setting changed at a time. All data
 is public and all runs are seeded. A task that the file already holds is kept unless it is named.
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -19,15 +22,15 @@ from typing import Any, Final
 import torch
 
 from discreet import runs
-from discreet.core.command import command_line, package_versions
+from discreet.core.command import package_versions
 from discreet.core.files import write_json
-from discreet.data import adult, published_records
-from discreet.data.catalogue import BENCHMARKS
-from discreet.data.sources import obtain
+from discreet.data import published_records
 from discreet.runs.defaults import load_task, settle
 from discreet.runs.planning.advisor import KINDS, RULES, Wanted, advise
 from discreet.runs.reference import majority, without_privacy
 from discreet.runs.training import train_on
+from research.advice.choose import CHOICES, chosen
+from research.advice.public_tables import adult_table
 
 BUDGETS: Final = (1.0, 3.0, 8.0)
 MIDDLE: Final = 3.0
@@ -110,28 +113,13 @@ def as_advised(data: str, epsilon: float, folder: Path) -> dict[str, Any]:
     return {**settings, "data": data, "model": "head", "features": features, "public_records": public}
 
 
-def adult_table(folder: Path) -> dict[str, Any]:
-    """Adult as the CSV files and the public schema of a user."""
-    parts = obtain(BENCHMARKS["adult"].source, data_dir=None, download=False)
-    for name, content in zip(("train.csv", "test.csv"), (parts[part] for part in adult.PARTS), strict=True):
-        lines = [line.rstrip(".") for line in content.decode().splitlines() if line and not line.startswith("|")]
-        rows = [",".join((*adult.COLUMNS, "income")), *(line.replace(", ", ",") for line in lines)]
-        (folder / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
-    schema: dict[str, Any] = {name: {"bounds": [0, most]} for name, most in adult.RANGES.items()}
-    schema |= {name: {"bounds": [0, adult.TOP_CODE], "log": True} for name in ("capital-gain", "capital-loss")}
-    schema |= {name: {"categories": list(known)} for name, known in adult.CATEGORIES.items()}
-    schema["income"] = {"categories": ["<=50K", ">50K"]}
-    files = {"data": str(folder / "train.csv"), "test": str(folder / "test.csv")}
-    return {**files, "schema": json.dumps(schema), "label": "income", "public_data": True}
-
-
 def advised(name: str) -> dict[str, Any]:
-    """The mean accuracy of the advised settings beside the best known one, at each budget of the records."""
+    """The accuracy of the advised settings beside the best known: for a dataset, or one record as fashion-mnist-3."""
     records = json.loads(Path("results/records.json").read_text(encoding="utf-8"))["records"]
     found = {}
-    for record in (one for one in records.values() if one["data"] == name):
+    for record in (one for key, one in records.items() if name in (key, one["data"])):
         with tempfile.TemporaryDirectory() as folder:
-            settings = as_advised(name, record["epsilon"], Path(folder))
+            settings = as_advised(record["data"], record["epsilon"], Path(folder))
             task = load_task(runs.complete(runs.RunConfig(**settings, out=f"{folder}/run")))
             scores = []
             for seed in range(RUNS.get(name, 1)):
@@ -148,17 +136,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--advised", default="")
+    parser.add_argument("--choose", default="", help=", ".join(CHOICES))
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    held = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
-    part, measurement, names = (
-        ("advised", advised, asked.advised) if asked.advised else ("tasks", measured, asked.tasks)
-    )
+    part, measurement, names = ("tasks", measured, asked.tasks)
+    if asked.advised:
+        part, measurement, names = ("advised", advised, asked.advised)
+    elif asked.choose:
+        part, measurement, names = ("chosen", chosen, asked.choose)
     for name in names.split(","):
-        held.setdefault(part, {})[name] = measurement(name)
+        found = measurement(name)
+        held = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
+        held.setdefault(part, {})[name] = found
         print(name, json.dumps(held[part][name]), flush=True)
         versions = package_versions("discreet", "torch", "numpy")
-        write_json(asked.out, {**held, "command": command_line(), "seed": 0, "versions": versions}, indent=1)
+        command = f"python -m research.advice {shlex.join(sys.argv[1:])}"
+        write_json(asked.out, {**held, "command": command, "seed": 0, "versions": versions}, indent=1)
 
 
 if __name__ == "__main__":

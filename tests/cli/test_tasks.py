@@ -98,6 +98,31 @@ def test_arrays(tmp_path: Path) -> None:
     assert found["r2"] == pytest.approx(answer["test_accuracy"])
 
 
+def test_images_on_public_features(tmp_path: Path) -> None:
+    """What was trained on features computes those of new records itself."""
+    random, parts = np.random.default_rng(0), {}
+    for part, records in (("train", 600), ("test", 200)):
+        y = np.arange(records) % 2
+        x = random.integers(0, 120, (records, 1, 8, 8))
+        x[y == 1, :, :, 2:5] += 120  # a bright stroke
+        parts |= {f"x_{part}": x.astype(np.uint8), f"y_{part}": y}
+    np.savez(tmp_path / "images.npz", **parts)  # type: ignore[arg-type]
+    public = {f"x_{part}": random.integers(0, 255, (300, 1, 8, 8)).astype(np.uint8) for part in ("train", "test")}
+    labels = {f"y_{part}": np.zeros(300, dtype=np.int64) for part in ("train", "test")}
+    np.savez(tmp_path / "public.npz", **public, **labels)  # type: ignore[arg-type]
+    features = ("--model", "head", "--features", "scattering", "--public-records", tmp_path / "public.npz")
+    settings = ("--records", "600", "--classes", "2", "--clip", "0.3", "--learning-rate", "5", "--steps", "30")
+    budget = ("--batch", "200", "--epsilon", "8", "--delta", "1e-4", "--out", tmp_path / "run")
+    answer = run("train", "--data", tmp_path / "images.npz", *features, *settings, *budget, "--json").json
+    assert answer["test_accuracy"] > 0.9
+    assert run("evaluate", tmp_path / "images.npz", "--run", tmp_path / "run", "--json").json["accuracy"] == (
+        pytest.approx(answer["test_accuracy"])
+    )
+    np.savez(tmp_path / "new.npz", x=parts["x_test"][:5])
+    given = run("predict", tmp_path / "new.npz", "--run", tmp_path / "run", "--json").json["predictions"]
+    assert [one["label"] for one in given] == ["0", "1", "0", "1", "0"]
+
+
 def test_a_comparison_ranks_by_the_measure_of_the_task(place: Path, tmp_path: Path) -> None:
     rows = ("--methods", "dp-sgd,auto-s", "--repeats", "2", "--public-data", "--out", tmp_path / "compare")
     answer = run("compare", *words(place, "csv", "pay", "regression"), *rows, "--json").json

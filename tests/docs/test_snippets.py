@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from cli_runner import run
 
 import discreet
 import written
@@ -94,6 +96,26 @@ def test_the_code_of_a_page(page: Path, capsys: pytest.CaptureFixture[str]) -> N
     if "private" in names:
         assert names["private"].spent().certified.epsilon <= names["plan"].certificate().epsilon
         names["private"].close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["tabular", "images"])
+def test_the_commands_of_a_tutorial(page: str) -> None:
+    """Every command of a page runs, in its order, on the files that its code writes."""
+    path = written.ROOT / "docs" / "tutorials" / f"{page}.md"
+    names: dict[str, Any] = {"__name__": "page"}
+    for code in blocks(path):
+        if "open(" in code or "write_text" in code or "savez" in code:
+            exec(compile(code, page, "exec"), names)
+    lines = re.findall(r"^    discreet (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(lines) > 4
+    for line in lines:
+        if line.startswith("compare"):  # trains every method
+            continue
+        told = run(*shlex.split(line))
+        if told.code == 2 and "MNIST" in told.err:  # its files are not on this machine
+            pytest.skip(told.err)
+        assert told.code == 0, (line, told.err)
 
 
 def test_the_pages_that_run_elsewhere_exist() -> None:

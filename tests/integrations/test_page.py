@@ -55,6 +55,16 @@ def test_hugging_face(code: dict[str, str]) -> None:
     assert names["trainer"].spent().certified.epsilon <= 8.0
 
 
+def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = pytest.importorskip("small_llama_trainer", reason="needs the extra huggingface")
+    monkeypatch.chdir(tmp_path)
+    found = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    (text,) = [one for one in found if "PrivateTrainer" in one]
+    names = {"model": small.llama(), "dataset": small.records(1100)}
+    exec(text.replace("num_train_epochs=10", "max_steps=2, use_cpu=True, report_to=[]"), names)
+    assert names["trainer"].spent().certified.epsilon <= 8.0
+
+
 def test_trl(code: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="needs the extra trl")
     import small_llama_trainer as small

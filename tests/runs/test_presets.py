@@ -56,11 +56,24 @@ def test_the_settings_are_those_of_the_largest_budget_below() -> None:
     assert [preset.at(epsilon) for epsilon in (0.5, 1.0, 2.9, 3.0, 8.0)] == [small, small, small, large, large]
 
 
-def test_a_preset_for_any_records_takes_a_share_of_them_as_batch() -> None:
+def test_a_preset_for_any_records_takes_its_batch_and_reach_from_their_number() -> None:
     table = config(data="own.npz", classes=2, preset="table", epsilon=1.0, records=10_000)
-    assert usual(table).batch == 1260
+    assert (usual(table).batch, usual(table).steps) == (1250, 100)
+    image = config(data="own.npz", classes=2, preset="image", epsilon=3.0, records=1700)
+    assert usual(image).reach == 3.0
+    assert usual(dataclasses.replace(image, records=60_000)).reach == 35.0
     with pytest.raises(Refused, match="the public number of records"):
         usual(dataclasses.replace(table, records=None))
+
+
+def test_a_table_with_few_records_learns_more_slowly() -> None:
+    own = config(
+        data="own.csv", label="pay", schema='{"age": {"bounds": [0, 9]}, "pay": {"bounds": [0, 9]}}', epsilon=3.0
+    )
+    few, many = (dataclasses.replace(own, records=records) for records in (1200, 40_000))
+    assert [usual(one).reach for one in (few, many)] == pytest.approx([3.6, 30.0])
+    few, many = (dataclasses.replace(one, task="regression") for one in (few, many))
+    assert [usual(one).reach for one in (few, many)] == pytest.approx([1.2, 5.2])
 
 
 def test_unknown_presets_and_budgets_without_epsilon_are_refused() -> None:

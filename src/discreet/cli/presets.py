@@ -30,12 +30,11 @@ def presets(
 
 def _settings(known: Defaults) -> str:
     source = f" (statistics of {known.public_records})" if known.public_records else ""
-    batch = [f"batch {known.batch}"] if known.batch else []
+    size = f"batch {known.batch}, {known.steps} steps" if known.batch else "batch and steps by the number of records"
     parts = [
         f"{' + '.join(known.features) or 'the records'}{source}",
         f"model {known.model}",
-        *batch,
-        f"{known.steps} steps",
+        size,
         f"clip {known.clip:g}",
         f"learning rate {known.reach:g}/clip, {known.schedule}",
     ]

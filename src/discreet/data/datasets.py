@@ -101,7 +101,7 @@ def load(
         refuse("a dataset's name or an npz file here", name, remedy)
     if name not in DATASETS:
         close = get_close_matches(str(name), DATASETS, n=1)
-        remedy = f"did you mean {close[0]}?" if close else "choose one of these"
+        remedy = f"the nearest name is {close[0]}" if close else "choose one of these"
         refuse(f"a dataset of {', '.join(DATASETS)}, or a path that ends in .csv, .parquet or .npz", name, remedy)
     expected = f"no classes, records, public or task with the benchmark {name}"
     got = f"classes={classes}, records={records}, public={public}, task={task}"
@@ -158,7 +158,7 @@ def load_npz(
         checksum=digest,
         public=public,
         records=records,
-        constants=BYTES if kind == np.uint8 else "none: values taken as given",
+        constants=constants_of(arrays["x_train"]),
         target=target,
     )
 
@@ -180,11 +180,20 @@ Array = npt.NDArray[np.generic]
 
 def own_records(x: Array, y: Array, target: Target) -> TensorDataset:
     """The arrays of a file as records; labels that the target does not allow are refused, without saying which."""
+    return TensorDataset(own_values(x), own_labels(y, len(x), target))
+
+
+def own_values(x: Array) -> Tensor:
+    """The records of an array: bytes divided by 255, other numbers as they are."""
     got, is_valid = f"{x.dtype} with {x.ndim} axes", x.ndim >= 2 and (x.dtype == np.uint8 or x.dtype.kind == "f")
     require(is_valid, "records of bytes or floating numbers", got, "store x as uint8 or float32, first axis the record")
     values = torch.from_numpy(x.astype(np.float32))
-    labels = own_labels(y, len(x), target)
-    return TensorDataset(values.div_(255) if x.dtype == np.uint8 else values, labels)
+    return values.div_(255) if x.dtype == np.uint8 else values
+
+
+def constants_of(x: Array) -> str:
+    """The normalisation of `own_values` in words."""
+    return BYTES if x.dtype == np.uint8 else "none: values taken as given"
 
 
 def own_labels(y: Array, records: int, target: Target) -> Tensor:

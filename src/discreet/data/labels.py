@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discreet.core.check import refuse, require
 from discreet.core.own_files import TASKS
-from discreet.data.schema import Categories, Column, Numbers, Schema
+from discreet.data.schema import Categories, Column, Numbers, Schema, number
 from discreet.data.targets import Classes, Labels, Number, Target
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -150,18 +150,6 @@ def label_reader(task: str, label: str, description: Mapping[str, Any]) -> Label
         expected, remedy = f"the label {name!r} in the schema", f"describe it: {{{name!r}: {{'categories': [0, 1]}}}}"
         require(name in description, expected, f"a schema of {known}", remedy)
     return READERS[task](Schema.of({name: description[name] for name in names}).columns)
-
-
-def number(cell: Any, missing: float) -> float:
-    """
-    >>> number("3.5", 0.0), number("?", 1.0), number(None, 2.0), number("inf", 3.0)
-    (3.5, 1.0, 2.0, inf)
-    """
-    try:
-        value = float(cell)
-    except (TypeError, ValueError):
-        return missing
-    return missing if math.isnan(value) else value
 
 
 def text(cell: Any) -> str:

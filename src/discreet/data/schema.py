@@ -29,6 +29,18 @@ _FORM: Final = (
 Features = npt.NDArray[np.float32]
 
 
+def number(cell: Any, missing: float) -> float:
+    """
+    >>> number("3.5", 0.0), number("?", 1.0), number(None, 2.0), number("inf", 3.0)
+    (3.5, 1.0, 2.0, inf)
+    """
+    try:
+        value = float(cell)
+    except (TypeError, ValueError):
+        return missing
+    return missing if math.isnan(value) else value
+
+
 @final
 @dataclass(frozen=True)
 class Numbers:
@@ -61,7 +73,7 @@ class Numbers:
 
     def scaled(self, values: Any) -> npt.NDArray[np.float64]:
         """The values on [0, 1]."""
-        numbers = np.clip(np.asarray(values, np.float64), self.low, self.high)
+        numbers = np.clip(self._numbers(values), self.low, self.high)
         if self.log:
             return np.log1p(numbers - self.low) / math.log1p(self.high - self.low)
         return (numbers - self.low) / (self.high - self.low)
@@ -72,8 +84,15 @@ class Numbers:
             return self.low + np.expm1(shares * math.log1p(self.high - self.low))
         return self.low + shares * (self.high - self.low)
 
+    def _numbers(self, values: Any) -> npt.NDArray[np.float64]:
+        """A cell that is missing or no number counts as the middle of the bounds: an error would name a record."""
+        found, middle = np.asarray(values), (self.low + self.high) / 2
+        if found.dtype.kind in "fiub":
+            return np.where(np.isnan(found), middle, found).astype(np.float64)
+        return np.array([number(cell, middle) for cell in found.tolist()], np.float64)
+
     def encode(self, values: Any) -> Features:
-        clamped = np.clip(np.asarray(values, np.float64), self.low, self.high)
+        clamped = np.clip(self._numbers(values), self.low, self.high)
         encoded = np.zeros((len(clamped), self.width), np.float32)
         encoded[:, 0] = self.scaled(clamped)
         encoded[np.arange(len(clamped)), 1 + np.searchsorted(self.edges, clamped, side="right")] = 1.0

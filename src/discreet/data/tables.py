@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 from discreet.core.check import count, fraction, refuse, require
 from discreet.core.own_files import CLASSIFICATION
 from discreet.data.datasets import PRIVATE_CHECKSUM, Task
-from discreet.data.labels import Columns, label_reader, number, text
-from discreet.data.schema import OTHERS, Categories, Column, Schema, Words
+from discreet.data.labels import Columns, label_reader, text
+from discreet.data.schema import OTHERS, Categories, Column, Schema, Words, number
 
 MISSING: Final = ("", "na", "nan", "null", "none", "?")
 
@@ -110,14 +110,13 @@ class TableReader:
 
 
 def _values(cells: npt.NDArray[Any], column: Column) -> Any:
-    """The cells as the column takes them. A number that is missing or no number counts as the middle of its bounds."""
+    """The cells as the column takes them."""
     if isinstance(column, Words):
         return np.array(["" if cell is None else str(cell) for cell in cells.tolist()], object)
     if isinstance(column, Categories):
         known = {text(value): value for value in column.known}
         return np.array([known.get(text(cell)) for cell in cells.tolist()], object)
-    middle = (column.low + column.high) / 2
-    return np.array([number(cell, middle) for cell in cells.tolist()])
+    return cells
 
 
 def load_table(

@@ -224,7 +224,9 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
     def _labels(self, y: Any) -> Tensor:
         low, high = self._bounds(y)
         self.target_bounds_ = low, high
-        return torch.from_numpy(2 * (np.clip(np.asarray(y, np.float64), low, high) - low) / (high - low) - 1).float()
+        values = np.asarray(y)  # a label that is no number is refused without its value, which is private
+        require(values.dtype.kind in "fiub", "numbers as labels", f"labels of type {values.dtype}", "convert them")
+        return torch.from_numpy(2 * (np.clip(values.astype(np.float64), low, high) - low) / (high - low) - 1).float()
 
     def _bounds(self, y: Any) -> tuple[float, float]:
         remedy = 'pass target={"bounds": [0, 500]}: the smallest and the largest label are private'

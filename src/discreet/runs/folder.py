@@ -50,8 +50,8 @@ class RunFolder:
         check.require(is_new, "a directory without a run", got, "resume that run, or choose another directory")
 
     def check_begun(self) -> None:
-        remedy = "train without resume to start one"
-        check.require(self.run.is_file(), "a directory with a run to resume", f"no {self.run}", remedy)
+        remedy = "name the directory that `discreet train` wrote (--out), or train without resume to start one"
+        check.require(self.run.is_file(), "the directory of a run", f"no {self.run}", remedy)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

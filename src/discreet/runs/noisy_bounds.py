@@ -24,7 +24,8 @@ from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Stream, Streams
 from discreet.data import tables
-from discreet.data.labels import Columns, number
+from discreet.data.labels import Columns
+from discreet.data.schema import number
 from discreet.runs.budget import Budget
 from discreet.stages.delta import check_delta
 

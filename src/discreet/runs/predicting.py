@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -9,17 +10,19 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import TensorDataset
 
 from discreet.core import check
 from discreet.core.own_files import CLASSIFICATION, is_own, is_table
-from discreet.core.plain import plain
-from discreet.data import build, tables
-from discreet.data.datasets import array_target, own_labels
+from discreet.data import Task, build, tables
+from discreet.data.datasets import PRIVATE_CHECKSUM, array_target, constants_of, own_labels, own_values
+from discreet.data.features import extract, needs_public
 from discreet.data.labels import LabelColumns
 from discreet.data.targets import Labels, Number, Target
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.guard import fitting
 from discreet.runs.folder import RunFolder
+from discreet.runs.public_records import load_named
 from discreet.runs.training import load_config
 
 _BINS = 10  # of the calibration error
@@ -108,99 +111,19 @@ class LabelPredictions:
 class Evaluation:
     """How good predictions are on records with known labels, which no epsilon protects.
 
-    auc          area under the ROC curve; with several classes the mean of each class against the rest
-    f1           the mean over the classes
-    calibration  expected calibration error over ten bins of confidence
-    majority     the accuracy of the most frequent class
+    values  the measures by name, and what they are read against
+    rows    the same in words
     """
 
     records: int
-    accuracy: float
-    majority: float
-    auc: float | None
-    f1: float
-    log_loss: float
-    calibration: float
+    values: Mapping[str, float | None]
+    rows: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in plain(self).items() if name != "is"}
-
-    @property
-    def rows(self) -> list[Row]:
-        return [
-            ("accuracy", f"{self.accuracy:.2%}", f"the most frequent class: {self.majority:.2%}"),
-            ("AUC", _auc(self.auc), "area under the ROC curve"),
-            ("F1", f"{self.f1:.3f}", "mean over the classes"),
-            ("log loss", f"{self.log_loss:.3f}", "smaller is better"),
-            ("calibration error", f"{self.calibration:.3f}", "confidence against accuracy, ten bins"),
-        ]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class NumberEvaluation:
-    """The errors of predicted numbers on records that no epsilon protects, in the units of the label.
-
-    constant  the RMSE of always answering the mean of these labels
-    """
-
-    records: int
-    mae: float
-    rmse: float
-    r2: float
-    constant: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in plain(self).items() if name != "is"}
-
-    @property
-    def rows(self) -> list[Row]:
-        return [
-            ("MAE", f"{self.mae:.4g}", "mean absolute error, in the units of the label"),
-            ("RMSE", f"{self.rmse:.4g}", f"root of the mean squared error; always the mean: {self.constant:.4g}"),
-            ("R²", f"{self.r2:.3f}", "share of the variance that is explained; always the mean: 0"),
-        ]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class LabelEvaluation:
-    """How good predictions of several labels are on records that no epsilon protects.
-
-    accuracy  over all labels; `exact` is the share of records whose labels are all right
-    auc, f1   means over the labels; a label that no record or every record has is left out of auc
-    """
-
-    records: int
-    accuracy: float
-    majority: float
-    exact: float
-    auc: float | None
-    f1: float
-    log_loss: float
-    calibration: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in plain(self).items() if name != "is"}
-
-    @property
-    def rows(self) -> list[Row]:
-        return [
-            ("label accuracy", f"{self.accuracy:.2%}", f"always the most frequent value: {self.majority:.2%}"),
-            ("all labels right", f"{self.exact:.2%}", "share of the records"),
-            ("AUC", _auc(self.auc), "mean over the labels"),
-            ("F1", f"{self.f1:.3f}", "mean over the labels"),
-            ("log loss", f"{self.log_loss:.3f}", "of one label; smaller is better"),
-            ("calibration error", f"{self.calibration:.3f}", "confidence against accuracy, ten bins"),
-        ]
-
-
-def _auc(value: float | None) -> str:
-    return "not defined: a class is missing" if value is None else f"{value:.3f}"
+        return {"records": self.records, **self.values}
 
 
 AnyPredictions = Predictions | NumberPredictions | LabelPredictions
-AnyEvaluation = Evaluation | NumberEvaluation | LabelEvaluation
 
 
 def predict(run: str | Path, data: str | Path) -> AnyPredictions:
@@ -214,7 +137,7 @@ def predict(run: str | Path, data: str | Path) -> AnyPredictions:
     return Predictions(classes=used.names, probabilities=outputs.softmax(1).numpy())
 
 
-def evaluate(run: str | Path, data: str | Path) -> AnyEvaluation:
+def evaluate(run: str | Path, data: str | Path) -> Evaluation:
     """How well a finished run predicts the records of a file with labels.
 
     Guarantee: none for the records of this file. Use records that need no protection.
@@ -231,50 +154,58 @@ def evaluate(run: str | Path, data: str | Path) -> AnyEvaluation:
     return measured(outputs.softmax(1).numpy(), y.numpy())
 
 
-def measured_numbers(target: Number, outputs: torch.Tensor, labels: torch.Tensor) -> NumberEvaluation:
-    """The errors of a regression.
+def measured_numbers(target: Number, outputs: torch.Tensor, labels: torch.Tensor) -> Evaluation:
+    """The errors of a regression, in the units of the label; `constant` is the RMSE of always answering the mean.
 
     >>> found = measured_numbers(Number.within(0, 10), torch.tensor([[0.0], [1.0]]), torch.tensor([0.0, 0.6]))
-    >>> round(found.mae, 3), round(found.rmse, 3), round(found.r2, 3), round(found.constant, 3)
-    (1.0, 1.414, 0.111, 1.5)
+    >>> [round(value, 3) for value in found.values.values()]
+    [1.0, 1.414, 0.111, 1.5]
     """
     scores = target.measures(outputs, labels)
-    spread = target.predictions(labels.unsqueeze(1)).std(correction=0)
-    values = {"mae": scores["MAE"], "rmse": scores["RMSE"], "r2": scores[target.measure], "constant": float(spread)}
-    return NumberEvaluation(records=len(labels), **values)
+    mae, rmse, r2 = scores["MAE"], scores["RMSE"], scores[target.measure]
+    constant = float(target.predictions(labels.unsqueeze(1)).std(correction=0))
+    return Evaluation(
+        records=len(labels),
+        values={"mae": mae, "rmse": rmse, "r2": r2, "constant": constant},
+        rows=(
+            ("MAE", f"{mae:.4g}", "mean absolute error, in the units of the label"),
+            ("RMSE", f"{rmse:.4g}", f"root of the mean squared error; always the mean: {constant:.4g}"),
+            ("R²", f"{r2:.3f}", "share of the variance that is explained; always the mean: 0"),
+        ),
+    )
 
 
-def measured_labels(target: Labels, outputs: torch.Tensor, labels: torch.Tensor) -> LabelEvaluation:
-    """The scores of several labels."""
+def measured_labels(target: Labels, outputs: torch.Tensor, labels: torch.Tensor) -> Evaluation:
+    """The scores of several labels: `accuracy` over all labels, `exact` for records whose labels are all right.
+
+    AUC and F1 are means over the labels. A label that no record or every record has is left out of AUC.
+    """
     from sklearn.metrics import roc_auc_score
 
     scores, likely, truth = target.measures(outputs, labels), outputs.sigmoid().numpy(), labels.numpy() > 0.5
+    accuracy, majority, exact = scores[target.measure], target.best_constant(labels), scores["all labels right"]
     mixed = [place for place in range(truth.shape[1]) if 0 < truth[:, place].sum() < len(truth)]
     areas = [roc_auc_score(truth[:, place], likely[:, place]) for place in mixed]
-    return LabelEvaluation(
+    return _evaluation(
         records=len(labels),
-        accuracy=scores[target.measure],
-        majority=target.best_constant(labels),
-        exact=scores["all labels right"],
+        first={"accuracy": accuracy, "majority": majority, "exact": exact},
+        rows=(
+            ("label accuracy", f"{accuracy:.2%}", f"always the most frequent value: {majority:.2%}"),
+            ("all labels right", f"{exact:.2%}", "share of the records"),
+        ),
         auc=float(np.mean(areas)) if areas else None,
         f1=scores["F1"],
+        over="labels",
         log_loss=float(target.losses(outputs, labels.double()).mean()) / target.outputs,
         calibration=_calibration(np.maximum(likely, 1 - likely).ravel(), ((likely > 0.5) == truth).ravel()),
     )
 
 
-def _calibration(confidence: Probabilities, right: npt.NDArray[np.bool_]) -> float:
-    """The expected calibration error over bins of equal width."""
-    places = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    gaps = [abs((right - confidence)[places == one].sum()) for one in range(_BINS)]
-    return float(sum(gaps) / len(right))
-
-
 def measured(probabilities: Probabilities, labels: npt.NDArray[np.int64]) -> Evaluation:
-    """All measures of predictions.
+    """The scores of classes. With several classes AUC is the mean of each class against the rest.
 
-    >>> found = measured(np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([0, 1, 1]))
-    >>> round(found.accuracy, 3), found.auc, round(found.calibration, 3)
+    >>> found = measured(np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([0, 1, 1])).values
+    >>> round(found["accuracy"], 3), found["auc"], round(found["calibration"], 3)
     (0.667, 1.0, 0.3)
     """
     from sklearn.metrics import f1_score, roc_auc_score
@@ -290,15 +221,47 @@ def measured(probabilities: Probabilities, labels: npt.NDArray[np.int64]) -> Eva
         )
     right = chosen == labels
     likely = np.clip(probabilities[np.arange(len(labels)), labels], 1e-12, 1.0)
-    return Evaluation(
+    accuracy, majority = float(right.mean()), float(counts.max() / len(labels))
+    return _evaluation(
         records=len(labels),
-        accuracy=float(right.mean()),
-        majority=float(counts.max() / len(labels)),
+        first={"accuracy": accuracy, "majority": majority},
+        rows=(("accuracy", f"{accuracy:.2%}", f"the most frequent class: {majority:.2%}"),),
         auc=None if auc is None else float(auc),
         f1=float(f1_score(labels, chosen, average="macro", zero_division=0.0)),
+        over="classes",
         log_loss=float(-np.log(likely).mean()),
         calibration=_calibration(confidence, right),
     )
+
+
+def _evaluation(
+    *,
+    records: int,
+    first: Mapping[str, float],
+    rows: tuple[Row, ...],
+    auc: float | None,
+    f1: float,
+    over: str,
+    log_loss: float,
+    calibration: float,
+) -> Evaluation:
+    """Measures of a task's own, then those that classes and labels share."""
+    area = "not defined: a class is missing" if auc is None else f"{auc:.3f}"
+    shared = (
+        ("AUC", area, f"area under the ROC curve, mean over the {over}"),
+        ("F1", f"{f1:.3f}", f"mean over the {over}"),
+        ("log loss", f"{log_loss:.3f}", "smaller is better"),
+        ("calibration error", f"{calibration:.3f}", "confidence against accuracy, ten bins"),
+    )
+    values = {**first, "auc": auc, "f1": f1, "log_loss": log_loss, "calibration": calibration}
+    return Evaluation(records=records, values=values, rows=(*rows, *shared))
+
+
+def _calibration(confidence: Probabilities, right: npt.NDArray[np.bool_]) -> float:
+    """The expected calibration error over bins of equal width."""
+    places = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    gaps = [abs((right - confidence)[places == one].sum()) for one in range(_BINS)]
+    return float(sum(gaps) / len(right))
 
 
 @final
@@ -312,8 +275,6 @@ class _FinishedRun:
         expected = f"a finished run in {self._folder.directory}"
         check.require(self._folder.model.is_file(), expected, "no model.pt", remedy)
         self._config = config = load_config(run)
-        got, remedy = ", ".join(config.features or ()), "train without features, or compute them for the file yourself"
-        check.require(not config.features, "a run on the records themselves", f"one on features ({got})", remedy)
         self._table: tables.TableReader | None = None
         task = config.task or CLASSIFICATION
         if is_table(config.data, config.label):
@@ -347,9 +308,19 @@ class _FinishedRun:
         if known is None or (labels is None and labelled):
             remedy = "write it with numpy.savez(path, x=, y=)"
             check.refuse(f"an npz file with {expected}", ", ".join(arrays), remedy)
-        x = torch.from_numpy(known.astype(np.float32))
-        x = x / 255 if known.dtype == np.uint8 else x
-        return x, None if labels is None or not labelled else own_labels(labels, len(x), self.target)
+        x = own_values(known)
+        y = None if labels is None or not labelled else own_labels(labels, len(x), self.target)
+        return self._features(x, constants_of(known)), y
+
+    def _features(self, x: torch.Tensor, constants: str) -> torch.Tensor:
+        """The public features that the run was trained on, or the records as they are."""
+        names, shape = self._config.features, tuple(x.shape[1:])
+        if not names or not len(x):
+            return x
+        alone = TensorDataset(x, torch.zeros(len(x)))
+        task = Task("records", alone, alone, self.target.outputs, shape, PRIVATE_CHECKSUM, False, None, constants)
+        public = load_named(self._config.public_records, self._config, task) if needs_public(names) else None
+        return extract(task, names, public=public, data_dir=self._config.data_dir).train.tensors[0]
 
     @torch.no_grad()
     def outputs(self, x: torch.Tensor) -> torch.Tensor:

@@ -56,14 +56,14 @@ class Preset:
     name     what `--preset` takes
     data     the dataset; empty: any records of this kind
     budgets  (epsilon, settings), in rising order
-    share    for any records: the batch as a part of the records
+    slower   for any records: epsilon times records for each unit of reach, which bounds it where noise is large
     """
 
     name: str
     data: str
     about: str
     budgets: tuple[tuple[float, Defaults], ...]
-    share: float | None = None
+    slower: float = 0.0
 
     def at(self, epsilon: float) -> Defaults:
         """The settings of the largest budget that is not above `epsilon`, otherwise those of the smallest."""
@@ -117,8 +117,11 @@ SMALL: Final = 5000  # records below which a batch is a third of them instead of
 LONG: Final = 40_000  # records from which a head is trained for more steps
 TABLE_CLIP: Final = 0.3
 TABLE_REACH: Final = 30.0
-NUMBER_CLIP: Final = 2.0  # of the squared error, whose gradients are larger
-NUMBER_REACH: Final = 2.6  # divided by the number of columns, which bounds the curvature of the squared error
+HEAD_SLOWER: Final = 1700.0  # of a head on features of images, as `usual_reach` takes it
+TABLE_SLOWER: Final = 1000.0
+NUMBER_SLOWER: Final = 3000.0  # times the number of columns
+NUMBER_CLIP: Final = 4.0  # of the squared error, whose gradients are larger
+NUMBER_REACH: Final = 5.2  # divided by the number of columns, which bounds the curvature of the squared error
 
 _BOTH: Final = ("scattering", "patches")
 
@@ -174,26 +177,24 @@ PRESETS: Final = (
     Preset(
         name="image",
         data="",
-        about="images: linear head on scattering coefficients, for a batch of 14 % of the records",
+        about="images: linear head on scattering coefficients",
         budgets=(
             (1.0, _head("scattering", clip=0.05, reach=25.0, batch=0, public="cifar10")),
             (3.0, _head("scattering", clip=0.1, reach=35.0, batch=0, public="cifar10")),
         ),
-        share=0.14,
+        slower=HEAD_SLOWER,
     ),
     Preset(
         name="text",
         data="",
-        about="texts as bytes: linear head on a sentence encoder, for a batch of 23 % of the records",
+        about="texts as bytes: linear head on a sentence encoder",
         budgets=((1.0, _head("minilm", clip=0.3, reach=12.0, batch=0, steps=100)),),
-        share=0.23,
     ),
     Preset(
         name="table",
         data="",
-        about="columns from 0 to 1: linear head, for a batch of 13 % of the records",
+        about="columns from 0 to 1: linear head",
         budgets=((1.0, _head(clip=0.3, reach=12.0, batch=0, steps=100)),),
-        share=0.126,
     ),
 )
 
@@ -225,6 +226,15 @@ def usual_size(records: int, *, share: float = 1 / 8, steps: int = 100, more_ste
     return max(1, min(records, round(part * records))), more_steps if records >= LONG else steps
 
 
+def usual_reach(reach: float, epsilon: float | None, records: int, slower: float) -> float:
+    """The reach for a budget: smaller where noise is large, that is, for few records or a small epsilon.
+
+    >>> usual_reach(35.0, 3.0, 60_000, HEAD_SLOWER), usual_reach(35.0, 3.0, 1700, HEAD_SLOWER)
+    (35.0, 3.0)
+    """
+    return min(reach, epsilon * records / slower) if slower and epsilon is not None else reach
+
+
 def _own_table(settings: RunConfig | CompareSettings) -> Defaults:
     """The settings of a linear model on a table of the user."""
     if settings.records is None:
@@ -232,8 +242,10 @@ def _own_table(settings: RunConfig | CompareSettings) -> Defaults:
     batch, steps = usual_size(settings.records)
     if settings.task == "regression":
         columns = max(1, len(json.loads(str(settings.schema))) - 1)
-        return _head(clip=NUMBER_CLIP, reach=NUMBER_REACH / columns, batch=batch, steps=steps)
-    return _head(clip=TABLE_CLIP, reach=TABLE_REACH, batch=batch, steps=steps)
+        reach = usual_reach(NUMBER_REACH, settings.epsilon, settings.records, NUMBER_SLOWER) / columns
+        return _head(clip=NUMBER_CLIP, reach=reach, batch=batch, steps=steps)
+    reach = usual_reach(TABLE_REACH, settings.epsilon, settings.records, TABLE_SLOWER)
+    return _head(clip=TABLE_CLIP, reach=reach, batch=batch, steps=steps)
 
 
 def usual(settings: RunConfig | CompareSettings) -> Defaults:
@@ -247,11 +259,13 @@ def usual(settings: RunConfig | CompareSettings) -> Defaults:
     if settings.epsilon is None:
         check.refuse("epsilon with a preset", "noise", "give the budget: a preset has settings for it")
     chosen = preset.at(settings.epsilon)
-    if preset.share is None:
+    if preset.data:
         return chosen
     from discreet.data import published_records  # imports torch
 
     records = published_records(settings.data) or settings.records
     if records is None:
         check.refuse("the public number of records with this preset", "none", "give records=, --records")
-    return dataclasses.replace(chosen, batch=max(1, round(preset.share * records)))
+    batch, steps = usual_size(records)
+    reach = usual_reach(chosen.reach, settings.epsilon, records, preset.slower)
+    return dataclasses.replace(chosen, batch=batch, steps=steps, reach=reach)

@@ -197,8 +197,8 @@ def _rows(plan: Plan, spent: Spent, data: str, method: str) -> list[tuple[str, s
 _LIMITS = (
     "The Gaussian noise is made of floating-point numbers (from 64-bit words of AES-256 in counter mode), not of "
     "real numbers: the proof does not cover attacks on the last bits",
-    "Gradients are floating-point numbers, too, and how one is rounded depends on the size of its batch: the proof does "
-    "not cover records that are made to lie exactly on a threshold of the model",
+    "Gradients are floating-point numbers, too, and how one is rounded depends on the size of its batch: the proof "
+    "does not cover records that are made to lie exactly on a threshold of the model",
     "The numbers of records, batch and steps that the plan used are public",
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
 )

@@ -37,7 +37,7 @@ class SentenceEncoder:
     @classmethod
     def minilm(cls, *, length: int, data_dir: str | Path | None = None) -> SentenceEncoder:
         """With the published weights, verified."""
-        purpose, otherwise = "to encode texts", "features of your own in an npz file"
+        purpose, otherwise = "to encode texts", '{"text": "words"} in the schema'
         declare_vision_operators()  # transformers imports torchvision
         transformers = optional("transformers", "transformers", purpose, otherwise)
         found = next((root / "site" / WEIGHTS for root in roots(data_dir) if (root / "site" / WEIGHTS).is_file()), None)

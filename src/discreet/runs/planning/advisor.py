@@ -14,7 +14,16 @@ from discreet.core.plain import plain
 from discreet.runs.planning.own_loader import loader_prices
 from discreet.runs.planning.step_cost import StepCost
 from discreet.runs.planning.user_level import Way, ways
-from discreet.runs.presets import PRESETS, TABLE_CLIP, TABLE_REACH, Preset, usual_size
+from discreet.runs.presets import (
+    HEAD_SLOWER,
+    PRESETS,
+    TABLE_CLIP,
+    TABLE_REACH,
+    TABLE_SLOWER,
+    Preset,
+    usual_reach,
+    usual_size,
+)
 from discreet.stages.delta import check_delta
 from discreet.stages.sampling import Horizon
 
@@ -28,7 +37,7 @@ class Rule:
     clip    the clipping norm; `reach` is learning rate times clip, for SGD with momentum 0.9
     flags   what the command line needs besides the numbers
     preset  a preset for any records of this kind, whose clip and reach depend on the budget
-    slower  epsilon times records for each unit of reach, which bounds it where noise is large; 0: no such bound
+    slower  what bounds the reach where noise is large, as `usual_reach` takes it; 0: no such bound
     """
 
     about: str
@@ -52,7 +61,7 @@ class Rule:
         """
         known = next((one.at(epsilon) for one in PRESETS if one.name == self.preset and not one.data), None)
         clip, reach = (self.clip, self.reach) if known is None else (known.clip, known.reach)
-        return clip, min(reach, epsilon * records / self.slower) if self.slower else reach
+        return clip, usual_reach(reach, epsilon, records, self.slower)
 
 
 RULES: Final = MappingProxyType(
@@ -62,6 +71,7 @@ RULES: Final = MappingProxyType(
             first="write a public schema: bounds and categories, never learned from the records",
             clip=TABLE_CLIP,
             reach=TABLE_REACH,
+            slower=TABLE_SLOWER,
             flags="--data YOUR.csv --label COLUMN --schema schema.json --hold-out 0.2",
         ),
         "text": Rule(
@@ -73,12 +83,12 @@ RULES: Final = MappingProxyType(
         ),
         "image": Rule(
             about="a linear head on scattering coefficients, which need no training",
-            first="train on public features instead of pixels",
+            first="train on public features instead of pixels; take statistics from public images like yours",
             clip=0.1,
             reach=40.0,
-            flags="--data YOUR.npz --classes 10 --model head --features scattering --public-records cifar10",
+            flags="--data YOUR.npz --classes 10 --model head --features scattering --public-records mnist",
             preset="image",
-            slower=1700.0,
+            slower=HEAD_SLOWER,
         ),
         "photo": Rule(
             about="a linear head on a network that was trained on public photographs",
@@ -86,11 +96,11 @@ RULES: Final = MappingProxyType(
             clip=0.1,
             reach=40.0,
             flags="--data YOUR.npz --classes 10 --model head --features efficientnet-lite2",
-            slower=1700.0,
+            slower=HEAD_SLOWER,
         ),
         "network": Rule(
             about="your own network, trained from its present weights",
-            first="start from public weights where you can, and freeze what you do not need",
+            first="start from public weights where you can. A table, text, image or photo? Name it with --data",
             clip=0.1,
             reach=0.4,
             flags="--data YOUR.npz --classes 10 --model mlp",
