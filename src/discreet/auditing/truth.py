@@ -260,14 +260,19 @@ def truth_table(
     listener: OnProgress | None = None,
     workers: int | None = 1,
     kept: KeptRows | None = None,
+    older: Sequence[AuditRow] = (),
 ) -> tuple[AuditRow, ...]:
     """The row of every attack, in order.
 
     effort   the one that the attacks were planned with
     workers  number of processes; None: one for each core, four at most
     kept     storage for finished rows, which are stored as they end; stored rows are not played again
+    older    rows of an earlier table; those that a game of today would give, but for chance, are not played again
     """
     made = {} if kept is None else kept.made(effort)
+    for attack in planned if older else ():
+        game = attack.prepare()
+        made.update((attack.label, row) for row in older if game.would_give(row))
     missing = [attack for attack in planned if attack.label not in made]
 
     def keep(label: str, row: AuditRow) -> None:
