@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -121,6 +122,27 @@ def test_several_workers_give_the_same_rows_in_the_same_order(tmp_path: Path) ->
     assert (
         truth.truth_table(truth.attacks(SMALL, "dp-sgd"), effort=SMALL, kept=kept) == together
     )  # nothing is played again
+
+
+def test_rows_of_an_older_table_are_played_again_if_their_game_or_certificate_changed() -> None:
+    planned = truth.attacks(SMALL, "d2p-sgd")[:2]
+    rows = truth.truth_table(planned, effort=SMALL)
+    read = tuple(AuditRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows)
+    assert truth.truth_table(planned, effort=SMALL, older=read) == rows  # chance would make them others
+    first = rows[0]
+    assert first.certified is not None
+    for changes in (
+        {"certified": first.certified * 1.001},
+        {"claimed": None},
+        {"confidence": 0.99},
+        {"method": "dp-sgd"},
+        {"parameters": MappingProxyType({**first.parameters, "trials": 7})},
+    ):
+        other = dataclasses.replace(first, audited=0.001, **changes)
+        found = truth.truth_table(planned, effort=SMALL, older=(other, rows[1]))
+        assert found[0].audited > 0.001
+        assert found[0].certified == first.certified
+        assert found[1] == rows[1]
 
 
 def test_a_refusal_of_a_worker_arrives_as_one() -> None:
