@@ -70,7 +70,7 @@ OWN_LOADERS = MappingProxyType(
 
 With a new order in every epoch the certificate is exact if no column of C reaches the end of the run."""
 
-CORRELATED_TIMES = 4
+CORRELATED_TIMES = 2
 """Correlated noise gets more trials: they are cheap, and its certificate is to be approached closely."""
 
 USERS = MappingProxyType(
