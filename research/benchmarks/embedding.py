@@ -1,13 +1,18 @@
 """The cost of gradient embedding perturbation over DP-SGD: whole steps through `Private`, new bases included.
 
-python -m research.benchmarks.embedding          resnet20 (270K parameters), batch 128, 1000 basis vectors
+python -m research.benchmarks.embedding results/gep-time.json
+
+ResNet-20 (270K parameters), batch 128, 1000 basis vectors, one thread.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -21,34 +26,52 @@ from discreet.stages.sampling import Horizon
 from discreet.training.private import Private
 from research.benchmarks.models import MODELS, Task
 from research.benchmarks.rows import own_copy
+from research.benchmarks.table import machine, versions
+from research.command import typed
 
 BASIS_VECTORS: Final = 1000
 REFRESH: Final = 20  # also the steps of an epoch, so that a mask lasts as long as a basis
 BATCH: Final = 128
+ROUNDS: Final = 1
 
 
-def main(rounds: int = 1) -> dict[str, dict[str, float]]:
-    """Processor milliseconds per step over whole periods of 20 steps, in turns, and the ratio to DP-SGD."""
+def main(rounds: int = ROUNDS) -> dict[str, Any]:
+    """Processor milliseconds per step, and the ratio to DP-SGD: medians over periods of 20 steps, in turns."""
     torch.set_num_threads(1)
     task = MODELS["resnet20"].make()
     gep = methods.gep(rank=BASIS_VECTORS / parameters(task.model), refresh=REFRESH)
     frozen = methods.random_freeze(final_rate=0.6, cooling_epochs=1).selection
     recipes = {"dp-sgd": methods.dp_sgd(), "gep": gep, "gep, density 0.4": gep.using(selection=frozen)}
     steps = {name: _stepping(own_copy(task), recipe) for name, recipe in recipes.items()}
+    periods = [_period(steps) for _ in range(rounds + 1)][1:]  # in the first, calls are proven and memory is allocated
+    return {
+        "command": typed("research.benchmarks.embedding"),
+        "versions": versions(),
+        "machine": machine(),
+        "parameters": parameters(task.model),
+        "batch": BATCH,
+        "basis_vectors": BASIS_VECTORS,
+        "refresh": REFRESH,
+        "periods": rounds,
+        "steps": {
+            name: {
+                "ms": round(1000 * median(period[name] for period in periods) / REFRESH, 1),
+                "ratio": round(median(period[name] / period["dp-sgd"] for period in periods), 3),
+            }
+            for name in steps
+        },
+    }
+
+
+def _period(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Processor seconds of 20 steps, one of them with a new basis."""
     spent = dict.fromkeys(steps, 0.0)
-    for step in steps.values():  # the first period: memory is allocated, calls are proven
-        for _ in range(REFRESH):
-            step()
-    for _ in range(rounds * REFRESH):
+    for _ in range(REFRESH):
         for name, step in steps.items():
             began = time.process_time()
             step()
             spent[name] += time.process_time() - began
-    counted = rounds * REFRESH
-    return {
-        name: {"ms": round(1000 * one / counted, 1), "ratio": round(one / spent["dp-sgd"], 3)}
-        for name, one in spent.items()
-    }
+    return spent
 
 
 def _stepping(task: Task, recipe: Recipe) -> Callable[[], None]:
@@ -75,4 +98,7 @@ def _stepping(task: Task, recipe: Recipe) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(), indent=2))
+    answer = json.dumps(main(), indent=2) + "\n"
+    print(answer)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(answer)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from discreet.accounting import gdp
+from discreet.accounting import correlated, gdp
 from discreet.accounting.accountants import certify
 from discreet.accounting.charges import Charge
-from discreet.accounting.correlated import Toeplitz, bisr, bsr, inverted
+from discreet.accounting.correlated import Toeplitz, bisr, bsr, inverted, reshuffled_mu, separated_mu
 from discreet.accounting.events import CorrelatedRun, CyclicPoissonRun, Event, ReshuffledRun, event_from_json
 from discreet.accounting.pld import Floats
 from discreet.core.check import Refused
@@ -280,6 +280,10 @@ def test_matrices_that_grow_overflow_or_vanish_are_refused(coefficients: tuple[f
         ReshuffledRun(noise=1.0, coefficients=coefficients, inverse=inverse, steps=2000, steps_per_epoch=200)
 
 
-def test_nan_is_no_bound() -> None:
+@pytest.mark.parametrize("moved", [math.nan, math.inf, 0.0, -1.0])
+def test_a_sensitivity_that_is_no_positive_number_has_no_price(moved: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gdp.delta(math.nan, 1.0) == 1.0
     assert gdp.epsilon(math.nan, 1e-5) == math.inf
+    for name, mu, event in (("_separated", separated_mu, EVENTS[0]), ("_reshuffled", reshuffled_mu, EVENTS[1])):
+        monkeypatch.setattr(correlated, name, lambda *_: moved)
+        assert mu(event, REPLACE) == math.inf  # type: ignore[operator]

@@ -15,30 +15,34 @@ from discreet.auditing.games import play
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
+from discreet.methods.dp_ftrl.correlated_noise import Strategy
+from discreet.stages.plan import Recipe
 
 DELTA = 1e-2
 
 
-def own(sampling: Any) -> Any:
-    return methods.dp_ftrl().using(sampling=sampling, relation=Neighbouring.REPLACE_ONE)
+def own(sampling: Any, **settings: Any) -> Any:
+    return methods.dp_ftrl(**settings).using(sampling=sampling, relation=Neighbouring.REPLACE_ONE)
 
 
 RECIPES = {
     "dp-ftrl": methods.dp_ftrl(),
     "bandmf": methods.bandmf(),
     "fixed order": own(discreet.FixedOrder()),
-    "reshuffled": own(discreet.Reshuffled()),
+    "reshuffled": own(discreet.Reshuffled(), strategy=Strategy.BSR, bands=2),
     "one pass": own(discreet.OnePass()),
 }
+# Its columns reach the end of the run, where the certificate is not exact.
+LONG_COLUMNS = own(discreet.Reshuffled())
 
 
 def audited(game: CorrelatedCanaries, trials: int) -> float:
     return play(game, trials=trials, delta=DELTA, generator=np.random.default_rng(5)).epsilon
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_short_audit_stays_below_the_certificate(name: str) -> None:
-    game = CorrelatedCanaries(RECIPES[name], delta=DELTA)
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), LONG_COLUMNS], ids=[*RECIPES, "reshuffled, long columns"])
+def test_a_short_audit_stays_below_the_certificate(recipe: Recipe) -> None:
+    game = CorrelatedCanaries(recipe, delta=DELTA)
     certified = game.attacked.plan.certificate().epsilon
     assert 0.4 * certified < audited(game, 8000) < certified
 

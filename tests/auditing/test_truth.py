@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -62,6 +63,7 @@ def test_everything_covers_every_method_and_the_four_claims() -> None:
     assert "dp-sgd, whole run, data canary" in labels
     assert "dpsgd-dc, last iterate" in labels
     assert {f"dp-ftrl, {words}" for words in ("fixed order", "new order in every epoch", "stream")} <= set(labels)
+    assert {f"dp-sgd, {words}" for words in ("sampled users", "capped records")} <= set(labels)
     full = [attack.label for attack in truth.attacks(truth.FULL)]
     assert {f"{name}, whole run, crafted gradient" for name in METHODS} <= set(full)
 
@@ -76,6 +78,8 @@ def test_a_method_has_its_rows_in_order() -> None:
         ("dp-sgd", "whole run, crafted gradient"),
         ("dp-sgd", "whole run, data canary"),
         ("dp-sgd", "one step, sufficient statistic"),
+        ("dp-sgd", "one step, sampled users, 20 records of a user"),
+        ("dp-sgd", "one step, capped records, 20 records of a user"),
     ]
     assert {row.verdict for row in found} == {AuditVerdict.HOLDS}
     assert told[0] == "dp-sgd, one step"
@@ -120,12 +124,33 @@ def test_several_workers_give_the_same_rows_in_the_same_order(tmp_path: Path) ->
     )  # nothing is played again
 
 
+def test_rows_of_an_older_table_are_played_again_if_their_game_or_certificate_changed() -> None:
+    planned = truth.attacks(SMALL, "d2p-sgd")[:2]
+    rows = truth.truth_table(planned, effort=SMALL)
+    read = tuple(AuditRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows)
+    assert truth.truth_table(planned, effort=SMALL, older=read) == rows  # chance would make them others
+    first = rows[0]
+    assert first.certified is not None
+    for changes in (
+        {"certified": first.certified * 1.001},
+        {"claimed": None},
+        {"confidence": 0.99},
+        {"method": "dp-sgd"},
+        {"parameters": MappingProxyType({**first.parameters, "trials": 7})},
+    ):
+        other = dataclasses.replace(first, audited=0.001, **changes)
+        found = truth.truth_table(planned, effort=SMALL, older=(other, rows[1]))
+        assert found[0].audited != 0.001
+        assert found[0].certified == first.certified
+        assert found[1] == rows[1]
+
+
 def test_a_refusal_of_a_worker_arrives_as_one() -> None:
     """Too few trials are bad input, exit code 2, also where another process plays the row."""
     few = Effort(scalar=3, canaries=3, runs=3)
     planned = truth.attacks(few, "dp-sgd")
-    assert [attack.label for attack in planned] == ["dp-sgd, one step", "dp-sgd, one number a trial"]
-    with pytest.raises(Refused, match=r"^dp-sgd, one (step|number a trial): Expected trials"):
+    assert [attack.label for attack in planned][:2] == ["dp-sgd, one step", "dp-sgd, one number a trial"]
+    with pytest.raises(Refused, match=r"^dp-sgd, (one|sampled|capped) [a-z ]+: Expected trials"):
         truth.truth_table(planned, effort=few, workers=2)
 
 

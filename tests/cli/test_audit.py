@@ -50,8 +50,9 @@ def test_a_stopped_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert f"Finished rows are kept in {out}.part" in stopped.err
     assert not out.exists()
     answer = run(*flags, out, "--json").json
-    assert played == ["dp-sgd, one step", "stopped", "dp-sgd, one number a trial"]
-    assert [row["parameters"]["game"] for row in answer["rows"]] == [
+    rest = ["dp-sgd, one number a trial", "dp-sgd, sampled users", "dp-sgd, capped records"]
+    assert played == ["dp-sgd, one step", "stopped", *rest]
+    assert [row["parameters"]["game"] for row in answer["rows"]][:2] == [
         "one step, crafted gradient",
         "one step, sufficient statistic",
     ]
@@ -92,6 +93,8 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(run("audit", "--method", "dp-sgd", "--workers", "2"), "--workers with --all")
     refused(run("audit", "--all", "--quick", "--workers", "0"), "workers")
     refused(run("audit", "--method", "dp-sgd", "--canaries", "5"), "--run or --one-run")
+    for others in (("--method", "dp-sgd", "--out", __file__), ("--all",), ("--all", "--out", tmp_path / "none.json")):
+        refused(run("audit", "--missing", *others), "--missing with --all and --out FILE, an earlier table")
     refused(run("audit", "--method", "dp-sgd", "--one-run", "--canaries", "5"), "canaries")
     refused(run("audit", "--run", tmp_path / "nothing"), "directory of a run")
 

@@ -28,6 +28,8 @@ def test_the_noise_stays_within_the_budget(kind: str) -> None:
     names = {"delta", "batch", "steps", "clip", "learning rate", "average", "expect", "own loader"}
     assert names <= {line.name for line in found.lines}
     assert all(line.value and line.reason for line in found.lines)
+    (loader,) = (line.value for line in found.lines if line.name == "own loader")
+    assert all(words in loader for words in ("in a fixed order", "shuffle=True", "in any order", "as a stream"))
     assert found.command.startswith("discreet train --data ")
 
 

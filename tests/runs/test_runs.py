@@ -17,13 +17,16 @@ from torch import Tensor
 from discreet import runs
 from discreet.accounting.ledger import read
 from discreet.core.check import Refused
+from discreet.core.errors import RunStopped
 from discreet.core.relation import Neighbouring
 from discreet.data import DATASETS, MODELS, build, load, targets
 from discreet.methods import METHODS
 from discreet.runs import RunConfig, RunFolder, RunProgress, complete, load_config, load_result, plan_of, train
+from discreet.runs.budget import Budget, BudgetLimit
 from discreet.runs.defaults import learning_rate_of, settle
 from discreet.runs.scoring import measure
 from discreet.stages.sampling import FixedSize, TruncatedPoisson
+from discreet.training.noise_keys import RESTARTED, NoiseKeys
 
 SEEDS = 5
 
@@ -252,6 +255,21 @@ def test_control_c_saves_and_a_resumed_run_loses_nothing(
     assert len({start["noise"] for start in starts}) == 3
     assert ("NOT private" in result.statement) == (seed is not None)
     assert [point[0] for point in result.curve] == [4, 8, 12]
+
+
+def test_a_budget_pays_for_one_factorisation_of_the_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correlated noise whose keys are lost begins anew at the full price, which nobody has taken from the budget."""
+    budget = Budget.create(tmp_path / "budget.jsonl", BudgetLimit(epsilon=2.0, delta=1e-5))
+    settings = config(tmp_path / "g", epsilon=2.0, seed=None, method="dp-ftrl", budget=str(budget.path))
+    interrupted(settings, 5, monkeypatch)
+    ledger = RunFolder(tmp_path / "g").ledger
+    released = len(read(ledger).entries)
+    NoiseKeys.path_of(ledger).unlink()
+    for _ in range(2):
+        with pytest.raises((Refused, RunStopped), match=r"the keys of the noise next to .* got none: they were lost"):
+            train(settings, resume=True)
+    assert [RESTARTED in entry.note for entry in read(ledger).entries] == [False] * released + [True]
+    assert len(budget.read().entries) == 1
 
 
 def test_a_resumed_seeded_run_differs_from_one_in_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

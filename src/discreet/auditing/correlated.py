@@ -33,8 +33,9 @@ class CorrelatedCanaries:
     """Many records in one run, each on its own coordinate and included by a fair coin: one trial each.
 
     Valid because the noise of coordinates is independent, and the bounder sees one record at a time. The attacker knows
-    C, the clip, and the part that a record belongs to, which the certificate allows; not when it was sampled. Records
-    of the user's own loader take the places that the sampler names as the worst.
+    C, the clip, and the part that a record belongs to, which the certificate allows; not when it was sampled. Trials
+    are records of the first part: those of the others have columns that the end of the run cuts short. Records of the
+    user's own loader take the places that the sampler names as the worst.
     """
 
     def __init__(self, recipe: Recipe, *, delta: float, epsilon: float = EPSILON, steps: int = STEPS) -> None:
@@ -59,7 +60,8 @@ class CorrelatedCanaries:
             parts = generator.integers(self._parts, size=CANARIES)  # what is said of records that are not there
             if self._parts > 1:
                 parts[there] = own_part
-            return there, self._ratios(seen, parts)
+            first = parts == 0
+            return there[first], self._ratios(seen[:, first])
 
         return by_world(play, trials)
 
@@ -93,22 +95,16 @@ class CorrelatedCanaries:
                 sums.append(step.release().value.double().numpy() * self.attacked.batch)
         return np.stack(sums) / plan.queries(1.0)[0].sensitivity, part
 
-    def _ratios(self, seen: Floats, parts: Parts) -> Floats:
-        """The log-likelihood ratio of each coordinate, over all samples that the record's part allows."""
-        plan = self.attacked.plan
-        whitened, noise = self._matrix @ seen, plan.noise
-        out = np.empty(seen.shape[1])
-        for part in range(self._parts):
-            mine = parts == part
-            terms = []
-            for weight, move in self._moves(part):
-                shift = self._matrix @ move
-                terms.append(math.log(weight) + (shift @ whitened[:, mine] - shift @ shift / 2) / noise**2)
-            out[mine] = np.logaddexp.reduce(terms, axis=0)
-        return out
+    def _ratios(self, seen: Floats) -> Floats:
+        """The log-likelihood ratio of each coordinate, over all samples of a record of the first part."""
+        whitened, noise, terms = self._matrix @ seen, self.attacked.plan.noise, []
+        for weight, move in self._moves():
+            shift = self._matrix @ move
+            terms.append(math.log(weight) + (shift @ whitened - shift @ shift / 2) / noise**2)
+        return np.asarray(np.logaddexp.reduce(terms, axis=0))
 
-    def _moves(self, part: int) -> list[tuple[float, Floats]]:
-        """The contributions of a record to all steps, with their probabilities."""
+    def _moves(self) -> list[tuple[float, Floats]]:
+        """The contributions of a record of the first part to all steps, with their probabilities."""
         plan, steps = self.attacked.plan, self.attacked.steps
         assert isinstance(plan.sampling, Participation)
         if self._parts == 1:
@@ -117,7 +113,7 @@ class CorrelatedCanaries:
             # Under replace-one the worlds are a record and its opposite: the ratio is that of twice the record.
             move[list(places)] = 1.0
             return [(1.0, move)]
-        rate, own = self._parts * plan.horizon.rate, range(part, steps, self._parts)
+        rate, own = self._parts * plan.horizon.rate, range(0, steps, self._parts)
         moves = []
         for coins in itertools.product((0, 1), repeat=len(own)):
             move = np.zeros(steps)

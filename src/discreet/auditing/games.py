@@ -6,6 +6,7 @@ nothing, so its draws must be independent, not unpredictable. A fixed seed makes
 it was not chosen by looking at results.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -93,14 +94,24 @@ class PreparedGame:
 
     def play(self, *, generator: np.random.Generator | None = None, advance: Advance | None = None) -> AuditRow:
         audit = play(self.game, trials=self.trials, delta=self.delta, generator=generator, advance=advance)
+        return self._row(audit.epsilon, audit.confidence)
+
+    def would_give(self, row: AuditRow) -> bool:
+        """Whether the row has the settings, the certificate and the claim of this game: a play differs by chance."""
+        own = self._row(row.audited, CONFIDENCE)
+        pairs = [(getattr(own, name), getattr(row, name)) for name in ("certified", "claimed", "analytic")]
+        same = all(a == b or (None not in (a, b) and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs)
+        return same and (own.method, own.parameters, own.confidence) == (row.method, row.parameters, row.confidence)
+
+    def _row(self, audited: float, confidence: float) -> AuditRow:
         return AuditRow(
             method=self.method,
             parameters=MappingProxyType({**self.parameters, "delta": self.delta, "trials": self.trials}),
             certified=self.certified,
             claimed=self.claimed,
             analytic=self.analytic,
-            audited=audit.epsilon,
-            confidence=audit.confidence,
+            audited=audited,
+            confidence=confidence,
         )
 
 

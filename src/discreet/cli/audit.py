@@ -18,7 +18,7 @@ from discreet.core.command import command_line
 from discreet.core.files import check_file, write_json
 from discreet.core.own_files import is_own, require_classes
 from discreet.core.plain import plain
-from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind
+from discreet.runs.audit_rows import AuditRow, AuditVerdict, CanaryKind, read_audit
 from discreet.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def audit(
     canaries: Annotated[int | None, flag("How many canaries (default: 1000).", "Canaries in one run")] = None,
     quick: Annotated[bool, flag("Fewer trials: minutes, and weaker lower bounds.")] = False,
     out: Annotated[Path | None, flag("A JSON file for the result; rerun the command to resume a table.")] = None,
+    missing: Annotated[bool, flag("With --all: keep rows of FILE whose game and certificate are unchanged.")] = False,
     workers: Annotated[
         int | None, flag("With --all: how many rows are played at once (default: one for each core, at most 4).")
     ] = None,
@@ -50,19 +51,24 @@ def audit(
     is_valid, expected = planted or (canary or canaries) is None, "--canary and --canaries with --run or --one-run"
     check.require(is_valid, expected, "a table of many small runs", "drop these flags")
     check.require(everything or workers is None, "--workers with --all", given[0], "drop it: rows play in turn")
+    is_valid, expected = not missing or (everything and out is not None and out.is_file()), "--missing with --all"
+    check.require(is_valid, f"{expected} and --out FILE, an earlier table", "no table", "drop --missing")
     if out is not None:
         check_file(out)
+    older = read_audit(out) if missing and out is not None else ()
     try:
         if planted:
             return _canaries(_config(method, run, quick), canary, canaries, out, as_json)
-        return _table(method, quick, workers if everything else 1, out, as_json)
+        return _table(method, quick, workers if everything else 1, out, older, as_json)
     except KeyboardInterrupt:
         kept = "Nothing was kept" if planted or out is None else f"Finished rows are kept in {_part(out)}"
         print(f"Stopped. {kept}: run the command again.", file=sys.stderr)
         return INTERRUPTED
 
 
-def _table(method: str | None, quick: bool, workers: int | None, out: Path | None, as_json: bool) -> int:
+def _table(
+    method: str | None, quick: bool, workers: int | None, out: Path | None, older: tuple[AuditRow, ...], as_json: bool
+) -> int:
     from discreet.auditing import truth
     from discreet.report import progress, terminal
 
@@ -70,7 +76,7 @@ def _table(method: str | None, quick: bool, workers: int | None, out: Path | Non
     planned = truth.attacks(effort, method)
     kept = None if out is None else truth.KeptRows(_part(out))
     with progress.audit_bar(len(planned), quiet=as_json) as listener:
-        found = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept)
+        found = truth.truth_table(planned, effort=effort, listener=listener, workers=workers, kept=kept, older=older)
     _answer(truth.document(found, command=command_line()), out, as_json)
     if kept is not None:
         kept.discard()

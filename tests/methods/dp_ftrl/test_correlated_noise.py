@@ -20,7 +20,7 @@ from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.methods.dp_ftrl.correlated_noise import HISTORY, CorrelatedNoise, Strategy, Workload
+from discreet.methods.dp_ftrl.correlated_noise import HISTORY, CorrelatedNoise, Factorisation, Strategy, Workload
 from discreet.methods.dp_ftrl.optimised import log_cost, noise_on_parameters, optimised
 from discreet.stages.clipping import AutoS
 from discreet.stages.plan import Plan, Recipe
@@ -98,6 +98,18 @@ def test_the_history_is_hidden_and_holds_as_many_vectors_as_it_needs() -> None:
         assert len(state.secrets[HISTORY].reveal_to_mechanism()._past) == kept
 
 
+def test_the_history_is_not_rounded() -> None:
+    """C times the noise is z, which is independent of step and record. A rounded history would add what it left off."""
+    steps, size, mechanism = 200, 50, CorrelatedNoise((1.0, 0.99, 0.98))
+    assert np.abs(mechanism.matrix.noise(steps)).sum() > 20  # its inverse forgets slowly
+    history = mechanism.recall((), size, 0)[HISTORY].reveal_to_mechanism()
+    noise = np.stack([history.at(step, Streams.seeded(3).noise).numpy() for step in range(steps)])
+    z = noise.copy()
+    for lag, weight in enumerate(mechanism.coefficients[1:], start=1):
+        z[lag:] += weight * noise[:-lag]
+    assert np.abs(z - drawn(steps, size, seed=3)).max() < 1e-13
+
+
 def test_a_recalled_history_goes_on_as_if_nothing_had_happened() -> None:
     for mechanism in MATRICES:
         plan = plan_with(mechanism)
@@ -162,6 +174,14 @@ def test_the_certificate_says_what_is_checked_and_what_is_the_users_word() -> No
     assert conditions(own(discreet.Reshuffled())) == (once,)
     horizon = Horizon.of(records=1000, batch=100, epochs=1)
     assert conditions(own(discreet.OnePass())) == ("if the stream gives no record twice",)
+
+
+def test_strategies_by_name() -> None:
+    """As a stored configuration gives them."""
+    for strategy in Strategy:
+        assert methods.dp_ftrl(strategy=str(strategy)) == methods.dp_ftrl(strategy=strategy)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="a member of Strategy, got 'bsr'"):
+        Factorisation("bsr", bands=2)  # type: ignore[arg-type]
 
 
 def test_a_stream_of_several_epochs_is_refused() -> None:

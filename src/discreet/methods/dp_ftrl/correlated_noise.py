@@ -170,6 +170,8 @@ class Factorisation(Mechanism):
 
     def __post_init__(self) -> None:
         check.count("use at least one band; one band is independent noise", bands=self.bands)
+        is_known, remedy = isinstance(self.strategy, Strategy), "use Strategy.BISR, for example"
+        check.require(is_known, "a member of Strategy", repr(self.strategy), remedy)
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
         return NonPrivate()

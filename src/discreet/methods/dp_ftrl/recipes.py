@@ -27,7 +27,7 @@ def dp_ftrl(
     By default each record joins one step of every epoch, always at the same place. For your own loader:
     `recipe.using(sampling=discreet.FixedOrder(), relation=discreet.Neighbouring.REPLACE_ONE)`.
     """
-    noise = Factorisation(strategy, bands, Workload(momentum, shrinkage, last_rate))
+    noise = Factorisation(Strategy(strategy), bands, Workload(momentum, shrinkage, last_rate))
     return Recipe(
         method="dp-ftrl", bounder=FlatClip(clip), mechanism=noise, sampling=FixedBins(), analysis=CorrelatedAnalysis()
     )

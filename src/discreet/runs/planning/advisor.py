@@ -329,7 +329,12 @@ def _expected(of: Wanted) -> Line:
 def _own_loader(of: Wanted, found: dict[str, Any]) -> Line:
     """What the user's own loader would cost instead of Poisson sampling."""
     horizon = Horizon.of(records=of.records, batch=found["batch"], steps=found["steps"])
-    short = {"fixed-order": "in a fixed order", "reshuffled": "with shuffle=True", "own-loader": "in any order"}
+    short = {
+        "fixed-order": "in a fixed order",
+        "reshuffled": "with shuffle=True",
+        "own-loader": "in any order",
+        "one-pass": "as a stream without repeated records",
+    }
     prices = {row.sampling: row.times for row in loader_prices(horizon, epsilon=of.epsilon, delta=found["delta"])}
     shown = [f"{times:.2g} {words}" for name, words in short.items() if (times := prices[name]) is not None]
     value = f"{', '.join(shown)} times the noise of Poisson sampling on the parameters"
