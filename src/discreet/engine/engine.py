@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
+from discreet.core.world import World
 from discreet.engine.active import Active
 from discreet.engine.custom_backward import run_backward
 from discreet.engine.factors.collector import Collector, Settle
@@ -35,7 +36,8 @@ from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.support import check_trained, fresh_graph, refuse_unsupported, trainable
+from discreet.engine.shards.sharding import Sharding, SumsByShard
+from discreet.engine.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
@@ -52,23 +54,6 @@ class _Pass:
     watching: ExitStack
 
 
-class _Hook:
-    """A hook on the model; a copy or a file of the model gets an inert one, none of the engine's state."""
-
-    def __init__(self, action: Callable[..., None] | None) -> None:
-        self._action = action
-
-    def __call__(self, *args: Any) -> None:
-        if self._action is not None:
-            self._action(*args)
-
-    def __deepcopy__(self, memo: Any) -> _Hook:
-        return _Hook(None)
-
-    def __reduce__(self) -> Any:
-        return _Hook, (None,)
-
-
 class Engine:
     """Exact per-sample quantities of one model.
 
@@ -80,17 +65,23 @@ class Engine:
     def __init__(self, model: nn.Module) -> None:
         refuse_unsupported(model)
         self.model = model
-        self._roots = [Tracked(name, parameter) for name, parameter in trainable(model)]
-        require(bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained")
-        self._trained = {root.name: root.tensor for root in self._roots}
+        self._trained: dict[str, Tensor] = dict(trainable(model))
+        require(bool(self._trained), "a model with trainable parameters", "none", "unfreeze what should be trained")
+        self.sharding = Sharding.of(model)
+        wholes = self._trained if self.sharding is None else self.sharding.wholes
+        self._roots = [Tracked(name, wholes[name]) for name in self._trained]
         shapes = tuple(tuple(root.tensor.shape) for root in self._roots)
-        self.layout = Layout(tuple(self._trained), shapes, tables_of(model))
+        self.layout = self.held = Layout(tuple(self._trained), shapes, tables_of(model))
+        self._by_shard: SumsByShard | None = None
+        if self.sharding is not None:
+            self.held = self.sharding.held(self.layout, self._trained)
+            self._by_shard = SumsByShard(self.sharding, self.layout, self.held)
         dtypes = {root.tensor.dtype for root in self._roots}
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
         self._unscripted = Unscripted(model)
         self._scripts = KnownTraces(model, self._roots, self.layout)
-        self.watch = RecordWatch(model)
+        self.watch = RecordWatch(model, () if self.sharding is None else tuple(wholes.values()))
         self._before: Snapshot | None = None
         self._records: int | None = None
         self._views, self._watching, self._is_followed = 1, False, False
@@ -101,8 +92,8 @@ class Engine:
         self._gradients: Gradients | None = None
         self._room = GradientBuffer()
         self._hooks = [
-            model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
-            model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
+            model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True, prepend=True),
+            model.register_forward_hook(Hook(self._leave), with_kwargs=True, always_call=True),
         ]
 
     # -- one micro-batch -------------------------------------------------------------------------------
@@ -117,7 +108,7 @@ class Engine:
         count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
         self.discard()
         check_trained(self.model, self._trained)
-        left = [f"{root.name}.grad" for root in self._roots if root.tensor.grad is not None]
+        left = [f"{name}.grad" for name, parameter in self._trained.items() if parameter.grad is not None]
         require(
             not left,
             "no gradient left on the parameters",
@@ -189,6 +180,8 @@ class Engine:
         passes, self._passes = self._passes, []
         self._recorders = [one.recorder for one in passes]
         is_checkpointed = any(recorder.regions for recorder in self._recorders)
+        expected, remedy = "a sharded model without activation checkpointing", "turn it off: micro_batch saves memory"
+        require(self.sharding is None or not is_checkpointed, expected, "checkpointed regions", remedy)
         comes_again = is_checkpointed and self._units is None  # factors of units are kept
         run = partial(self._run_backward, each.sum(), comes_again)
         if comes_again:
@@ -203,13 +196,16 @@ class Engine:
         followed = self.watch.backward_pass() if self._is_followed else nullcontext()
         with followed, fresh_graph(), untouched(self._roots, UNSEEN), torch.enable_grad():
             uses = [use for recorder in self._recorders for use in recorder.uses]
-            collector = Collector(uses, settle, comes_again=comes_again)
+            gather = None if self.sharding is None else self.sharding.gather
+            collector = Collector(uses, settle, gather, comes_again=comes_again)
             collector.watch()
             run_backward(total, comes_again=comes_again)
             for recorder in self._recorders:
                 recorder.fill()
         with torch.no_grad():
             collector.finish()
+        if self.sharding is not None:
+            self.sharding.rest()
 
     def full_precision(self) -> torch.autocast:
         """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""
@@ -227,7 +223,7 @@ class Engine:
     ) -> None:
         """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
         gradients, groups = self._collected(), self._checked(groups)
-        shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.layout.size)
+        shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.held.size)
         require(
             (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
             f"weights of shape {list(shapes[0])} for totals of shape {list(shapes[1])}",
@@ -240,7 +236,23 @@ class Engine:
         for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
             for parameter in group:
                 by_parameter[parameter] = weights_QN
-        gradients.add_weighted(Weighting(by_parameter, self.layout.views(totals_Q), index, mask))
+        if self._by_shard is None:
+            gradients.add_weighted(Weighting(by_parameter, self.layout.views(totals_Q), index, mask))
+            return
+        factors = gradients.factors()
+        for group in self._by_shard.groups:  # one at a time: the whole sums of a group are let go of at once
+            sums = self._by_shard.zeros(group, totals_Q)
+            weighting = Weighting(by_parameter, sums, index, mask)
+            for place in group:
+                if (own := factors[place]) is not None:
+                    weighting.add(place, own)
+            self._by_shard.add(sums, totals_Q)
+
+    def add_nothing(self, totals_Q: Tensor) -> None:
+        """Take part in the sums of a sharded model without a record; other models need nobody else."""
+        for group in () if self._by_shard is None else self._by_shard.groups:
+            assert self._by_shard is not None
+            self._by_shard.add(self._by_shard.zeros(group, totals_Q), totals_Q)
 
     @torch.no_grad()
     def finite(self) -> Tensor:
@@ -288,9 +300,15 @@ class Engine:
                 own.copy_(flat if part is None else flat.index_select(1, part))
         return rows
 
+    def holders(self, world: World) -> World:
+        """The processes of a run that hold the same coordinates as this one: all, unless the model is sharded."""
+        return world if self.sharding is None else self.sharding.holders
+
     def discard(self) -> None:
         """Forget the open micro-batch."""
         self.watch.close()
+        if self.sharding is not None and self._open:
+            self.sharding.rest()
         for one in reversed(self._open):  # a pass that was interrupted left its watch on
             if one is not None:
                 one.watching.close()
@@ -306,15 +324,26 @@ class Engine:
         self._room = GradientBuffer()
         for hook in self._hooks:
             hook.remove()
+        if self.sharding is not None:
+            self.sharding.close()
 
     def zeros(self, queries: int = 1, size: int | None = None) -> Tensor:
-        """Room for the sums of a logical batch, shape [Q, d], or for as many vectors of another size."""
-        columns = self.layout.size if size is None else size
+        """Room for the sums of a logical batch, shape [Q, d], or for as many vectors of another size.
+
+        Of a sharded model, d counts what this process holds.
+        """
+        columns = self.held.size if size is None else size
         return torch.zeros(queries, columns, dtype=self.dtype, device=self.device)
 
     def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> ForwardTrace:
-        """What a pass on inputs of this shape does, learned and verified on random inputs the first time."""
-        with self._unscripted.applied():
+        """What a pass on inputs of this shape does, learned and verified on random inputs the first time.
+
+        The processes of a sharded model ask together. If any of them has to learn, all gather the parameters.
+        """
+        with self._unscripted.applied(), ExitStack() as opened:
+            sharding = self.sharding
+            if sharding is not None and sharding.any(not self._scripts.knows(args, kwargs, records, views)):
+                opened.enter_context(sharding.whole())
             return self._scripts.find(args, kwargs, records, views)
 
     # -- the watched forward pass ----------------------------------------------------------------------
@@ -336,6 +365,8 @@ class Engine:
             recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
         watching.enter_context(self._unscripted.applied())
+        if self.sharding is not None:
+            watching.enter_context(self.sharding.watched())
         self._open[-1] = _Pass(recorder, watching)
         if self.watch.is_open:
             calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)

@@ -43,6 +43,10 @@ class LoopGuard:
         got, remedy = "an interrupted step", "resume from a checkpoint: two batches must not share one charge"
         check.require(not self._release_pending, "the release of a batch before the next batch is drawn", got, remedy)
 
+    def wait(self) -> None:
+        """The micro-batches of this process are done, but not those of the others."""
+        self._release_pending = False
+
     def postpone(self) -> None:
         """The logical batch is not complete: its last micro-batch comes again in pieces."""
         self.sample_ended = self._release_pending = False

@@ -20,6 +20,7 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.proof.program import BatchKind
+from discreet.engine.shards.local import is_sharded, local_of
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
@@ -38,7 +39,7 @@ from discreet.training.binding import (
     records_in,
     rehearsals,
 )
-from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams
+from discreet.training.draws import Draw, check_processes, check_sharded, drawn, population, sampling_streams
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
@@ -46,6 +47,7 @@ from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
+from discreet.training.sharded.turns import Turns
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -135,6 +137,10 @@ class Private:
                 self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
             self._rehearsals = rehearsals(self._engine.watch, self.micro_batch, rehearsal, self._device)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
+            self._turns = None
+            if self._engine.sharding is not None:
+                check_sharded(plan, data)
+                self._turns = Turns(self._engine.sharding, self._rehearsals, self._make_loader(data, collate_fn, 0))
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
@@ -164,12 +170,14 @@ class Private:
             if self._step is None:
                 self._step = self._new_step()
                 yield from self._public_batches(loop)
-            if micro.records == 0:
+            if micro.records:
+                yield from self._given(micro, loop)
+            elif self._turns is None:
                 self._end_empty_sample()
                 yield None
                 self._loop.go_on(loop)  # another loop may have begun meanwhile
-                continue
-            yield from self._given(micro, loop)
+            while self._turns is not None and micro.is_last and self._step is not None:
+                yield from self._offered(self._turns.stand_in(), BatchKind.REHEARSAL, loop)
 
     def __len__(self) -> int:
         return self.plan.horizon.steps  # with micro-batches the loop body runs more often
@@ -240,10 +248,13 @@ class Private:
             else:
                 self._guard.losses(losses)
                 is_added = self._step.add(losses)
-            if not is_added:
+            if not is_added and not self._micro.stands_in:
                 self._loop.postpone()
         self._draws.close()
-        moved = self._loop.sample_ended and self._end_sample()
+        has_ended = self._loop.sample_ended
+        if self._turns is not None and not (has_ended := self._turns.have_ended(has_ended)):
+            self._loop.wait()
+        moved = has_ended and self._end_sample()
         self._between.remember()
         return moved
 
@@ -380,7 +391,7 @@ class Private:
     def _share_parameters(self) -> None:
         """Give all processes the parameters of the first, and store the initial ones if the domain needs them."""
         for tensor in self.model.state_dict().values():
-            self.world.broadcast_(tensor)
+            (self._engine.holders(self.world) if is_sharded(tensor) else self.world).broadcast_(local_of(tensor))
         self._parameters.begin(self.progress.memory)
 
     def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:

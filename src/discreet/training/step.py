@@ -79,12 +79,12 @@ class PrivateStep:
             step=state.step,
             steps_per_epoch=plan.horizon.steps_per_epoch,
             batch=plan.horizon.size.batch,
-            layout=engine.layout,
+            layout=engine.held,
             streams=streams,
             device=engine.device,
             memory=state.memory,
             secrets=state.secrets,
-            world=world,
+            world=engine.holders(world),
         )
         self._context = dataclasses.replace(now, mask=plan.selection.mask(now))
         # One mask for the whole logical batch: all micro-batches are summed, and the noise is drawn, on it.
@@ -135,6 +135,7 @@ class PrivateStep:
         """
         self._engine.backward(losses)
         if not self._engine.watch.is_rehearsed:
+            self._sums.add_nothing()
             return False
         if self._rows is not None:
             self._rows.add()

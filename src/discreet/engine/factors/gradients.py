@@ -10,7 +10,7 @@ of the first hold for what the second sums. Index legend: N records, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, final
@@ -40,7 +40,7 @@ class Weighting:
     """
 
     weights: Sequence[Tensor]
-    totals: Sequence[Tensor]
+    totals: Sequence[Tensor] | Mapping[int, Tensor]
     finite: Tensor | None
     mask: Mask | None
 
