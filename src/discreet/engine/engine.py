@@ -36,6 +36,7 @@ from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
+from discreet.engine.shards.local import is_sharded, local_of
 from discreet.engine.shards.sharding import Sharding, SumsByShard
 from discreet.engine.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
@@ -303,6 +304,11 @@ class Engine:
     def holders(self, world: World) -> World:
         """The processes of a run that hold the same coordinates as this one: all, unless the model is sharded."""
         return world if self.sharding is None else self.sharding.holders
+
+    def share_parameters(self, world: World) -> None:
+        """Give all processes the parameters and buffers of the first; shards, those that hold the same ones."""
+        for tensor in self.model.state_dict().values():
+            (self.holders(world) if is_sharded(tensor) else world).broadcast_(local_of(tensor))
 
     def discard(self) -> None:
         """Forget the open micro-batch."""

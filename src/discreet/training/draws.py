@@ -14,8 +14,6 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Indices, Stream, Streams
 from discreet.core.world import World
-from discreet.stages.combination import TakeFirst
-from discreet.stages.domain import Unbounded
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, TruncatedPoisson
 from discreet.stages.unit import SampledUsers
@@ -144,29 +142,6 @@ def check_processes(plan: Plan, world: World) -> None:
     remedy = "use sampling=discreet.Poisson(), TruncatedPoisson, FixedSize, BallsInBins or FullBatch"
     drawn = isinstance(plan.sampling, _BY_RECORD + _JOINT)
     check.require(drawn, "sampling from the records of all processes", got, remedy)
-
-
-def check_sharded(plan: Plan, data: Any) -> None:
-    """Refuse, by name, methods that need the whole gradient in one process; and a process without a record."""
-    bounder = plan.bounder
-    reasons = {
-        "adds noise that depends on more than one coordinate": not plan.mechanism.is_independent,
-        "selects coordinates": not plan.selection.takes_all or plan.selection.counting is not None,
-        "combines several sums": not isinstance(plan.combination, TakeFirst) or len(bounder.vectors(1.0)) > 1,
-        "releases numbers besides the gradient": bool(bounder.scalars()),
-        "needs all coordinates of a gradient at once": bounder.contribution_map({}) is not None,
-        "learns from public records": bounder.public_records > 0,
-        "tests its updates": plan.has_tests,
-        "projects the parameters": not isinstance(plan.domain, Unbounded),
-        "is certified for its final parameters only": not plan.analysis.visible,
-        "protects users": not plan.unit.is_record,
-    }
-    came = [reason for reason, holds in reasons.items() if holds]
-    expected = "a method that sums and noises every coordinate by itself, for a sharded model"
-    remedy = "use methods.dp_sgd, or a model that every process holds as a whole"
-    check.require(not came, expected, f"{plan.method}, which {' and '.join(came)}", remedy)
-    remedy = "give every process at least one record: its passes gather the parameters for all of them"
-    check.require(data is not None and len(data) > 0, "records in every process of a sharded model", "none", remedy)
 
 
 def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream, Stream, Stream]:

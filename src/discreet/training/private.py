@@ -20,7 +20,6 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.proof.program import BatchKind
-from discreet.engine.shards.local import is_sharded, local_of
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
 from discreet.training import checkpoint
@@ -39,7 +38,7 @@ from discreet.training.binding import (
     records_in,
     rehearsals,
 )
-from discreet.training.draws import Draw, check_processes, check_sharded, drawn, population, sampling_streams
+from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
@@ -47,7 +46,8 @@ from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
-from discreet.training.sharded.turns import Turns
+from discreet.training.sharded.checkpoint import load, save
+from discreet.training.sharded.turns import Turns, check_sharded
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -126,6 +126,7 @@ class Private:
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
             opened.enter_context(not_called(wrapped))
             self._engine = opened.enter_context(closing(Engine(model)))
+            check_sharded(plan, data, self._engine.sharding)
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
@@ -137,10 +138,7 @@ class Private:
                 self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
             self._rehearsals = rehearsals(self._engine.watch, self.micro_batch, rehearsal, self._device)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
-            self._turns = None
-            if self._engine.sharding is not None:
-                check_sharded(plan, data)
-                self._turns = Turns(self._engine.sharding, self._rehearsals, self._make_loader(data, collate_fn, 0))
+            self._turns = Turns(self._engine.sharding, self._rehearsals, self._make_loader(data, collate_fn, 0))
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
@@ -172,11 +170,11 @@ class Private:
                 yield from self._public_batches(loop)
             if micro.records:
                 yield from self._given(micro, loop)
-            elif self._turns is None:
+            elif not self._turns.are_shared:
                 self._end_empty_sample()
                 yield None
                 self._loop.go_on(loop)  # another loop may have begun meanwhile
-            while self._turns is not None and micro.is_last and self._step is not None:
+            while self._turns.are_shared and micro.is_last and self._step is not None:
                 yield from self._offered(self._turns.stand_in(), BatchKind.REHEARSAL, loop)
 
     def __len__(self) -> int:
@@ -251,10 +249,7 @@ class Private:
             if not is_added and not self._micro.stands_in:
                 self._loop.postpone()
         self._draws.close()
-        has_ended = self._loop.sample_ended
-        if self._turns is not None and not (has_ended := self._turns.have_ended(has_ended)):
-            self._loop.wait()
-        moved = has_ended and self._end_sample()
+        moved = self._loop.has_ended(self._turns.have_ended) and self._end_sample()
         self._between.remember()
         return moved
 
@@ -361,9 +356,8 @@ class Private:
         """
         got, remedy = "one while an update is being tested or waits", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
-        if self.world.is_first:
-            state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
-            (state if with_model else state.without_model()).write(path)
+        state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
+        save(state if with_model else state.without_model(), path, self.world, self._engine.sharding)
 
     def close(self) -> None:
         """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""
@@ -390,15 +384,14 @@ class Private:
 
     def _share_parameters(self) -> None:
         """Give all processes the parameters of the first, and store the initial ones if the domain needs them."""
-        for tensor in self.model.state_dict().values():
-            (self._engine.holders(self.world) if is_sharded(tensor) else self.world).broadcast_(local_of(tensor))
+        self._engine.share_parameters(self.world)
         self._parameters.begin(self.progress.memory)
 
     def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""
         if ledger is None:
             check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
-        saved = checkpoint.Checkpoint.read(path)
+        saved = load(path, self._parameters, self.world, self._engine.sharding)
         saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
             reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world))
