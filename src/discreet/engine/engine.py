@@ -24,7 +24,7 @@ from discreet.core.world import World
 from discreet.engine.active import Active
 from discreet.engine.custom_backward import run_backward
 from discreet.engine.factors.collector import Collector, Settle
-from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, Weighting
+from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, fill_rows
 from discreet.engine.factors.groups import UnitRows
 from discreet.engine.factors.parts import GradientBuffer, root_of_squares
 from discreet.engine.known_traces import KnownTraces
@@ -36,8 +36,8 @@ from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.shards.local import is_sharded, local_of
-from discreet.engine.shards.sharding import Sharding, SumsByShard
+from discreet.engine.shards.sharding import Sharding
+from discreet.engine.shards.sums import Sums, SumsByShard, WholeSums
 from discreet.engine.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
@@ -73,10 +73,10 @@ class Engine:
         self._roots = [Tracked(name, wholes[name]) for name in self._trained]
         shapes = tuple(tuple(root.tensor.shape) for root in self._roots)
         self.layout = self.held = Layout(tuple(self._trained), shapes, tables_of(model))
-        self._by_shard: SumsByShard | None = None
+        self._sums: Sums = WholeSums(self.layout)
         if self.sharding is not None:
             self.held = self.sharding.held(self.layout, self._trained)
-            self._by_shard = SumsByShard(self.sharding, self.layout, self.held)
+            self._sums = SumsByShard(self.sharding, self.layout, self.held)
         dtypes = {root.tensor.dtype for root in self._roots}
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
@@ -110,12 +110,8 @@ class Engine:
         self.discard()
         check_trained(self.model, self._trained)
         left = [f"{name}.grad" for name, parameter in self._trained.items() if parameter.grad is not None]
-        require(
-            not left,
-            "no gradient left on the parameters",
-            f"{', '.join(left[:1])} is set",
-            "do not call backward() yourself between private steps, or call zero_grad() after it",
-        )
+        remedy = "do not call backward() yourself between private steps, or call zero_grad() after it"
+        require(not left, "no gradient left on the parameters", f"{', '.join(left[:1])} is set", remedy)
         require(units is None or units.records == records, "a unit for each record", "others", "name all owners")
         self._records, self._views, self._units, self._watching = records, views, units, True
         self._before = Snapshot(self.model)
@@ -166,12 +162,9 @@ class Engine:
             f"shape {list(losses.shape)}",
             'build the loss with reduction="none" and reduce each record to one number',
         )
-        require(
-            bool(self._passes) and losses.requires_grad,
-            "losses computed from the model's forward pass on this batch",
-            "losses that do not depend on it",
-            "call the model on the batch that the iterator gave, outside torch.no_grad()",
-        )
+        expected, got = "losses computed from the model's forward pass on this batch", "losses that do not depend on it"
+        remedy = "call the model on the batch that the iterator gave, outside torch.no_grad()"
+        require(bool(self._passes) and losses.requires_grad, expected, got, remedy)
         if self._is_followed:
             self.check(losses)
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
@@ -181,8 +174,8 @@ class Engine:
         passes, self._passes = self._passes, []
         self._recorders = [one.recorder for one in passes]
         is_checkpointed = any(recorder.regions for recorder in self._recorders)
-        expected, remedy = "a sharded model without activation checkpointing", "turn it off: micro_batch saves memory"
-        require(self.sharding is None or not is_checkpointed, expected, "checkpointed regions", remedy)
+        if self.sharding is not None and is_checkpointed:
+            refuse("a sharded model without checkpointed regions", "some", "turn activation checkpointing off")
         comes_again = is_checkpointed and self._units is None  # factors of units are kept
         run = partial(self._run_backward, each.sum(), comes_again)
         if comes_again:
@@ -237,23 +230,11 @@ class Engine:
         for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
             for parameter in group:
                 by_parameter[parameter] = weights_QN
-        if self._by_shard is None:
-            gradients.add_weighted(Weighting(by_parameter, self.layout.views(totals_Q), index, mask))
-            return
-        factors = gradients.factors()
-        for group in self._by_shard.groups:  # one at a time: the whole sums of a group are let go of at once
-            sums = self._by_shard.zeros(group, totals_Q)
-            weighting = Weighting(by_parameter, sums, index, mask)
-            for place in group:
-                if (own := factors[place]) is not None:
-                    weighting.add(place, own)
-            self._by_shard.add(sums, totals_Q)
+        self._sums.add(gradients, by_parameter, totals_Q, index, mask)
 
     def add_nothing(self, totals_Q: Tensor) -> None:
         """Take part in the sums of a sharded model without a record; other models need nobody else."""
-        for group in () if self._by_shard is None else self._by_shard.groups:
-            assert self._by_shard is not None
-            self._by_shard.add(self._by_shard.zeros(group, totals_Q), totals_Q)
+        self._sums.add_nothing(totals_Q)
 
     @torch.no_grad()
     def finite(self) -> Tensor:
@@ -290,25 +271,13 @@ class Engine:
         active = None if mask is None else Active.of(mask, self.layout, self.device)
         sizes = self.layout.sizes if active is None else active.counts
         rows = torch.empty(stop - start, sum(sizes), dtype=self.dtype, device=self.device)
-        for index, (own, factors) in enumerate(
-            zip(rows.split(list(sizes), dim=1), self._collected().factors(), strict=True)
-        ):
-            if factors is None:
-                own.zero_()
-            elif own.shape[1]:
-                flat = factors.instantiate(start, stop).reshape(stop - start, -1)
-                part = None if active is None else active.parts[index]
-                own.copy_(flat if part is None else flat.index_select(1, part))
+        parts = [None] * len(sizes) if active is None else active.parts
+        fill_rows(self._collected().factors(), rows.split(list(sizes), dim=1), parts, start)
         return rows
 
     def holders(self, world: World) -> World:
         """The processes of a run that hold the same coordinates as this one: all, unless the model is sharded."""
         return world if self.sharding is None else self.sharding.holders
-
-    def share_parameters(self, world: World) -> None:
-        """Give all processes the parameters and buffers of the first; shards, those that hold the same ones."""
-        for tensor in self.model.state_dict().values():
-            (self.holders(world) if is_sharded(tensor) else world).broadcast_(local_of(tensor))
 
     def discard(self) -> None:
         """Forget the open micro-batch."""
@@ -346,11 +315,10 @@ class Engine:
 
         The processes of a sharded model ask together. If any of them has to learn, all gather the parameters.
         """
-        with self._unscripted.applied(), ExitStack() as opened:
-            sharding = self.sharding
-            if sharding is not None and sharding.any(not self._scripts.knows(args, kwargs, records, views)):
-                opened.enter_context(sharding.whole())
-            return self._scripts.find(args, kwargs, records, views)
+        form = args, kwargs, records, views
+        whole = nullcontext() if self.sharding is None else self.sharding.whole_if(not self._scripts.knows(*form))
+        with self._unscripted.applied(), whole:
+            return self._scripts.find(*form)
 
     # -- the watched forward pass ----------------------------------------------------------------------
 

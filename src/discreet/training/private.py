@@ -379,13 +379,8 @@ class Private:
 
     def _begin(self, ledger: str | Path | None) -> Ledger:
         """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
-        self._share_parameters()
+        self._parameters.begin(self.progress.memory, self.world)
         return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan, self.streams)
-
-    def _share_parameters(self) -> None:
-        """Give all processes the parameters of the first, and store the initial ones if the domain needs them."""
-        self._engine.share_parameters(self.world)
-        self._parameters.begin(self.progress.memory)
 
     def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""
@@ -399,6 +394,6 @@ class Private:
             step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
             self._parameters.updates = saved.updates
-            self._share_parameters()
+            self._parameters.begin(self.progress.memory, self.world)
             opened.pop_all()
         return reopened

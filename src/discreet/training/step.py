@@ -33,6 +33,7 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.factors.groups import UnitRows
 from discreet.engine.model_state import ModelBetweenBatches
+from discreet.engine.shards.local import share
 from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query
 from discreet.stages.noise import GaussianNoise, Mechanism
@@ -264,8 +265,12 @@ class Parameters:
         """The trainable parameters, in the order of the layout."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def begin(self, memory: dict[str, Tensor]) -> None:
-        """Store the initial parameters in `memory`, if the domain needs them. A resumed run already has them there."""
+    def begin(self, memory: dict[str, Tensor], world: World) -> None:
+        """Give all processes the parameters of the first, and store the initial ones if the domain needs them.
+
+        A resumed run already has them in `memory`.
+        """
+        share(self.model, world, self._engine.holders(world))
         if self._plan.domain.needs_initial:
             if INITIAL not in memory:
                 memory[INITIAL] = torch.cat([parameter.detach().flatten() for parameter in self.trained])

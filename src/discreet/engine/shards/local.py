@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from discreet.core.world import World
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -27,3 +29,9 @@ def gradient_like(parameter: Any, local: Tensor) -> Tensor:
     shape, stride = parameter.shape, parameter.stride()
     made: Tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
     return made
+
+
+def share(model: nn.Module, world: World, holders: World) -> None:
+    """Give all processes the parameters and buffers of the first; shards go to those that hold the same ones."""
+    for tensor in model.state_dict().values():
+        (holders if is_sharded(tensor) else world).broadcast_(local_of(tensor))

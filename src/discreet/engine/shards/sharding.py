@@ -2,7 +2,7 @@
 
 FSDP gathers the parameters of one module before its forward pass. Here they are freed after it, and gathered again when
 autograd reads them in the backward pass. FSDP's own hooks run with gradients turned off: it registers nothing for the
-backward pass, sees no gradient and reduces none. Weighted sums go to the shards by `SumsByShard`.
+backward pass, sees no gradient and reduces none. Weighted sums go to the shards by `SumsByShard` (sums.py).
 """
 
 from __future__ import annotations
@@ -82,6 +82,15 @@ class Sharding:
     def of(model: nn.Module) -> Sharding | None:
         """The shards of a model; None for a model that every process holds as a whole."""
         return Sharding(model, World.current()) if any(map(is_sharded, model.parameters())) else None
+
+    @contextmanager
+    def whole_if(self, is_needed: bool) -> Iterator[None]:
+        """All parameters are whole inside the block if any process needs it; all of them have to ask."""
+        if self._world.any(is_needed):
+            with self.whole():
+                yield
+        else:
+            yield
 
     def _learn(self, model: nn.Module, module: FSDPModule) -> None:
         """Which parameters are gathered with this module, and what they are then."""
@@ -211,47 +220,6 @@ class Sharding:
         self.rest()
         for module in self._modules:
             module.set_reshard_after_forward(module is not self._root, recurse=False)
-
-
-@final
-class SumsByShard:
-    """Weighted sums of whole parameters, added to the shards that this process holds.
-
-    The sums of one group of parameters exist as a whole at a time. Each process gets the sum over all processes of its
-    own rows.
-
-    layout  of whole parameters
-    held    of the shards of this process
-    """
-
-    def __init__(self, sharding: Sharding, layout: Layout, held: Layout) -> None:
-        self._across, self._held = sharding.across, held
-        places = {name: place for place, name in enumerate(layout.names)}
-        groups = [[places[name] for name in group if name in places] for group in sharding.groups]
-        self.groups = [group for group in groups if group]
-        self._shapes = layout.shapes
-
-    def zeros(self, group: Sequence[int], like_Q: Tensor) -> dict[int, Tensor]:
-        """Room for the whole sums of a group, for each query."""
-        return {place: like_Q.new_zeros(len(like_Q), *self._shapes[place]) for place in group}
-
-    def add(self, sums: dict[int, Tensor], totals_Q: Tensor) -> None:
-        """totals_Q += this process's rows of the sums over all processes."""
-        sizes, pieces = [], []
-        for rank in range(self._across.size):
-            own = [whole[:, _rows(rank, self._across.size, whole.shape[1])].flatten() for whole in sums.values()]
-            sizes.append(sum(map(len, own)))
-            pieces += own
-        mine = self._across.sum_of_pieces(torch.cat(pieces), sizes)
-        views = self._held.views(totals_Q)
-        for place, part in zip(sums, mine.split([views[place].numel() for place in sums]), strict=True):
-            views[place] += part.view(views[place].shape)
-
-
-def _rows(rank: int, ranks: int, size: int) -> slice:
-    """The rows of a process, as torch.chunk divides them."""
-    each = -(-size // ranks)
-    return slice(min(rank * each, size), min((rank + 1) * each, size))
 
 
 # -- what is refused -------------------------------------------------------------------------------------------
