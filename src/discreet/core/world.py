@@ -103,7 +103,7 @@ class World:
         mine = sizes[self.rank]
         received = pieces.new_empty(self.size * mine)
         lengths = [mine] * self.size, sizes
-        self._talk("sum of parts", lambda: dist.all_to_all_single(received, pieces, *lengths, group=self.group))
+        self.talk("sum of parts", lambda: dist.all_to_all_single(received, pieces, *lengths, group=self.group))
         return received.view(self.size, mine).sum(0)
 
     def gather_parts_(self, vector: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ class World:
                 for work in [self._sent(piece, owner) for owner, piece in pieces]:
                     work.wait()
 
-            self._talk("gather", act)
+            self.talk("gather", act)
         return vector
 
     def _sent(self, piece: torch.Tensor, owner: int) -> Any:
@@ -156,11 +156,11 @@ class World:
         self._check_started()
         text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        self._talk("gather", lambda: dist.all_gather(sizes, torch.tensor([len(text)]), group=self.group))
+        self.talk("gather", lambda: dist.all_gather(sizes, torch.tensor([len(text)]), group=self.group))
         longest = max(int(size) for size in sizes)
         texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
         padded = torch.cat([text, torch.zeros(longest - len(text), dtype=torch.uint8)])
-        self._talk("gather", lambda: dist.all_gather(texts, padded, group=self.group))
+        self.talk("gather", lambda: dist.all_gather(texts, padded, group=self.group))
         return [json.loads(bytes(held[: int(size)].tolist())) for held, size in zip(texts, sizes, strict=True)]
 
     def _all(self, name: str, value: torch.Tensor, act: Callable[[torch.Tensor], object]) -> torch.Tensor:
@@ -169,7 +169,7 @@ class World:
         self._check_started()
         bare = value.detach()
         flat = bare.contiguous()  # the same memory if it is already contiguous
-        self._talk(name, lambda: act(flat))
+        self.talk(name, lambda: act(flat))
         if flat.data_ptr() != bare.data_ptr():
             bare.copy_(flat)
         return value
@@ -187,7 +187,7 @@ class World:
         remedy = "call torch.distributed.init_process_group first, and take World.current()"
         check.require(self.group is not None or World.current() == self, expected, World.current(), remedy)
 
-    def _talk(self, name: str, act: Callable[[], object]) -> None:
+    def talk(self, name: str, act: Callable[[], object]) -> None:
         """One operation of all processes. torch's error becomes one line with a remedy."""
         try:
             act()
@@ -210,7 +210,7 @@ def joined(device: str) -> Iterator[World]:
     if is_new:
         got, remedy = f"device={device!r}", "call torch.distributed.init_process_group in a script of your own"
         check.require(torch.device(device).type == "cpu", "the CPU under torchrun", got, remedy)
-        World(rank=process_number(), size=processes())._talk("start", _start)
+        World(rank=process_number(), size=processes()).talk("start", _start)
     yield World.current()
     if is_new:
         World.current().sum_(torch.zeros(1))  # nobody leaves while another still talks

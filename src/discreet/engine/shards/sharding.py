@@ -94,7 +94,7 @@ class Sharding:
 
     def _learn(self, model: nn.Module, module: FSDPModule) -> None:
         """Which parameters are gathered with this module, and what they are then."""
-        module.unshard()
+        self._unshard(module)
         new = {name: tensor for name, tensor in model.named_parameters() if not is_sharded(tensor)}
         self.wholes |= new
         self._owners |= {storage_of(tensor): module for tensor in new.values()}
@@ -117,7 +117,7 @@ class Sharding:
     def whole(self) -> Iterator[None]:
         """All parameters are whole inside the block, in all processes. Passes in it are no matter of the others."""
         for module in self._modules:
-            module.unshard()
+            self._unshard(module)
         self._is_whole = True
         try:
             yield
@@ -160,10 +160,13 @@ class Sharding:
         if module in self._recent:
             self._recent.remove(module)
         else:
-            module.unshard()
+            self._unshard(module)
         self._recent.append(module)
         while len(self._recent) > _KEPT:
             self._recent.pop(0).reshard()
+
+    def _unshard(self, module: FSDPModule) -> None:
+        self.across.talk("gathering of parameters", module.unshard)
 
     def rest(self) -> None:
         """Free all gathered parameters; FSDP forgets the passes that were begun."""
@@ -186,13 +189,17 @@ class Sharding:
             "register them after Private is built, or on a module inside",
         )
         return [
-            module.register_forward_pre_hook(self._turn_quiet, prepend=True),
+            module.register_forward_pre_hook(self._begin, prepend=True),
             module.register_forward_pre_hook(self._turn_back),
             module.register_forward_hook(self._finish, prepend=True),
             module.register_forward_hook(self._free),
         ]
 
-    def _turn_quiet(self, *_: Any) -> None:
+    def _begin(self, module: Any, *_: Any) -> None:
+        self._turn_quiet()
+        self._unshard(module)  # FSDP finds it done, so that a process that is lost gets one message
+
+    def _turn_quiet(self) -> None:
         if self._is_watched or self._is_whole:
             self._quiet.enter_context(torch._C.DisableTorchFunction())
             self._quiet.enter_context(torch.no_grad())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +42,7 @@ def save(state: Checkpoint, path: str | os.PathLike[str], world: World, sharding
     folder = path.with_name(name)
     import torch.distributed.checkpoint as dcp  # takes a while, and few runs need it
 
-    dcp.save(tensors, checkpoint_id=folder)
+    _together(world, lambda: dcp.save(tensors, checkpoint_id=folder))
     world.from_first(lambda: _point_to(folder, rest, path))
 
 
@@ -71,8 +71,21 @@ def load(path: str | os.PathLike[str], parameters: Parameters, world: World, sha
 
     reader = dcp.FileSystemReader(folder)
     tensors = _room(reader.read_metadata().state_dict_metadata, parameters)
-    dcp.load(tensors, storage_reader=reader)
+    _together(world, lambda: dcp.load(tensors, storage_reader=reader))
     return _put_together(saved, tensors)
+
+
+def _together(world: World, act: Callable[[], object]) -> None:
+    """An operation of all processes; torch collects their errors in an exception of its own."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    def told() -> None:
+        try:
+            act()
+        except CheckpointException as error:
+            raise RuntimeError(str(error)) from error
+
+    world.talk("checkpoint", told)
 
 
 def _check_files(folder: Path, files: Mapping[str, str]) -> None:
