@@ -65,7 +65,7 @@ class Sharding:
         self._modules: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
         shards = dict(model.named_parameters())
         self.across, self.holders = _worlds(shards, world)
-        self._is_whole = self._is_watched = False
+        self._is_whole = self._is_watched = self._has_run = False
         self._recent: list[FSDPModule] = []  # gathered in the backward pass, the newest last
         self._quiet = ExitStack()
         self._output: Any = None  # of the module that FSDP is done with
@@ -173,7 +173,8 @@ class Sharding:
         self._quiet.close()
         self._recent = []
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            self._root.reset_iter_state()
+            if self._has_run:  # before its first pass FSDP has nothing to reset
+                self._root.reset_iter_state()
             for module in self._modules:
                 module.reshard()
 
@@ -196,6 +197,7 @@ class Sharding:
         ]
 
     def _begin(self, module: Any, *_: Any) -> None:
+        self._has_run = True
         self._turn_quiet()
         self._unshard(module)  # FSDP finds it done, so that a process that is lost gets one message
 
