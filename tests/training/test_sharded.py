@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -177,6 +178,19 @@ def told(make: Callable[[], object]) -> str:
     return str(refused.value)
 
 
+def written_to() -> str:
+    """What autograd saved is written to before the backward pass: hooks on saved tensors turn autograd's check off."""
+    net = sharded(nn.Sequential(nn.Linear(4, 2), nn.Tanh()))
+    run = loop.private(net, dataset=discreet.own_part(loop.data()))
+    batches = iter(run)
+    x, y = next(batches)
+    output = net(x)
+    losses = F.cross_entropy(output, y, reduction="none")
+    with torch.no_grad():
+        output.mul_(2)
+    return told(lambda: run.step(losses))
+
+
 def refusals() -> dict[str, str]:
     def begin(recipe: Recipe | None = None, **options: Any) -> Callable[[], object]:
         net = sharded(loop.model(), **options)
@@ -209,7 +223,7 @@ def work(rank: int, place: str, size: int, shared: str) -> None:
         found["starts"] = [released_noise(Streams.from_os()) for _ in range(2)]
         found["one key"] = released_noise(OneKey.seeded(3))
     if size == 2:
-        found["refused"] = refusals()
+        found["refused"], found["written"] = refusals(), written_to()
     Path(place, f"{rank}.json").write_text(json.dumps(found))
     two_processes.part()
 
@@ -331,6 +345,7 @@ def test_damaged_shards_are_refused(found: dict[int, Found], shared: Path) -> No
 
 
 def test_what_cannot_be_sharded_is_refused_by_name(found: dict[int, Found]) -> None:
+    assert "written to in place" in found[2][0]["written"]
     said = found[2][1]["refused"]
     assert "random-freeze, which selects coordinates" in said["frozen"]
     assert "adds noise that depends on more than one coordinate" in said["grid"]

@@ -63,6 +63,7 @@ class Sharding:
         self._root: Any = _checked_root(model, FSDPModule)
         self._world = world
         self._modules: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        _check_hooks(self._modules)
         shards = dict(model.named_parameters())
         self.across, self.holders = _worlds(shards, world)
         self._is_whole = self._is_watched = self._has_run = False
@@ -182,13 +183,6 @@ class Sharding:
 
     def _attached(self, module: Any) -> list[Any]:
         """Hooks right before and right after those of FSDP."""
-        alone = len(module._forward_pre_hooks) == len(module._forward_hooks) == 1
-        require(
-            alone,
-            "no forward hooks of your own on modules that were passed to fully_shard",
-            f"some on {type(module).__name__}",
-            "register them after Private is built, or on a module inside",
-        )
         return [
             module.register_forward_pre_hook(self._begin, prepend=True),
             module.register_forward_pre_hook(self._turn_back),
@@ -244,6 +238,17 @@ def _checked_root(model: nn.Module, kind: type) -> nn.Module:
     remedy = "call torch.distributed.fsdp.fully_shard(model) last, on the model itself"
     require(isinstance(model, kind), "a model that fully_shard has sharded as a whole", type(model).__name__, remedy)
     return model
+
+
+def _check_hooks(modules: Sequence[Any]) -> None:
+    """Refuse hooks between those of FSDP and ours, where no call is watched."""
+    for module in modules:
+        require(
+            len(module._forward_pre_hooks) == len(module._forward_hooks) == 1,
+            "no forward hooks of your own on modules that were passed to fully_shard",
+            f"some on {type(module).__name__}",
+            "register them after Private is built, or on a module inside",
+        )
 
 
 def _worlds(shards: dict[str, Any], world: World) -> tuple[World, World]:
