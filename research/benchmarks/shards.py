@@ -38,7 +38,7 @@ from research.readme import put
 
 _MODULE: Final = "research.benchmarks.shards"
 RANKS: Final = (1, 4)
-_STEPS: Final = 3
+_STEPS: Final = 2
 _VOCABULARY, _WIDTH, _HEADS, _LAYERS = 8192, 640, 10, 8
 
 

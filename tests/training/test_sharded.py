@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -237,10 +238,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> dict[int, Found]:
     """What each of 1, 2 and 4 processes found."""
+    multiprocessing.set_forkserver_preload(["discreet.training.private", "torch.distributed.checkpoint", "scipy.stats"])
     every = {}
     for size in (1, 2, 4):
         place = tmp_path_factory.mktemp(f"ranks{size}")
-        mp.start_processes(work, args=(str(place), size, str(shared)), nprocs=size, start_method="spawn")
+        mp.start_processes(work, args=(str(place), size, str(shared)), nprocs=size, start_method="forkserver")
         every[size] = [json.loads((place / f"{rank}.json").read_text()) for rank in range(size)]
     return every
 
