@@ -271,7 +271,7 @@ class Engine:
         active = None if mask is None else Active.of(mask, self.layout, self.device)
         sizes = self.layout.sizes if active is None else active.counts
         rows = torch.empty(stop - start, sum(sizes), dtype=self.dtype, device=self.device)
-        parts = [None] * len(sizes) if active is None else active.parts
+        parts: Sequence[Tensor | None] = [None] * len(sizes) if active is None else active.parts
         fill_rows(self._collected().factors(), rows.split(list(sizes), dim=1), parts, start)
         return rows
 

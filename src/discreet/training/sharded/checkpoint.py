@@ -37,13 +37,13 @@ def save(state: Checkpoint, path: str | os.PathLike[str], world: World, sharding
         if world.is_first:
             state.write(path)
         return
-    path, tensors, rest = Path(path), *_taken_apart(state)
-    name = world.from_first(lambda: f"{path.name}.shards-{state.charges}-{os.urandom(4).hex()}")
-    folder = path.with_name(name)
+    file, (tensors, rest) = Path(path), _taken_apart(state)
+    name = world.from_first(lambda: f"{file.name}.shards-{state.charges}-{os.urandom(4).hex()}")
+    folder = file.with_name(name)
     import torch.distributed.checkpoint as dcp  # takes a while, and few runs need it
 
     _together(world, lambda: dcp.save(tensors, checkpoint_id=folder))
-    world.from_first(lambda: _point_to(folder, rest, path))
+    world.from_first(lambda: _point_to(folder, rest, file))
 
 
 def _point_to(folder: Path, rest: Checkpoint, path: Path) -> None:
@@ -123,7 +123,7 @@ def _room(held: Mapping[str, Any], parameters: Parameters) -> dict[str, Tensor]:
     groups = parameters.optimizer.param_groups
     by_number = [parameter for group in groups for parameter in group["params"]]
     named = dict(parameters.model.named_parameters())
-    room = {}
+    room: dict[str, Tensor] = {}
     for key, saved in held.items():
         kind, _, name = key.partition("/")
         if kind == _OPTIMIZER:
@@ -139,7 +139,8 @@ def _room(held: Mapping[str, Any], parameters: Parameters) -> dict[str, Tensor]:
 def _put_together(saved: Checkpoint, tensors: Mapping[str, Tensor]) -> Checkpoint:
     assert saved.optimizer is not None
     state = {number: dict(own) for number, own in saved.optimizer["state"].items()}
-    model, sums = {}, {}
+    model: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if kind == _OPTIMIZER:
