@@ -196,8 +196,9 @@ class Sharding:
         self._unshard(module)  # FSDP finds it done, so that a process that is lost gets one message
 
     def _turn_quiet(self) -> None:
+        """FSDP's own calls are not the user's; in a pass of the engine's it registers nothing for the backward pass."""
+        self._quiet.enter_context(torch._C.DisableTorchFunction())
         if self._is_watched or self._is_whole:
-            self._quiet.enter_context(torch._C.DisableTorchFunction())
             self._quiet.enter_context(torch.no_grad())
 
     def _turn_back(self, *_: Any) -> None:
