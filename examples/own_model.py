@@ -19,9 +19,7 @@ def two_moons(records: int) -> TensorDataset:
     angle = torch.rand(records) * torch.pi
     label = torch.randint(0, 2, (records,))
     side = 1 - 2 * label
-    x = torch.stack([angle.cos() + label, side * angle.sin() + 0.5 * label], 1) + 0.1 * torch.randn(
-        records, 2
-    )
+    x = torch.stack([angle.cos() + label, side * angle.sin() + 0.5 * label], 1) + 0.1 * torch.randn(records, 2)
     return TensorDataset(x, label)
 
 

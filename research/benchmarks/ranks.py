@@ -117,13 +117,24 @@ def _meet() -> None:
         dist.barrier()
 
 
+def join(rank: int, size: int, port: int) -> None:
+    """Meet the other processes on the loopback interface."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=timedelta(minutes=5))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
 def work(rank: int, size: int, place: str, port: int) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if size > 1:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=timedelta(minutes=5))
+        join(rank, size, port)
     found: dict[str, Any] = {"plain": measured(plain_steps())}
     for name, recipe in (
         ("dp-sgd", methods.dp_sgd()),
@@ -140,9 +151,7 @@ def work(rank: int, size: int, place: str, port: int) -> None:
 
 def row(size: int) -> dict[str, Any]:
     """The mean over the ranks, for each kind of step; bytes are those of all ranks together."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as place:
         mp.start_processes(work, args=(size, place, port), nprocs=size, start_method="spawn")
         ranks = [json.loads(Path(place, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
@@ -234,7 +243,7 @@ def ranks(
     return 0
 
 
-def alone() -> int | None:
+def alone(module: str = _MODULE) -> int | None:
     """Run this command again in a network namespace of its own, if that is possible; its exit code, or None."""
     tools = shutil.which("unshare"), shutil.which("ip")
     if os.environ.get(_INSIDE) or None in tools:
@@ -242,7 +251,7 @@ def alone() -> int | None:
     command = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     with contextlib.suppress(OSError):
         if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
-            again = [*command, sys.executable, "-m", _MODULE, *sys.argv[1:]]
+            again = [*command, sys.executable, "-m", module, *sys.argv[1:]]
             return subprocess.run(again, env={**os.environ, _INSIDE: "1"}, check=False).returncode
     return None
 

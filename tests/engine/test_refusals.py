@@ -162,16 +162,6 @@ def test_a_module_compiled_in_place() -> None:
         Engine(model)
 
 
-def test_sharded_parameters_are_refused_by_name() -> None:
-    class DTensor(nn.Parameter):
-        pass
-
-    model = nn.Linear(3, 2)
-    model.weight = DTensor(torch.zeros(2, 3))
-    with pytest.raises(Refused, match="weight is a DTensor"):
-        Engine(model)
-
-
 def test_lazy_complex_and_missing_parameters() -> None:
     with pytest.raises(Refused, match="lazy"):
         Engine(nn.LazyLinear(3))

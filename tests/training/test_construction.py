@@ -23,6 +23,7 @@ from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.stages import update
 from discreet.training import private
 from discreet.training.private import Private
+from discreet.training.step import Parameters
 
 
 class Injected(Exception):
@@ -97,7 +98,7 @@ class Setting:
 
 # Nothing is built on these lines: a failure there can only be an interrupt.
 DONE = ("self._opened =", "return reopened")
-STEPS = (Private.__init__, Private._begin, Private._share_parameters, Private._resume)
+STEPS = (Private.__init__, Private._begin, Parameters.begin, Private._resume)
 
 
 def new_run(directory: Path) -> Setting:

@@ -1,8 +1,7 @@
 """Processes of one run that are killed or stall, again and again: nothing is run twice, nothing is free.
 
-A supervisor does what torchrun does: it starts all processes, and when one ends it ends the others and starts all of
-them again. It imports everything once and forks, so that a kill costs little time. Each process notes the steps that
-it has released, and whether their charges were in the ledger by then.
+A supervisor does what torchrun does (helpers/supervisor.py). Each process notes the steps that it has released, and
+whether their charges were in the ledger by then.
 """
 
 from __future__ import annotations
@@ -17,89 +16,11 @@ from pathlib import Path
 
 import pytest
 
+import killed_run
 from discreet.accounting.ledger import read
 from discreet.runs import RunConfig, RunFolder
 
 STEPS, DELTA, EPSILON, RANKS = 120, 1e-5, 2.0, 2
-
-SUPERVISOR = """
-import json, os, random, signal, socket, sys, time, traceback
-import torch
-from discreet.core.errors import ProcessLost, RunStopped
-from discreet.runs import RunConfig, RunFolder, complete, plan_of, train
-from discreet import data as tasks
-
-torch.set_num_threads(1)
-settings, kills, place = json.loads(sys.argv[1])
-config, ranks, chance = RunConfig.from_json(settings), int(sys.argv[2]), random.Random(int(sys.argv[3]))
-ledger = RunFolder(config.out).ledger
-torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)  # imports what the children need
-plan_of(complete(config), tasks.load("digits")).certificate()
-LOST = 75
-
-def charged():
-    return ledger.read_bytes().count(b"\\n") - 1 if ledger.exists() else 0
-
-def fork(rank, start, port):
-    child = os.fork()
-    if child:
-        return child
-    os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": str(start), "GLOO_SOCKET_IFNAME": "lo", "DISCREET_TIMEOUT": "20",
-    }
-    if start % 7 == 5:
-        os.environ["DISCREET_TIMEOUT"] = "2"  # a process will stall
-    file = os.open(f"{place}/released-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        train(config, on_progress=lambda news: os.write(file, b"%d %d\\n" % (news.step, charged() >= news.step)))
-        os._exit(0)
-    except (ProcessLost, RunStopped) as error:
-        lost = isinstance(error, ProcessLost) or isinstance(error.__cause__, ProcessLost)
-        os._exit(LOST if lost else 1)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-def ended(child):
-    return os.waitpid(child, os.WNOHANG) != (0, 0)
-
-for start in range(kills + 1):
-    port = free_port()
-    children = [fork(rank, start, port) for rank in range(ranks)]
-    if start == kills:
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        assert codes == [0] * ranks, codes
-        break
-    victim = children.pop(chance.randrange(ranks))
-    stalls = start % 7 == 5
-    if start % 4 == 3 and not stalls:  # at any moment, from the fork on
-        time.sleep(chance.random() * 1.0)
-    else:  # while they train: after some more charges, and a little later
-        left = config.steps - charged()
-        wanted = charged() + chance.randint(1, max(1, 2 * left // (kills + 1 - start) - 2))
-        while charged() < min(wanted, config.steps - 2):
-            assert not ended(victim), "a process ended by itself"
-            time.sleep(0.002)
-        time.sleep(chance.random() * 0.01)
-    os.kill(victim, signal.SIGSTOP if stalls else signal.SIGKILL)
-    if stalls or start % 4 == 1:  # the others find out by themselves
-        for child in children:
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            assert code == LOST, code
-    else:  # torchrun ends them
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    if stalls:
-        os.kill(victim, signal.SIGKILL)
-    os.waitpid(victim, 0)
-"""
 
 
 def survive(place: Path, kills: int, steps: int, patience: float) -> tuple[RunFolder, list[list[tuple[int, bool]]]]:
@@ -116,7 +37,7 @@ def survive(place: Path, kills: int, steps: int, patience: float) -> tuple[RunFo
     )
     job = json.dumps([config.to_json(), kills, str(place)])
     done = subprocess.run(
-        [sys.executable, "-c", SUPERVISOR, job, str(RANKS), "1"],
+        [sys.executable, killed_run.__file__, job, str(RANKS), "1"],
         capture_output=True,
         text=True,
         timeout=patience,

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import torch.multiprocessing as mp
-from scipy import stats
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,11 +33,10 @@ from discreet.stages.noise import GaussianNoise, Mechanism, active_part
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FixedSize, FullBatch, OwnLoader, Sampling, TruncatedPoisson
 from discreet.stages.values import BoundedSum, StepContext
+from noise_tests import Values, are_independent, same_lengths, scale_is_right
 
 RANKS = 4
-FALSE_ALARM = 1e-9  # of each statistical test below, before it is divided by the number of its comparisons
 STEPS = 24
-Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -207,36 +204,13 @@ def test_the_sums_before_noise_are_those_of_one_process(found: Found, name: str)
 # -- noise -----------------------------------------------------------------------------------------------------
 
 
-def scale_is_right(z: Values) -> bool:
-    """Whether sums of squares agree with N(0, 1): of everything, of every coordinate and of every step.
-
-    A coordinate has few values, so its limits are wide; the parts of the ranks are tested as well.
-    """
-    groups = [z.reshape(1, -1), z.T, z, *(part.reshape(1, -1) for part in parts_of(z))]
-    for values in groups:
-        level = FALSE_ALARM / len(groups) / len(values) / 2
-        low, high = (stats.chi2.ppf(p, values.shape[1]) for p in (level, 1 - level))
-        squares = (values**2).sum(1)
-        if not ((squares > low) & (squares < high)).all():
-            return False
-    return True
-
-
-def are_independent(vectors: Sequence[Values]) -> bool:
-    """Whether all pairs are uncorrelated: given one vector, the product over its norm is standard normal."""
-    pairs = [(a, b) for number, a in enumerate(vectors) for b in vectors[:number]]
-    limit = stats.norm.isf(FALSE_ALARM / len(pairs) / 2)
-    return all(abs(a @ b) / np.linalg.norm(a) < limit for a, b in pairs)
-
-
 def parts_of(z: Values) -> list[Values]:
     """The coordinates of each process."""
     return [z[:, World(rank=rank, size=RANKS).part(z.shape[1])] for rank in range(RANKS)]
 
 
 def between_ranks(z: Values) -> list[Values]:
-    shortest = min(part.shape[1] for part in parts_of(z))
-    return [part[:, :shortest].ravel() for part in parts_of(z)]
+    return same_lengths(parts_of(z))
 
 
 def test_noise_has_its_scale_on_every_coordinate(found: Found) -> None:
@@ -244,11 +218,11 @@ def test_noise_has_its_scale_on_every_coordinate(found: Found) -> None:
     for start in found[1][0]["starts"]:
         z = np.array(start)
         assert z.shape == (STEPS, 525)
-        assert scale_is_right(z)
-        assert not scale_is_right(z * 1.08)
+        assert scale_is_right(z, parts_of(z))
+        assert not scale_is_right(z * 1.08, parts_of(z * 1.08))
         bare = z.copy()
         bare[:, World(rank=2, size=RANKS).part(525)] = 0.0
-        assert not scale_is_right(bare)
+        assert not scale_is_right(bare, parts_of(bare))
 
 
 def test_noise_is_independent_between_ranks_steps_and_starts(found: Found) -> None:

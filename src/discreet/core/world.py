@@ -34,10 +34,13 @@ class World:
     Guarantee: an operation of several processes happens in all of them, or raises. It is never skipped because
     torch.distributed was not started. The `timeout` of torch.distributed.init_process_group limits how long a process
     waits.
+
+    group  the group of torch.distributed, if these are only some of the processes
     """
 
     rank: int = 0
     size: int = 1
+    group: Any = None
 
     def __post_init__(self) -> None:
         check.count("count the processes", size=self.size)
@@ -66,11 +69,15 @@ class World:
 
     def sum_(self, value: torch.Tensor) -> torch.Tensor:
         """Replace `value`, in every process, by its sum over the processes."""
-        return self._all("sum", value, lambda flat: dist.all_reduce(flat, op=dist.ReduceOp.SUM))
+        return self._all("sum", value, lambda flat: dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=self.group))
 
     def broadcast_(self, value: torch.Tensor) -> torch.Tensor:
         """Replace `value`, in every process, by that of the first."""
-        return self._all("broadcast", value, lambda flat: dist.broadcast(flat, src=0))
+        return self._all("broadcast", value, lambda flat: dist.broadcast(flat, src=self._source(0), group=self.group))
+
+    def any(self, holds: bool) -> bool:
+        """Whether it holds in any process."""
+        return bool(self.sum_(torch.tensor([float(holds)])) > 0)
 
     def sum_parts_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace this process's part of a vector by its sum over the processes, and the rest by zeros.
@@ -79,13 +86,25 @@ class World:
         """
         if self.size > 1:
             bare, parts = self._parts(vector)
-            mine = parts[self.rank]
-            received = bare.new_empty(self.size * len(mine))
-            sizes = [len(mine)] * self.size, [len(part) for part in parts]
-            self._talk("sum of parts", lambda: dist.all_to_all_single(received, bare, *sizes))
+            mine = self.sum_of_pieces(bare, [len(part) for part in parts])
             bare.zero_()
-            torch.sum(received.view(self.size, len(mine)), 0, out=mine)
+            parts[self.rank].copy_(mine)
         return vector
+
+    def sum_of_pieces(self, pieces: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """This process's piece, summed over the processes.
+
+        pieces  a vector of one piece for each process, in the order of their ranks
+        sizes   the lengths of the pieces
+        """
+        if self.size == 1:
+            return pieces
+        self._check_started()
+        mine = sizes[self.rank]
+        received = pieces.new_empty(self.size * mine)
+        lengths = [mine] * self.size, sizes
+        self.talk("sum of parts", lambda: dist.all_to_all_single(received, pieces, *lengths, group=self.group))
+        return received.view(self.size, mine).sum(0)
 
     def gather_parts_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace a vector, in every process, by the parts that their owners hold."""
@@ -93,11 +112,18 @@ class World:
             pieces = [(owner, piece) for owner, piece in enumerate(self._parts(vector)[1]) if len(piece)]
 
             def act() -> None:
-                for work in [dist.broadcast(piece, src=owner, async_op=True) for owner, piece in pieces]:
+                for work in [self._sent(piece, owner) for owner, piece in pieces]:
                     work.wait()
 
-            self._talk("gather", act)
+            self.talk("gather", act)
         return vector
+
+    def _sent(self, piece: torch.Tensor, owner: int) -> Any:
+        return dist.broadcast(piece, src=self._source(owner), group=self.group, async_op=True)
+
+    def _source(self, rank: int) -> int:
+        """The number that torch.distributed has for a process of the group."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def wait_for_first(self) -> None:
         """Return when the first process has called this, too."""
@@ -130,11 +156,11 @@ class World:
         self._check_started()
         text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        self._talk("gather", lambda: dist.all_gather(sizes, torch.tensor([len(text)])))
+        self.talk("gather", lambda: dist.all_gather(sizes, torch.tensor([len(text)]), group=self.group))
         longest = max(int(size) for size in sizes)
         texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
         padded = torch.cat([text, torch.zeros(longest - len(text), dtype=torch.uint8)])
-        self._talk("gather", lambda: dist.all_gather(texts, padded))
+        self.talk("gather", lambda: dist.all_gather(texts, padded, group=self.group))
         return [json.loads(bytes(held[: int(size)].tolist())) for held, size in zip(texts, sizes, strict=True)]
 
     def _all(self, name: str, value: torch.Tensor, act: Callable[[torch.Tensor], object]) -> torch.Tensor:
@@ -143,7 +169,7 @@ class World:
         self._check_started()
         bare = value.detach()
         flat = bare.contiguous()  # the same memory if it is already contiguous
-        self._talk(name, lambda: act(flat))
+        self.talk(name, lambda: act(flat))
         if flat.data_ptr() != bare.data_ptr():
             bare.copy_(flat)
         return value
@@ -159,9 +185,9 @@ class World:
     def _check_started(self) -> None:
         expected = f"process {self.rank} of {self.size} in torch.distributed"
         remedy = "call torch.distributed.init_process_group first, and take World.current()"
-        check.require(World.current() == self, expected, World.current(), remedy)
+        check.require(self.group is not None or World.current() == self, expected, World.current(), remedy)
 
-    def _talk(self, name: str, act: Callable[[], object]) -> None:
+    def talk(self, name: str, act: Callable[[], object]) -> None:
         """One operation of all processes. torch's error becomes one line with a remedy."""
         try:
             act()
@@ -184,7 +210,7 @@ def joined(device: str) -> Iterator[World]:
     if is_new:
         got, remedy = f"device={device!r}", "call torch.distributed.init_process_group in a script of your own"
         check.require(torch.device(device).type == "cpu", "the CPU under torchrun", got, remedy)
-        World(rank=process_number(), size=processes())._talk("start", _start)
+        World(rank=process_number(), size=processes()).talk("start", _start)
     yield World.current()
     if is_new:
         World.current().sum_(torch.zeros(1))  # nobody leaves while another still talks

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from discreet.core import check
+from discreet.core.world import World
 from discreet.engine.active import Active
 from discreet.engine.layout import Layout, Mask
 
@@ -26,6 +27,7 @@ class Contributions(Protocol):
     """
 
     layout: Layout
+    held: Layout  # of the part of the sums that this process holds
     device: torch.device
 
     def zeros(self, queries: int = 1, size: int | None = None) -> Tensor:
@@ -48,6 +50,14 @@ class Contributions(Protocol):
     def full_precision(self) -> torch.autocast:
         """A block in which autocast rounds nothing."""
 
+    def holders(self, world: World) -> World:
+        """The processes that hold the same coordinates as this one."""
+        return world
+
+    def add_nothing(self, totals_Q: Tensor) -> None:
+        """Take part in an addition of the other processes, if sums need all of them."""
+        return
+
 
 @final
 class GivenVectors(Contributions):
@@ -56,7 +66,7 @@ class GivenVectors(Contributions):
     device: ClassVar[torch.device] = torch.device("cpu")  # type: ignore[misc]
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+        self.layout = self.held = layout
         self._rows_ND = self.zeros(0)
 
     def give(self, rows_ND: Tensor) -> None:

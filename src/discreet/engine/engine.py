@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import count, refuse, require
+from discreet.core.world import World
 from discreet.engine.active import Active
 from discreet.engine.custom_backward import run_backward
 from discreet.engine.factors.collector import Collector, Settle
-from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, Weighting
+from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, fill_rows
 from discreet.engine.factors.groups import UnitRows
 from discreet.engine.factors.parts import GradientBuffer, root_of_squares
 from discreet.engine.known_traces import KnownTraces
@@ -35,7 +36,9 @@ from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Recorder
 from discreet.engine.selfcheck import UNSEEN, untouched
-from discreet.engine.support import check_trained, fresh_graph, refuse_unsupported, trainable
+from discreet.engine.shards.sharding import Sharding
+from discreet.engine.shards.sums import Sums, SumsByShard, WholeSums
+from discreet.engine.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
@@ -52,23 +55,6 @@ class _Pass:
     watching: ExitStack
 
 
-class _Hook:
-    """A hook on the model; a copy or a file of the model gets an inert one, none of the engine's state."""
-
-    def __init__(self, action: Callable[..., None] | None) -> None:
-        self._action = action
-
-    def __call__(self, *args: Any) -> None:
-        if self._action is not None:
-            self._action(*args)
-
-    def __deepcopy__(self, memo: Any) -> _Hook:
-        return _Hook(None)
-
-    def __reduce__(self) -> Any:
-        return _Hook, (None,)
-
-
 class Engine:
     """Exact per-sample quantities of one model.
 
@@ -80,17 +66,23 @@ class Engine:
     def __init__(self, model: nn.Module) -> None:
         refuse_unsupported(model)
         self.model = model
-        self._roots = [Tracked(name, parameter) for name, parameter in trainable(model)]
-        require(bool(self._roots), "a model with trainable parameters", "none", "unfreeze what should be trained")
-        self._trained = {root.name: root.tensor for root in self._roots}
+        self._trained: dict[str, Tensor] = dict(trainable(model))
+        require(bool(self._trained), "a model with trainable parameters", "none", "unfreeze what should be trained")
+        self.sharding = Sharding.of(model)
+        wholes = self._trained if self.sharding is None else self.sharding.wholes
+        self._roots = [Tracked(name, wholes[name]) for name in self._trained]
         shapes = tuple(tuple(root.tensor.shape) for root in self._roots)
-        self.layout = Layout(tuple(self._trained), shapes, tables_of(model))
+        self.layout = self.held = Layout(tuple(self._trained), shapes, tables_of(model))
+        self._sums: Sums = WholeSums(self.layout)
+        if self.sharding is not None:
+            self.held = self.sharding.held(self.layout, self._trained)
+            self._sums = SumsByShard(self.sharding, self.layout, self.held)
         dtypes = {root.tensor.dtype for root in self._roots}
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
         self._unscripted = Unscripted(model)
         self._scripts = KnownTraces(model, self._roots, self.layout)
-        self.watch = RecordWatch(model)
+        self.watch = RecordWatch(model, () if self.sharding is None else tuple(wholes.values()))
         self._before: Snapshot | None = None
         self._records: int | None = None
         self._views, self._watching, self._is_followed = 1, False, False
@@ -101,8 +93,8 @@ class Engine:
         self._gradients: Gradients | None = None
         self._room = GradientBuffer()
         self._hooks = [
-            model.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True, prepend=True),
-            model.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True),
+            model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True, prepend=True),
+            model.register_forward_hook(Hook(self._leave), with_kwargs=True, always_call=True),
         ]
 
     # -- one micro-batch -------------------------------------------------------------------------------
@@ -117,13 +109,9 @@ class Engine:
         count("an empty batch has no pass: it is a step of noise alone", records=records, views=views)
         self.discard()
         check_trained(self.model, self._trained)
-        left = [f"{root.name}.grad" for root in self._roots if root.tensor.grad is not None]
-        require(
-            not left,
-            "no gradient left on the parameters",
-            f"{', '.join(left[:1])} is set",
-            "do not call backward() yourself between private steps, or call zero_grad() after it",
-        )
+        left = [f"{name}.grad" for name, parameter in self._trained.items() if parameter.grad is not None]
+        remedy = "do not call backward() yourself between private steps, or call zero_grad() after it"
+        require(not left, "no gradient left on the parameters", f"{', '.join(left[:1])} is set", remedy)
         require(units is None or units.records == records, "a unit for each record", "others", "name all owners")
         self._records, self._views, self._units, self._watching = records, views, units, True
         self._before = Snapshot(self.model)
@@ -174,12 +162,9 @@ class Engine:
             f"shape {list(losses.shape)}",
             'build the loss with reduction="none" and reduce each record to one number',
         )
-        require(
-            bool(self._passes) and losses.requires_grad,
-            "losses computed from the model's forward pass on this batch",
-            "losses that do not depend on it",
-            "call the model on the batch that the iterator gave, outside torch.no_grad()",
-        )
+        expected, got = "losses computed from the model's forward pass on this batch", "losses that do not depend on it"
+        remedy = "call the model on the batch that the iterator gave, outside torch.no_grad()"
+        require(bool(self._passes) and losses.requires_grad, expected, got, remedy)
         if self._is_followed:
             self.check(losses)
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
@@ -189,6 +174,8 @@ class Engine:
         passes, self._passes = self._passes, []
         self._recorders = [one.recorder for one in passes]
         is_checkpointed = any(recorder.regions for recorder in self._recorders)
+        if self.sharding is not None and is_checkpointed:
+            refuse("a sharded model without checkpointed regions", "some", "turn activation checkpointing off")
         comes_again = is_checkpointed and self._units is None  # factors of units are kept
         run = partial(self._run_backward, each.sum(), comes_again)
         if comes_again:
@@ -203,13 +190,16 @@ class Engine:
         followed = self.watch.backward_pass() if self._is_followed else nullcontext()
         with followed, fresh_graph(), untouched(self._roots, UNSEEN), torch.enable_grad():
             uses = [use for recorder in self._recorders for use in recorder.uses]
-            collector = Collector(uses, settle, comes_again=comes_again)
+            gather = None if self.sharding is None else self.sharding.gather
+            collector = Collector(uses, settle, gather, comes_again=comes_again)
             collector.watch()
             run_backward(total, comes_again=comes_again)
             for recorder in self._recorders:
                 recorder.fill()
         with torch.no_grad():
             collector.finish()
+        if self.sharding is not None:
+            self.sharding.rest()
 
     def full_precision(self) -> torch.autocast:
         """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""
@@ -227,7 +217,7 @@ class Engine:
     ) -> None:
         """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
         gradients, groups = self._collected(), self._checked(groups)
-        shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.layout.size)
+        shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.held.size)
         require(
             (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
             f"weights of shape {list(shapes[0])} for totals of shape {list(shapes[1])}",
@@ -240,7 +230,11 @@ class Engine:
         for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
             for parameter in group:
                 by_parameter[parameter] = weights_QN
-        gradients.add_weighted(Weighting(by_parameter, self.layout.views(totals_Q), index, mask))
+        self._sums.add(gradients, by_parameter, totals_Q, index, mask)
+
+    def add_nothing(self, totals_Q: Tensor) -> None:
+        """Take part in the sums of a sharded model without a record; other models need nobody else."""
+        self._sums.add_nothing(totals_Q)
 
     @torch.no_grad()
     def finite(self) -> Tensor:
@@ -277,20 +271,19 @@ class Engine:
         active = None if mask is None else Active.of(mask, self.layout, self.device)
         sizes = self.layout.sizes if active is None else active.counts
         rows = torch.empty(stop - start, sum(sizes), dtype=self.dtype, device=self.device)
-        for index, (own, factors) in enumerate(
-            zip(rows.split(list(sizes), dim=1), self._collected().factors(), strict=True)
-        ):
-            if factors is None:
-                own.zero_()
-            elif own.shape[1]:
-                flat = factors.instantiate(start, stop).reshape(stop - start, -1)
-                part = None if active is None else active.parts[index]
-                own.copy_(flat if part is None else flat.index_select(1, part))
+        parts: Sequence[Tensor | None] = [None] * len(sizes) if active is None else active.parts
+        fill_rows(self._collected().factors(), rows.split(list(sizes), dim=1), parts, start)
         return rows
+
+    def holders(self, world: World) -> World:
+        """The processes of a run that hold the same coordinates as this one: all, unless the model is sharded."""
+        return world if self.sharding is None else self.sharding.holders
 
     def discard(self) -> None:
         """Forget the open micro-batch."""
         self.watch.close()
+        if self.sharding is not None and self._open:
+            self.sharding.rest()
         for one in reversed(self._open):  # a pass that was interrupted left its watch on
             if one is not None:
                 one.watching.close()
@@ -306,16 +299,26 @@ class Engine:
         self._room = GradientBuffer()
         for hook in self._hooks:
             hook.remove()
+        if self.sharding is not None:
+            self.sharding.close()
 
     def zeros(self, queries: int = 1, size: int | None = None) -> Tensor:
-        """Room for the sums of a logical batch, shape [Q, d], or for as many vectors of another size."""
-        columns = self.layout.size if size is None else size
+        """Room for the sums of a logical batch, shape [Q, d], or for as many vectors of another size.
+
+        Of a sharded model, d counts what this process holds.
+        """
+        columns = self.held.size if size is None else size
         return torch.zeros(queries, columns, dtype=self.dtype, device=self.device)
 
     def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> ForwardTrace:
-        """What a pass on inputs of this shape does, learned and verified on random inputs the first time."""
-        with self._unscripted.applied():
-            return self._scripts.find(args, kwargs, records, views)
+        """What a pass on inputs of this shape does, learned and verified on random inputs the first time.
+
+        The processes of a sharded model ask together. If any of them has to learn, all gather the parameters.
+        """
+        form = args, kwargs, records, views
+        whole = nullcontext() if self.sharding is None else self.sharding.whole_if(not self._scripts.knows(*form))
+        with self._unscripted.applied(), whole:
+            return self._scripts.find(*form)
 
     # -- the watched forward pass ----------------------------------------------------------------------
 
@@ -336,6 +339,8 @@ class Engine:
             recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
         watching.enter_context(self._unscripted.applied())
+        if self.sharding is not None:
+            watching.enter_context(self.sharding.watched())
         self._open[-1] = _Pass(recorder, watching)
         if self.watch.is_open:
             calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)

@@ -31,6 +31,15 @@ class KnownTraces:
     def learned(self) -> int:
         return len(self._known)
 
+    def knows(self, args: Any, kwargs: Any, records: int, views: int) -> bool:
+        """Whether inputs like these were met before."""
+        tensors, structure = tensors_in((args, kwargs)), _structure((args, kwargs))
+        batched = next(self._guesses(structure, tensors, records, views))
+        return self._key(structure, tensors, batched, views) in self._known
+
+    def _key(self, structure: Any, tensors: Sequence[Tensor], batched: tuple[bool, ...], views: int) -> Any:
+        return structure, batched, _shapes(tensors, batched), views, _mode(self._model, self._roots)
+
     def find(self, args: Any, kwargs: Any, records: int, views: int) -> ForwardTrace:
         """The script for these inputs; the first time, learned on random ones of the same shape."""
         inputs = (args, kwargs)
@@ -38,7 +47,7 @@ class KnownTraces:
         structure = _structure(inputs)
         first_error: Exception | None = None
         for batched in self._guesses(structure, tensors, records, views):
-            key = (structure, batched, _shapes(tensors, batched), views, _mode(self._model, self._roots))
+            key = self._key(structure, tensors, batched, views)
             try:
                 if key not in self._known:
                     self._known[key] = self._learn(inputs, batched, views)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from discreet.core.check import refuse
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.lineage import version_of
+from discreet.engine.shards.local import local_of
 from discreet.engine.support import tensors_of
 
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
@@ -41,7 +42,7 @@ class Snapshot:
         buffers = {id(buffer) for buffer in model.buffers()}
         room = MOST_BUFFERS
         self._seen: list[_Seen] = []
-        for tensor in tensors_of(model):
+        for tensor in map(local_of, tensors_of(model)):
             whole = tensor.nbytes <= 2 * _END
             if id(tensor) in buffers and not whole and tensor.nbytes <= room:
                 whole, room = True, room - tensor.nbytes
@@ -71,14 +72,15 @@ class Snapshot:
 
     def _changed(self, model: nn.Module, same: Callable[[_Seen, Tensor], bool]) -> str | None:
         """The names of tensors that are not the same; None if all are."""
-        now = tensors_of(model)
+        now = [local_of(tensor) for tensor in tensors_of(model)]
         with torch._C.DisableTorchFunction():  # also inside the watch
             if len(now) == len(self._seen) and all(map(same, self._seen, now)):
                 return None
         before = {id(seen.tensor): seen for seen in self._seen}
         held = dict(zip(map(id, now), self._seen, strict=False)) if len(now) == len(self._seen) else before
         named = (*model.named_parameters(), *model.named_buffers())
-        names = [name for name, tensor in named if id(tensor) not in held or not same(held[id(tensor)], tensor)]
+        locals_ = [(name, local_of(tensor)) for name, tensor in named]
+        names = [name for name, tensor in locals_ if id(tensor) not in held or not same(held[id(tensor)], tensor)]
         return ", ".join(names[:_SHOWN]) or "which tensors the model holds"
 
 
@@ -90,12 +92,13 @@ class Gradients:
         self._seen: list[tuple[Tensor, _Seen]] = []
         for parameter in parameters:
             assert parameter.grad is not None
-            gradient = parameter.grad
+            gradient = local_of(parameter.grad)
             self._seen.append((parameter, _Seen(gradient, version_of(gradient), _content(gradient, False), False)))
 
     def are_untouched(self) -> bool:
         """Whether no gradient was written to, replaced or removed since."""
-        return all(parameter.grad is not None and _is_untouched(seen, parameter.grad) for parameter, seen in self._seen)
+        now = ((seen, parameter.grad) for parameter, seen in self._seen)
+        return all(grad is not None and _is_untouched(seen, local_of(grad)) for seen, grad in now)
 
     def clear(self) -> None:
         """Remove them from the parameters."""

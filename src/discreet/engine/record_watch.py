@@ -63,10 +63,10 @@ def _autocast() -> str:
 class RecordWatch(TorchFunctionMode):
     """Follows records through a step."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, wholes: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.backwards = CustomBackwards()
-        self.table = LineageTable(model, self.backwards.note)
+        self.table = LineageTable(model, self.backwards.note, wholes)
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
         self._surroundings, self._generators = Surroundings(RecordWatch), Generators()

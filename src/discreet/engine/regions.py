@@ -16,6 +16,7 @@ from discreet.engine.proof.blame import user_line
 from discreet.engine.proof.lineage import Origin
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.watched_functions import saved_tensors_hooks
+from discreet.engine.shards.sharding import Saved
 from discreet.engine.trace.capture import name_of, tensors_in
 
 
@@ -42,7 +43,8 @@ class Regions:
         """The calls of the region that a call on records is in; any other hook on saved tensors is refused."""
         if self._repeated is not None:
             return self._repeated
-        if saved_tensors_hooks(False) is None:
+        hooks = saved_tensors_hooks(False)
+        if hooks is None or isinstance(hooks[0], Saved):
             return None
         frame = checkpoint_frame()
         if frame is None:

@@ -1,7 +1,8 @@
 """What no per-sample engine can treat, refused by name before anything runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,13 @@ from discreet.core.check import refuse, require
 _WRAPPERS = {
     "DistributedDataParallel": "pass the whole model inside it: discreet sums over processes itself",
     "DataParallel": "pass the inner module; one process per device",
-    "FullyShardedDataParallel": "pass the whole model, unsharded: sharded ones are not supported",
+    "FullyShardedDataParallel": "shard the model with torch.distributed.fsdp.fully_shard (docs/distributed.md)",
     "OptimizedModule": "train the module as it was before torch.compile, and compile it for evaluation only",
 }
 
 
 def refuse_unsupported(model: nn.Module) -> None:
-    """Refuse wrappers, sharded parameters, lazy parameters, and BatchNorm in training mode."""
+    """Refuse wrappers, lazy parameters, and BatchNorm in training mode."""
     for name, module in model.named_modules():
         at = f"at {name or 'the root'}"
         for kind in type(module).__mro__:
@@ -33,12 +34,6 @@ def refuse_unsupported(model: nn.Module) -> None:
         if module._compiled_call_impl is not None:
             refuse("a plain module", f"a compiled module {at}", _WRAPPERS["OptimizedModule"])
     for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor" or "DTensor" in type(parameter).__name__:
-            refuse(
-                "plain tensors as parameters",
-                f"{name} is a DTensor",
-                "pass the whole model, unsharded (docs/distributed.md says why)",
-            )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             refuse("parameters with a shape", f"{name} is lazy", "run the model once on public inputs")
         if parameter.requires_grad and parameter.is_complex():
@@ -59,6 +54,23 @@ def refuse_unsupported(model: nn.Module) -> None:
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
         refuse("all parameters on one device", str(sorted(map(str, devices))), "move the model with .to(device)")
+
+
+class Hook:
+    """A hook on the model; a copy or a file of the model gets an inert one, none of the engine's state."""
+
+    def __init__(self, action: Callable[..., None] | None) -> None:
+        self._action = action
+
+    def __call__(self, *args: Any) -> None:
+        if self._action is not None:
+            self._action(*args)
+
+    def __deepcopy__(self, memo: Any) -> "Hook":
+        return Hook(None)
+
+    def __reduce__(self) -> Any:
+        return Hook, (None,)
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -95,6 +95,10 @@ class Aggregation:
         with self._engine.full_precision():
             self._add()
 
+    def add_nothing(self) -> None:
+        """Take part in an addition of the other processes, which the sums of a sharded model need."""
+        self._engine.add_nothing(self._vectors)
+
     def _add(self) -> None:
         norms_GN = self._engine.norms(self._groups, self._clipped)
         if self._contribution_map is None:
@@ -130,8 +134,9 @@ class Aggregation:
 
         in_parts  give each process the sums of its own part of the active coordinates only, and zeros elsewhere
         """
+        holders = self._engine.holders(world)  # a sharded model has summed over the others already
         for vector in self._vectors:
-            self._sum_(vector, world.sum_parts_ if in_parts else world.sum_, world)
+            self._sum_(vector, holders.sum_parts_ if in_parts else holders.sum_, holders)
         world.sum_(self._scalars)
         bounded, hidden = self._vectors[: self._bounded], self._vectors[self._bounded :].clone()
         # Hidden sums get their own storage: saving a view of a released sum would write its whole storage.

@@ -12,6 +12,7 @@ from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RA
 
 from discreet.engine.active import Active
 from discreet.engine.layout import Mask
+from discreet.engine.shards.local import gradient_like
 from discreet.stages.selection import Frozen
 from discreet.stages.values import Released
 
@@ -55,7 +56,7 @@ def update(optimizer: Optimizer, parameters: Sequence[Tensor], released: Release
 def give(parameters: Sequence[Tensor], released: Released) -> None:
     """Write the release to `.grad`, with zeros on frozen coordinates."""
     for parameter, gradient in zip(parameters, released.views(), strict=True):
-        parameter.grad = gradient.to(parameter.dtype)
+        parameter.grad = gradient_like(parameter, gradient.to(parameter.dtype))
 
 
 # While a mask is in use, the optimizer state of its active coordinates is packed into contiguous vectors. Reading

@@ -137,7 +137,8 @@ class StepContext:
     mask     the active coordinates of this step; None if all are active
     raw      the bounder's hidden sums of this step; only the mechanism may read them
     secrets  hidden state that a mechanism keeps between steps; it is never saved and is empty after a resume
-    world    the processes of the run, each of which draws the noise of its own part of the coordinates
+    layout   the coordinates that this process holds: all of them, unless the model is sharded
+    world    the processes that hold the same coordinates, each of which draws the noise of its own part of them
     """
 
     step: int

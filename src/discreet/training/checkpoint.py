@@ -54,6 +54,7 @@ class Checkpoint:
     model, optimizer, schedulers  None if a trainer saves and restores them itself
     hidden  true if the certificate covers the final parameters only and these are earlier ones; the file must then stay
             private
+    shards  of a sharded model: the folder with the tensors of model, optimizer and average (sharded/checkpoint.py)
     """
 
     plan: str
@@ -69,6 +70,7 @@ class Checkpoint:
     average: Mapping[str, Any] | None
     schedulers: Sequence[Mapping[str, Any]] | None
     hidden: bool
+    shards: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -117,6 +119,8 @@ class Checkpoint:
         if held == FORMAT and not sealed:
             check.damaged(f"{path} to be a whole checkpoint", "one that lost its digest", _WHOLE)
         known = held in (FORMAT, WITHOUT_DIGEST)
+        if known:
+            state.setdefault("shards", None)  # older files have none
         known = known and state.keys() == cls.__dataclass_fields__.keys()
         check.require(known, f"{path} to be a {FORMAT}", "another file", "read it with the version that wrote it")
         return cls(**state)

@@ -30,6 +30,7 @@ class MicroBatch:
     records: int
     is_last: bool
     units: UnitRows | None = None  # which records belong to one user, if users were drawn
+    stands_in: bool = False  # made-up records, which a process of a sharded model gets while others have more
 
 
 @final

@@ -1,7 +1,7 @@
 """Checks the order of calls in a training loop."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import final
 
 from discreet.core import check
@@ -42,6 +42,13 @@ class LoopGuard:
         check.require(not self._batch_pending, expected, got, "call private.step(losses) for every batch")
         got, remedy = "an interrupted step", "resume from a checkpoint: two batches must not share one charge"
         check.require(not self._release_pending, "the release of a batch before the next batch is drawn", got, remedy)
+
+    def has_ended(self, everywhere: Callable[[bool], bool]) -> bool:
+        """Whether the logical batch is complete in all processes, and may be released."""
+        if everywhere(self.sample_ended):
+            return True
+        self._release_pending = False  # the others need more passes of this process first
+        return False
 
     def postpone(self) -> None:
         """The logical batch is not complete: its last micro-batch comes again in pieces."""

@@ -46,6 +46,8 @@ from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
+from discreet.training.sharded.checkpoint import load, save
+from discreet.training.sharded.turns import Turns, check_sharded
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -124,6 +126,7 @@ class Private:
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
             opened.enter_context(not_called(wrapped))
             self._engine = opened.enter_context(closing(Engine(model)))
+            check_sharded(plan, data, self._engine.sharding)
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
@@ -135,6 +138,7 @@ class Private:
                 self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
             self._rehearsals = rehearsals(self._engine.watch, self.micro_batch, rehearsal, self._device)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
+            self._turns = Turns(self._engine.sharding, self._rehearsals, self._make_loader(data, collate_fn, 0))
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
@@ -164,12 +168,14 @@ class Private:
             if self._step is None:
                 self._step = self._new_step()
                 yield from self._public_batches(loop)
-            if micro.records == 0:
+            if micro.records:
+                yield from self._given(micro, loop)
+            elif not self._turns.are_shared:
                 self._end_empty_sample()
                 yield None
                 self._loop.go_on(loop)  # another loop may have begun meanwhile
-                continue
-            yield from self._given(micro, loop)
+            while self._turns.are_shared and micro.is_last and self._step is not None:
+                yield from self._offered(self._turns.stand_in(), BatchKind.REHEARSAL, loop)
 
     def __len__(self) -> int:
         return self.plan.horizon.steps  # with micro-batches the loop body runs more often
@@ -240,10 +246,10 @@ class Private:
             else:
                 self._guard.losses(losses)
                 is_added = self._step.add(losses)
-            if not is_added:
+            if not is_added and not self._micro.stands_in:
                 self._loop.postpone()
         self._draws.close()
-        moved = self._loop.sample_ended and self._end_sample()
+        moved = self._loop.has_ended(self._turns.have_ended) and self._end_sample()
         self._between.remember()
         return moved
 
@@ -350,9 +356,8 @@ class Private:
         """
         got, remedy = "one while an update is being tested or waits", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
-        if self.world.is_first:
-            state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
-            (state if with_model else state.without_model()).write(path)
+        state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
+        save(state if with_model else state.without_model(), path, self.world, self._engine.sharding)
 
     def close(self) -> None:
         """Remove all hooks from model and optimizer, which can then be used as usual, and close the ledger."""
@@ -374,20 +379,14 @@ class Private:
 
     def _begin(self, ledger: str | Path | None) -> Ledger:
         """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
-        self._share_parameters()
+        self._parameters.begin(self.progress.memory, self.world)
         return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan, self.streams)
-
-    def _share_parameters(self) -> None:
-        """Give all processes the parameters of the first, and store the initial ones if the domain needs them."""
-        for tensor in self.model.state_dict().values():
-            self.world.broadcast_(tensor)
-        self._parameters.begin(self.progress.memory)
 
     def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""
         if ledger is None:
             check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
-        saved = checkpoint.Checkpoint.read(path)
+        saved = load(path, self._parameters, self.world, self._engine.sharding)
         saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
             reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world))
@@ -395,6 +394,6 @@ class Private:
             step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
             self._parameters.updates = saved.updates
-            self._share_parameters()
+            self._parameters.begin(self.progress.memory, self.world)
             opened.pop_all()
         return reopened

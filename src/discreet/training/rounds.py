@@ -94,7 +94,7 @@ class PrivateRounds:
             opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None else None))
             begun = checkpoint.new_ledger(ledger, plan, self.streams) if resume is None else None
             self.ledger: Ledger = opened.enter_context(begun or self._resume(resume, ledger, used))
-            self._parameters.begin(self.progress.memory)
+            self._parameters.begin(self.progress.memory, self._world)
             self._pay = Payment(plan, self.ledger, self.streams, used)
             self._opened = opened.pop_all()
 

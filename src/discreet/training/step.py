@@ -35,6 +35,7 @@ from discreet.engine.engine import Engine
 from discreet.engine.factors.groups import UnitRows
 from discreet.engine.layout import Mask
 from discreet.engine.model_state import ModelBetweenBatches
+from discreet.engine.shards.local import share
 from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query
 from discreet.stages.noise import GaussianNoise, Mechanism
@@ -83,12 +84,12 @@ class PrivateStep:
             step=state.step,
             steps_per_epoch=plan.horizon.steps_per_epoch,
             batch=plan.horizon.size.batch,
-            layout=engine.layout,
+            layout=engine.held,
             streams=streams,
             device=engine.device,
             memory=state.memory,
             secrets=state.secrets,
-            world=world,
+            world=engine.holders(world),
         )
         self._context = dataclasses.replace(now, mask=plan.selection.mask(now))
         # One mask for the whole logical batch: all micro-batches are summed, and the noise is drawn, on it.
@@ -152,6 +153,7 @@ class PrivateStep:
         """
         self._model.backward(losses)
         if not self._model.watch.is_rehearsed:
+            self._sums.add_nothing()
             return False
         if self._rows is not None:
             self._rows.add()
@@ -284,8 +286,12 @@ class Parameters:
         """The trainable parameters, in the order of the layout."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def begin(self, memory: dict[str, Tensor]) -> None:
-        """Store the initial parameters in `memory`, if the domain needs them. A resumed run already has them there."""
+    def begin(self, memory: dict[str, Tensor], world: World) -> None:
+        """Give all processes the parameters of the first, and store the initial ones if the domain needs them.
+
+        A resumed run already has them in `memory`.
+        """
+        share(self.model, world, self._engine.holders(world))
         if self._plan.domain.needs_initial:
             if INITIAL not in memory:
                 memory[INITIAL] = torch.cat([parameter.detach().flatten() for parameter in self.trained])

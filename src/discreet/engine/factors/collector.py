@@ -19,6 +19,10 @@ Settle = Callable[[str, list[Leaf]], None]
 """Takes all parts of one parameter, by its name, as soon as its last use is there."""
 
 
+Gather = Callable[[Sequence[Tensor]], None]
+"""Fills the memory of sharded parameters, which some calls are repeated with."""
+
+
 class Collector:
     """Turns uses into parts: simple ones as the backward pass reaches them, the rest at its end.
 
@@ -27,8 +31,10 @@ class Collector:
     their inputs.
     """
 
-    def __init__(self, uses: Iterable[RecordedCall], settle: Settle, *, comes_again: bool = False) -> None:
-        self._uses, self._settle, self._comes_again = list(uses), settle, comes_again
+    def __init__(
+        self, uses: Iterable[RecordedCall], settle: Settle, gather: Gather | None = None, *, comes_again: bool = False
+    ) -> None:
+        self._uses, self._settle, self._gather, self._comes_again = list(uses), settle, gather, comes_again
         self._parts: dict[str, list[Leaf]] = {name: [] for use in self._uses for name in use.roots}
         self._awaited = Counter(name for use in self._uses for name in use.roots)
 
@@ -43,6 +49,8 @@ class Collector:
         for use in self._uses:
             use.receiver = None
             if use.gradient is not None:
+                if self._gather is not None:
+                    self._gather(use.tensors)
                 for target, part in parts_of(use):
                     for root, pulled in pull_back(target, part):
                         self._parts[root.name].append(pulled)

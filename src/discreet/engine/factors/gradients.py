@@ -10,7 +10,7 @@ of the first hold for what the second sums. Index legend: N records, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, final
@@ -40,7 +40,7 @@ class Weighting:
     """
 
     weights: Sequence[Tensor]
-    totals: Sequence[Tensor]
+    totals: Sequence[Tensor] | Mapping[int, Tensor]
     finite: Tensor | None
     mask: Mask | None
 
@@ -197,3 +197,18 @@ class RepeatedGradients:
             own = restrict(own, weighting.mask, index)
         if own is not None:
             weighting.add(index, own)
+
+
+def fill_rows(
+    factors: Sequence[Factors | None], rows: Sequence[Tensor], active: Sequence[Tensor | None], start: int
+) -> None:
+    """Write the gradients of as many records as there are rows, from record `start` on, parameter by parameter.
+
+    active  the active coordinates of each parameter; None for all of them
+    """
+    for own, part, coordinates in zip(rows, factors, active, strict=True):
+        if part is None:
+            own.zero_()
+        elif own.shape[1]:
+            flat = part.instantiate(start, start + len(own)).reshape(len(own), -1)
+            own.copy_(flat if coordinates is None else flat.index_select(1, coordinates))

@@ -253,7 +253,7 @@ class _Proof:
             return False
         args, kwargs = self.call.rebuild([leaf.like for leaf in self.call.leaves], FEW)
         given = dict(zip(("x1", "x2", "p", "compute_mode"), args, strict=False)) | kwargs
-        return given.get("compute_mode", _BY_ROWS) == _BY_ROWS
+        return bool(given.get("compute_mode", _BY_ROWS) == _BY_ROWS)
 
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:

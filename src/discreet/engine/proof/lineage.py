@@ -141,7 +141,7 @@ class ExistingTensors:
         withheld = {storage_of(tensor) for tensor in private if has_memory(tensor)}
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         for tensor in live:
-            if has_memory(tensor) and storage_of(tensor) not in withheld:
+            if has_memory(tensor) and not _is_freed(tensor) and storage_of(tensor) not in withheld:
                 self._known[id(tensor)] = weakref.ref(tensor), version_of(tensor), _content(tensor)
 
     def has(self, tensor: Tensor) -> bool:
@@ -154,6 +154,11 @@ class ExistingTensors:
     def existed(self, tensor: Tensor) -> bool:
         found = self._known.get(id(tensor))
         return found is not None and found[0]() is tensor
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor has given its memory back, as the gathered parameters of a sharded model do."""
+    return tensor.untyped_storage().nbytes() == 0 < tensor.numel()
 
 
 def versions_of(tensors: list[Tensor]) -> list[int]:

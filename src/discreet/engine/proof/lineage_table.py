@@ -69,9 +69,13 @@ class LineageTable:
     """The lineage of every tensor in one step."""
 
     def __init__(
-        self, model: nn.Module, with_backward: Callable[[Tensor, Origin, Callable[[Tensor], Origin]], Origin]
+        self,
+        model: nn.Module,
+        with_backward: Callable[[Tensor, Origin, Callable[[Tensor], Origin]], Origin],
+        wholes: Sequence[Tensor] = (),
     ) -> None:
         self._model, self._with_backward = model, with_backward
+        self._wholes = wholes  # the gathered parameters of a sharded model
         self._existing: ExistingTensors | None = None
         self._held: dict[int, tuple[Tensor, dict[bool, Origin]]] = {}  # parameters and buffers, by `requires_grad`
         self._held_storages: set[int] = set()
@@ -92,7 +96,7 @@ class LineageTable:
 
     def begin(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
         """Take stock before the first batch."""
-        held = {id(tensor) for tensor in tensors_of(self._model)}
+        held = {id(tensor) for tensor in self._tensors()}
         withheld = [tensor for tensor in (found() for found in self._withheld) if tensor is not None]
         self._existing = ExistingTensors([one for one in live if id(one) not in held], [*private, *withheld])
 
@@ -103,12 +107,16 @@ class LineageTable:
     def new_step(self, records: int) -> None:
         self.forget()
         self._records = records
-        for number, tensor in enumerate(tensors_of(self._model)):
+        for number, tensor in enumerate(self._tensors()):
             known = self._held.get(id(tensor))
             if known is None or known[0] is not tensor:
                 both = {needs: Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True)}
                 self._held[id(tensor)] = tensor, both
         self._held_storages = {storage_of(tensor) for tensor, _ in self._held.values()}
+
+    def _tensors(self) -> list[Tensor]:
+        """Parameters and buffers."""
+        return [*tensors_of(self._model), *self._wholes]
 
     def forget(self) -> None:
         """Forget the tensors of a step: what is left of them is mixed in the next."""

@@ -1,0 +1,1 @@
+"""Models that FSDP2 divides among processes."""
