@@ -42,7 +42,7 @@ from discreet.engine.support import Hook, check_trained, fresh_graph, refuse_uns
 from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
-from discreet.engine.unscripted import Unscripted
+from discreet.engine.trace.unscripted import Unscripted
 
 Groups = Sequence[Sequence[int]]
 

@@ -12,7 +12,7 @@ record by another record, whatever the values of the records and of the paramete
     code that runs in the backward pass                                 custom_backward.py, regions.py (hooks: refused)
     memory that autograd reads again                                    proof/lineage_table.py (versions, exports)
     modes, and seeds of generators                                      surroundings.py
-    functions inside which no call is seen                              unscripted.py
+    functions inside which no call is seen                              trace/unscripted.py
     parameters and buffers                                              model_state.py
 """
 
@@ -52,7 +52,7 @@ from discreet.engine.records_held import tensors_held_by
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
 from discreet.engine.trace.capture import RecordAxis, tensors_in
-from discreet.engine.unscripted import unwatch_scripts, watch_scripts
+from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 
 
 def _autocast() -> str:

@@ -19,7 +19,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 import torch
@@ -51,12 +50,13 @@ from discreet.engine.proof.provable_call import (
     UnprovableError,
     apart_from_the_run,
     first,
+    switches_formula,
     tensors_of_result,
 )
 from discreet.engine.trace.capture import RecordAxis
 
 _SOURCE, _MOST_CHOICES = ValueSource(), 32
-_BY_ROWS: Final = "use_mm_for_euclid_dist_if_necessary"  # torch.cdist's default
+_SEEDED: Final = torch.Generator().manual_seed(SEED).get_state()
 _SPECIAL: Final = (Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # values that gradients may go by
 
 
@@ -169,7 +169,7 @@ class _Proof:
             return self._mixed("what it gives a record depends on the record's place in the batch")
         if not self._same_for_every_count(places):
             return self._mixed("what it gives a record depends on the number of records")
-        if self._switches_formula():
+        if switches_formula(self.call):
             return self._mixed("with more than 25 rows it uses a formula that cannot tell near points apart")
         if not all(self._gradients_apart(records, places) for records in graded):
             return self._mixed("the gradient that goes back to one record moves with others")
@@ -245,15 +245,6 @@ class _Proof:
             if not is_same:
                 return False
         return True
-
-    def _switches_formula(self) -> bool:
-        """Whether the number of records decides how torch.cdist computes distances: far apart, both agree."""
-        rows = [leaf.place for leaf in self.call.leaves if leaf.place == RecordAxis(len(leaf.sizes) - 2)]
-        if self.call.func is not torch.cdist or not rows:
-            return False
-        args, kwargs = self.call.rebuild([leaf.like for leaf in self.call.leaves], FEW)
-        given = dict(zip(("x1", "x2", "p", "compute_mode"), args, strict=False)) | kwargs
-        return bool(given.get("compute_mode", _BY_ROWS) == _BY_ROWS)
 
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
@@ -402,13 +393,8 @@ class _Proof:
         except Exception:
             return None
         if self.draws is None:
-            self.draws = not torch.equal(torch.get_rng_state(), _seeded_state())
+            self.draws = not torch.equal(torch.get_rng_state(), _SEEDED)
         written = tuple(i for i, copy in enumerate(copies) if copy._version != versions[i])
         outputs = tensors_of_result(result)
         outputs += [copies[i] for i in written if not any(copies[i] is output for output in outputs)]
         return _CallRun(outputs, written)
-
-
-@lru_cache
-def _seeded_state() -> Tensor:
-    return torch.Generator().manual_seed(SEED).get_state()

@@ -120,6 +120,19 @@ def values_of(origin: Origin) -> Origin:
     return origin
 
 
+def is_of_records(origin: Origin) -> bool:
+    """Whether watched calls made a tensor of records."""
+    ahead, seen = [origin], set[int]()
+    while ahead:
+        one = ahead.pop()
+        if one.lineage is SOLE or isinstance(one.lineage, RecordAxis):
+            return True
+        if id(one) not in seen:
+            seen.add(id(one))
+            ahead += one.parents
+    return False
+
+
 class SeenTensor:
     """One tensor object as it was last seen."""
 

@@ -28,6 +28,7 @@ from discreet.engine.proof.lineage import (
     Origin,
     SeenTensor,
     has_memory,
+    is_of_records,
     memory_content,
     storage_of,
     values_of,
@@ -65,15 +66,13 @@ class _Exported:
         return memory_content(self.memory) == self.content
 
 
+NoteBackward = Callable[[Tensor, Origin, Callable[[Tensor], Origin]], Origin]
+
+
 class LineageTable:
     """The lineage of every tensor in one step."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        with_backward: Callable[[Tensor, Origin, Callable[[Tensor], Origin]], Origin],
-        wholes: Sequence[Tensor] = (),
-    ) -> None:
+    def __init__(self, model: nn.Module, with_backward: NoteBackward, wholes: Sequence[Tensor] = ()) -> None:
         self._model, self._with_backward = model, with_backward
         self._wholes = wholes  # the gathered parameters of a sharded model
         self._existing: ExistingTensors | None = None
@@ -114,8 +113,7 @@ class LineageTable:
                 self._held[id(tensor)] = tensor, both
         self._held_storages = {storage_of(tensor) for tensor, _ in self._held.values()}
 
-    def _tensors(self) -> list[Tensor]:
-        """Parameters and buffers."""
+    def _tensors(self) -> list[Tensor]:  # parameters and buffers
         return [*tensors_of(self._model), *self._wholes]
 
     def forget(self) -> None:
@@ -299,7 +297,7 @@ class LineageTable:
         entry = self._entries.get(id(tensor))
         if entry is not None and entry.tensor() is tensor:
             require(
-                not _is_of_records(entry.origin),
+                not is_of_records(entry.origin),
                 "discreet.public on a tensor that does not come from the records",
                 "a tensor that calls in this step made from the batch",
                 "declare tensors that come from parameters, constants or random numbers only",
@@ -327,19 +325,6 @@ _WRITTEN = Blame(
     "its records can no longer be told apart",
     "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
 )
-
-
-def _is_of_records(origin: Origin) -> bool:
-    """Whether watched calls made a tensor of records."""
-    ahead, seen = [origin], set[int]()
-    while ahead:
-        one = ahead.pop()
-        if one.lineage is SOLE or isinstance(one.lineage, RecordAxis):
-            return True
-        if id(one) not in seen:
-            seen.add(id(one))
-            ahead += one.parents
-    return False
 
 
 def _overlaps(tensor: Tensor) -> bool:

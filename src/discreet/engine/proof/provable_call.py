@@ -223,3 +223,16 @@ def _frozen(tree: Any) -> Any:
     if isinstance(tree, slice):
         return slice, _frozen(tree.start), _frozen(tree.stop), _frozen(tree.step)
     return type(tree), repr(tree) if isinstance(tree, float) else tree
+
+
+_BY_ROWS: Final = "use_mm_for_euclid_dist_if_necessary"  # torch.cdist's default
+
+
+def switches_formula(call: ProvableCall) -> bool:
+    """Whether the number of records decides how torch.cdist computes distances: far apart, both formulas agree."""
+    has_rows = any(leaf.place == RecordAxis(len(leaf.sizes) - 2) for leaf in call.leaves)
+    if call.func is not torch.cdist or not has_rows:
+        return False
+    args, kwargs = call.rebuild([leaf.like for leaf in call.leaves], 1)
+    given = dict(zip(("x1", "x2", "p", "compute_mode"), args, strict=False)) | kwargs
+    return bool(given.get("compute_mode", _BY_ROWS) == _BY_ROWS)
