@@ -102,3 +102,14 @@ def test_a_list_of_a_class_of_its_own_is_no_tuple() -> None:
 def test_the_remedy_for_products_is_named() -> None:
     with pytest.raises(Refused, match=r"functools.reduce\(torch.mul, x.unbind\(1\)\)"):
         train(body=losses_with(ATTACKS["product"]), steps=2)
+
+
+def test_a_penalty_on_gradients_by_differences() -> None:
+    """The remedy that messages name for gradients of gradients."""
+    step, direction = 0.01, torch.randn(6)
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        slope = (model(x + step * direction) - model(x)) / step
+        private.step(each(model(x), y) + slope.square().sum(1))
+
+    assert train(body=body, steps=2).updates == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections import UserDict
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.utils.data import Dataset, Subset
 import loop
 from discreet import Private
 from discreet.core.check import Refused
-from discreet.training.collate import CollateEach, check_apart
+from discreet.training.collate import CollateEach, _joined, check_apart
 
 RECORDS = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 2) for i in range(loop.RECORDS)]
 
@@ -162,6 +164,74 @@ def test_dictionaries_strings_and_none_are_accepted() -> None:
         run.step(loop.losses(run.model, batch["x"], y))
         if run.progress.step == 2:
             break
+
+
+class Named(dict[str, Any]):
+    """A batch that is a dictionary with attributes."""
+
+    length: int
+    scale: Any
+
+
+class Encoded(UserDict[str, Any]):
+    """Like the BatchEncoding of a tokeniser."""
+
+    def __init__(self, data: dict[str, Any], notes: Any = None) -> None:
+        super().__init__(data)
+        self.notes = notes
+
+
+def test_classes_of_dictionaries_keep_their_type_and_attributes() -> None:
+    def named(records: list[Any]) -> Named:
+        x, y = stacked(records)
+        batch = Named(x=x, y=y)
+        batch.length, batch.scale = 4, x.abs().amax(1)
+        return batch
+
+    def encoded(records: list[Any]) -> Encoded:
+        x, y = stacked(records)
+        return Encoded({"x": x, "y": y}, notes=float(x.max()))
+
+    for collate, kind in ((named, Named), (encoded, Encoded)):
+        run = loop.private(dataset=Rows(), collate_fn=collate, inputs=lambda batch: (batch["x"],))
+        for batch in run:
+            assert type(batch) is kind
+            if isinstance(batch, Named):
+                assert batch.length == 4
+                assert batch.scale.shape == (len(batch["x"]),)
+            else:
+                assert batch.notes is None  # it differs between records
+            run.step(loop.losses(run.model, batch["x"], batch["y"]))
+            if run.progress.step == 2:
+                break
+
+
+@dataclass
+class Fields:
+    x: Tensor
+    y: Tensor
+
+
+def test_an_attribute_of_the_whole_batch_is_refused() -> None:
+    """Otherwise it would be that of one record, for all of them."""
+
+    def in_a_dictionary(records: list[Any]) -> Any:
+        x, y = stacked(records)
+        batch = Named(x=x, y=y)
+        batch.scale = float(x.max())
+        return batch
+
+    def beside_fields(records: list[Any]) -> Any:
+        x, y = stacked(records)
+        batch = Fields(x, y)
+        batch.scale = float(x.max())  # type: ignore[attr-defined]
+        return batch
+
+    for collate in (in_a_dictionary, beside_fields):
+        with pytest.raises(Refused, match=r"`scale` of (Named|Fields).*return it as an entry"):
+            _joined([collate([record]) for record in RECORDS[:4]], collate(RECORDS[:1] * 2))
+        with pytest.raises(Refused, match="entries move with the other records"):
+            loop.private(dataset=Rows(), collate_fn=collate, inputs=lambda batch: (batch["x"],))
 
 
 # The check itself -----------------------------------------------------------------------------------------------

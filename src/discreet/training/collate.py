@@ -8,6 +8,7 @@ or mix records. Because it would do something else than its author meant, such a
 import copy
 import random
 import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from discreet.core.check import refuse
+from discreet.core.check import Refused, refuse
 
 _PAD = "pad every record to one public length in collate_fn (or in the dataset), and mask"
 
@@ -54,24 +55,64 @@ def _joined(alone: Sequence[Any], two: Any) -> Any:
         parts = {key: _joined([one[key] for one in alone], two[key]) for key in first}
         if type(first) is dict:
             return parts
-        whole: Any = copy.copy(two)
-        for key, part in parts.items():
-            whole[key] = part
-        return whole
+        return with_entries(with_attributes(two, _joined_notes(alone, two)), parts)
     if is_dataclass(first):
         each, growing = [fields_of(one) for one in alone], fields_of(two)
-        return with_fields(two, {name: _joined([one[name] for one in each], growing[name]) for name in growing})
+        joined = {name: _joined([one[name] for one in each], growing[name]) for name in growing}
+        return with_fields(with_attributes(two, _joined_notes(alone, two)), joined)
     if isinstance(first, (tuple, list)):
         if len(two) == 2 * len(first):  # one entry per record
             return type(first)(entry for one in alone for entry in one)
         if any(len(one) != len(first) for one in alone) or len(two) != len(first):
             _refuse("a list whose length is neither constant nor the number of records")
-        joined = [_joined([one[i] for one in alone], two[i]) for i in range(len(first))]
+        branches = [_joined([one[i] for one in alone], two[i]) for i in range(len(first))]
         named = isinstance(first, tuple) and type(first) is not tuple
-        return type(first)(*joined) if named else type(first)(joined)
+        return type(first)(*branches) if named else type(first)(branches)
     if any(one != first for one in alone) or two != first:
         _refuse(f"{type(first).__name__} values that differ between records")
     return first
+
+
+def _joined_notes(alone: Sequence[Any], two: Any) -> dict[str, Any]:
+    """Attributes beside the entries of a dictionary or the fields of a dataclass: `two` holds those of one record."""
+    each, joined = [attributes_of(one) for one in alone], {}
+    for name, value in attributes_of(two).items():
+        if any(name not in one for one in each):
+            _refuse(f"an attribute `{name}` of {type(two).__name__} that some records lack")
+        try:
+            joined[name] = _joined([one[name] for one in each], value)
+        except Refused:
+            if isinstance(two, UserDict):
+                joined[name] = None  # a tokeniser's own notes beside its tensors
+                continue
+            expected = "attributes of a batch that are the same for every record, or hold a row for each"
+            got = f"`{name}` of {type(two).__name__}, which collate_fn makes of the records"
+            remedy = "return it as an entry: a tensor with the records along the first axis"
+            refuse(expected, got, remedy)
+    return joined
+
+
+def attributes_of(one: Any) -> dict[str, Any]:
+    """What an object holds beside the entries of a dictionary and the fields of a dataclass."""
+    held = {field.name for field in fields(one)} if is_dataclass(one) else set[str]()
+    held |= {"data"} if isinstance(one, UserDict) else set()
+    return {name: value for name, value in getattr(one, "__dict__", {}).items() if name not in held}
+
+
+def with_attributes(like: Any, values: dict[str, Any]) -> Any:
+    """A copy with other attributes."""
+    made = copy.copy(like)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def with_entries(like: Any, entries: Mapping[Any, Any]) -> Any:
+    """A dictionary of the same class with other values."""
+    made = copy.copy(like)
+    for key, value in entries.items():
+        made[key] = value
+    return made
 
 
 def fields_of(one: Any) -> dict[str, Any]:
@@ -179,8 +220,7 @@ def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int)
 
 def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
     """What belongs to one record of a batch; `alone` is a batch of a single record and shows which axes grow."""
-    if is_dataclass(batch) and not isinstance(batch, Mapping):
-        batch, alone = fields_of(batch), fields_of(alone)
+    batch, alone = _contents(batch), _contents(alone)
     if isinstance(batch, (Tensor, np.ndarray, list, tuple)):
         each = 0 if isinstance(alone, (Tensor, np.ndarray)) and alone.ndim == 0 else len(alone)
         if each and len(batch) == records * each:
@@ -192,10 +232,18 @@ def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
     return batch
 
 
+def _contents(batch: Any) -> Any:
+    """All that a dictionary or a dataclass holds, by name; a tokeniser's own notes are left out."""
+    if not isinstance(batch, Mapping) and not is_dataclass(batch):
+        return batch
+    notes = {} if isinstance(batch, UserDict) else attributes_of(batch)
+    held = dict(batch) if isinstance(batch, Mapping) else fields_of(batch)
+    return {**held, **{f".{name}": value for name, value in notes.items()}}
+
+
 def _difference(one: Any, other: Any) -> str | None:
     """What differs between two results, "shape" or "values"; None if nothing does."""
-    if is_dataclass(one) and type(one) is type(other) and not isinstance(one, Mapping):
-        one, other = fields_of(one), fields_of(other)
+    one, other = _contents(one), _contents(other)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.dtype.kind in "biufc":
         one, other = torch.from_numpy(one), torch.from_numpy(other)
     if isinstance(one, Tensor) and isinstance(other, Tensor):

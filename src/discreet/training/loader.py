@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -14,7 +14,15 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from discreet.core.secret_draws import KeyedWorker, SecretDraws
 from discreet.engine.factors.groups import UnitRows
 from discreet.engine.trace.capture import replace
-from discreet.training.collate import CollateEach, OneByOne, fields_of, with_fields
+from discreet.training.collate import (
+    CollateEach,
+    OneByOne,
+    attributes_of,
+    fields_of,
+    with_attributes,
+    with_entries,
+    with_fields,
+)
 
 if TYPE_CHECKING:
     from discreet.stages.sampling import Indices
@@ -138,4 +146,8 @@ def with_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(batch)([with_tensors(part, change) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, dict):
         return with_fields(batch, {name: with_tensors(part, change) for name, part in fields_of(batch).items()})
+    if isinstance(batch, (dict, UserDict)) and type(batch) is not dict:
+        notes = {name: with_tensors(value, change) for name, value in attributes_of(batch).items()}
+        entries = {key: with_tensors(part, change) for key, part in batch.items()}
+        return with_entries(with_attributes(batch, notes), entries)
     return replace(batch, change)

@@ -33,9 +33,11 @@ _DISCREET: Final = str(Path(__file__).parents[2]) + os.sep
 UNKNOWN: Final = Blame(
     "a tensor that no watched call made",
     "",
-    "it comes from an earlier batch, from NumPy, from a file or from another thread",
-    "make it before the first batch, from the model's parameters, or from this batch; do not keep values of records "
-    "from one batch to the next; if it does not come from records, write discreet.public(tensor)",
+    "it comes from an earlier batch, from NumPy, from a file, from another thread or out of torch.vmap",
+    "make it before the loop (a constant, a copy of the model), from the model's parameters, or from this batch; keep "
+    "no values of records from one batch to the next; if it does not come from records, write "
+    "discreet.public(tensor_or_module) before you use it; in place of torch.vmap call functions of the whole batch, "
+    'such as F.cross_entropy(outputs, targets, reduction="none")',
 )
 
 SCALED: Final = replace(
@@ -52,7 +54,7 @@ UNINITIALISED: Final = Blame(
 GRADIENTS: Final = Blame(
     "a gradient that backward() left",
     "",
-    "it sums over the records",
+    "it may hold a sum over the records, or gradients of earlier passes",
     "leave backward() out: private.step takes the gradients and bounds them",
 )
 CHANGED: Final = Blame(

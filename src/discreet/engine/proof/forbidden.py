@@ -143,7 +143,7 @@ def refuse_transformed() -> None:
         refuse(
             "losses whose gradients autograd computes, call by call",
             f"a call inside torch.func.grad, or a function that uses it, at {user_line()}",
-            "call torch.autograd.grad(outputs.sum(), inputs, create_graph=True), whose rows are those of the records",
+            "take differences, (model(x + h * v) - model(x)) / h: gradients inside a private step are not supported",
         )
     if callable(get_eval_frame_callback()):
         refuse(

@@ -232,7 +232,7 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
             is_row = tree.dim() > 0 and tree.shape[0] == rows
             found.append((tree, RecordAxis(0) if is_row else MIXED))
         elif isinstance(tree, Mapping):
-            ahead += tree.values()
+            ahead += [*tree.values(), *getattr(tree, "__dict__", {}).values()]  # classes of dictionaries have both
         elif isinstance(tree, (tuple, list)):
             ahead += tree
         elif is_dataclass(tree):

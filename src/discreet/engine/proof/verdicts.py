@@ -57,7 +57,7 @@ SIZED: Final = named(
         "eye",
     ),
     *("arange", "linspace", "rand", "randn", "randint", "randperm", "normal", "bernoulli", "tril_indices"),
-    *("new_zeros", "new_ones", "new_full", "new_empty"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "new"),
 )
 """Functions whose whole numbers may be sizes and follow the number of records; those of others are values."""
 
