@@ -5,8 +5,9 @@ tensors with the same numbers as the first.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, final
 
 from torch import Tensor
 
@@ -30,8 +31,8 @@ class _Region(NamedTuple):
 class Regions:
     """The regions of one batch."""
 
-    def __init__(self, table: LineageTable) -> None:
-        self._table = table
+    def __init__(self, table: LineageTable, resume: Callable[[], AbstractContextManager[None]]) -> None:
+        self._table, self._resume = table, resume
         self._known: dict[Any, _Region] = {}
         self._repeated: list[int] | None = None  # calls of the second run that is under way
 
@@ -40,11 +41,13 @@ class Regions:
 
     def calls_at(self, func: Callable[..., Any]) -> list[int] | None:
         """The calls of the region that a call on records is in; any other hook on saved tensors is refused."""
-        if self._repeated is not None:
-            return self._repeated
         if saved_tensors_hooks(False) is None:
-            return None
+            return self._repeated
         frame = checkpoint_frame()
+        if self._repeated is not None:
+            if frame is not None:
+                _refuse_nested()
+            return self._repeated
         if frame is None:
             refuse(
                 "saved tensors that come back as they were",
@@ -53,7 +56,14 @@ class Regions:
             )
         if frame not in self._known:
             self._known[frame] = _Region([self._table.find(one) for one in tensors_in(frame.get_inputs())], [])
+            frame.recompute_fn = partial(self._run_again, frame, frame.recompute_fn)
+            frame.early_stop = False  # all calls are compared
         return self._known[frame].calls
+
+    def _run_again(self, frame: Any, plain: Callable[..., None], *inputs: Any) -> None:
+        """What torch calls for the second run; the recorder watches regions of the model, which it takes apart."""
+        with nullcontext() if self._repeated is not None else self.repeating(frame, inputs, self._resume()):
+            plain(*inputs)
 
     @contextmanager
     def repeating(self, frame: Any, inputs: Any, resumed: AbstractContextManager[None]) -> Iterator[None]:
@@ -74,3 +84,11 @@ class Regions:
                 )
         finally:
             self._repeated = outer
+
+
+def _refuse_nested() -> NoReturn:
+    refuse(
+        "checkpointed regions side by side",
+        f"a region inside another at {user_line()}, whose second run nobody could compare",
+        "do not nest checkpoints; use a smaller micro_batch, which saves memory too",
+    )
