@@ -10,12 +10,11 @@ layouts of two numbers of records agree, the entries of one record are drawn in 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
 
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.lineage import MIXED, SOLE
@@ -66,26 +65,29 @@ UNKNOWN_LAYOUT: Final = Layout(_Order((), (), is_dense=False), None, ())
 
 def layouts_of(reading: Reading) -> tuple[Layout, ...]:
     """Of the tensors that a call takes."""
-    with torch._C.DisableTorchFunction():
-        return tuple(
-            _layout(tensor, origin.lineage, reading.records)
-            for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
-        )
+    return tuple(
+        UNKNOWN_LAYOUT
+        if origin.lineage is MIXED or tensor.layout != torch.strided
+        else _layout(tuple(tensor.shape), tensor.stride(), origin.lineage, reading.records)
+        for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
+    )
 
 
-def _layout(tensor: Tensor, place: Place, records: int) -> Layout:
-    if place is MIXED or tensor.layout != torch.strided:
-        return UNKNOWN_LAYOUT
+@lru_cache(maxsize=10_000)
+def _layout(sizes: tuple[int, ...], strides: tuple[int, ...], place: Place, records: int) -> Layout:
     if place is SOLE:
-        whole = _order(_long(tensor.shape, tensor.stride()))
+        whole = _order(_long(sizes, strides))
         return Layout(whole, whole, ())
     if isinstance(place, RecordAxis):
-        split = place.split(tensor.detach(), records)
-        (_, *sizes), (step, *steps) = split.shape, split.stride()
-        closer = [own // records if own > step and own % records == 0 else own for own in steps]
-        return Layout(_order(_long(split.shape, split.stride())), _order(_long(sizes, closer)), ())
-    factors = [(size, factor_of(size, records)) for size in tensor.shape]
-    axes = [own for own in zip(itertools.count(), tensor.shape, tensor.stride()) if own[1] != 1]
+        axis, step = place.axis, strides[place.axis]
+        each = sizes[axis] // records
+        by_record, inside = (step, step * records) if place.minor else (step * each, step)
+        sizes = *sizes[:axis], each, *sizes[axis + 1 :]
+        strides = *strides[:axis], inside, *strides[axis + 1 :]
+        closer = [own // records if own > by_record and own % records == 0 else own for own in strides]
+        return Layout(_order(_long((records, *sizes), (by_record, *strides))), _order(_long(sizes, closer)), ())
+    factors = [(size, factor_of(size, records)) for size in sizes]
+    axes = [(axis, *own) for axis, own in enumerate(zip(sizes, strides, strict=True)) if own[0] != 1]
     return Layout(_order(axes), None, tuple(size if own is None else ("records", own) for size, own in factors))
 
 
