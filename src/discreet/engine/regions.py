@@ -7,7 +7,7 @@ tensors with the same numbers as the first.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, final
 
 from torch import Tensor
 
@@ -41,13 +41,11 @@ class Regions:
 
     def calls_at(self, func: Callable[..., Any]) -> list[int] | None:
         """The calls of the region that a call on records is in; any other hook on saved tensors is refused."""
-        if saved_tensors_hooks(False) is None:
-            return self._repeated
-        frame = checkpoint_frame()
         if self._repeated is not None:
-            if frame is not None:
-                _refuse_nested()
             return self._repeated
+        if saved_tensors_hooks(False) is None:
+            return None
+        frame = checkpoint_frame()
         if frame is None:
             refuse(
                 "saved tensors that come back as they were",
@@ -80,15 +78,7 @@ class Regions:
                 refuse(
                     "a checkpointed region that makes the same calls when it runs again",
                     "other calls, numbers or tensors than in forward()",
-                    "do not change what the region reads between forward() and private.step",
+                    "do not change what the region reads between forward() and private.step, and do not nest checkpoints",
                 )
         finally:
             self._repeated = outer
-
-
-def _refuse_nested() -> NoReturn:
-    refuse(
-        "checkpointed regions side by side",
-        f"a region inside another at {user_line()}, whose second run nobody could compare",
-        "do not nest checkpoints; use a smaller micro_batch, which saves memory too",
-    )
