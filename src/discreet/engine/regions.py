@@ -78,7 +78,7 @@ class Regions:
                 refuse(
                     "a checkpointed region that makes the same calls when it runs again",
                     "other calls, numbers or tensors than in forward()",
-                    "do not change what the region reads between forward() and private.step, and do not nest checkpoints",
+                    "do not nest checkpoints, nor change what the region reads between forward() and private.step",
                 )
         finally:
             self._repeated = outer
