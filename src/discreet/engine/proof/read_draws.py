@@ -55,7 +55,10 @@ def drawn_by(rows: PublicRows, draw: Origin) -> PublicRows:
 
 
 def draws_used(
-    origins: Sequence[Origin], tensors: Sequence[Tensor], rows: Iterable[tuple[int, RecordAxis]], made: Any
+    origins: Sequence[Origin],
+    tensors: Sequence[Tensor],
+    rows: Iterable[tuple[int, RecordAxis]],
+    made: tuple[Tensor, Any] | None,
 ) -> ReadDraws:
     """Of a call on records that takes public tensors by rows.
 
@@ -64,7 +67,8 @@ def draws_used(
     """
     if made is None:
         return joined(_draws(origins[i], axis) for i, axis in rows)
-    aligned = [(origins[i], aligned_axis(*made, tensors[i])) for i, _ in rows]
+    result, place = made
+    aligned = [(origins[i], aligned_axis(result, place, tensors[i])) for i, _ in rows]
     return joined(frozenset() if axis is None else _draws(origin, axis) for origin, axis in aligned)
 
 
