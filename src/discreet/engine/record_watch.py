@@ -301,7 +301,8 @@ class RecordWatch(TorchFunctionMode):
         result = self._run(func, args, kwargs)
         if table.clock != started:
             return result  # taken apart into calls that were watched
-        parents, read = tuple(reading.origins), tuple[Origin, ...]()
+        parents = tuple(reading.origins)
+        read: tuple[Origin, ...] = ()
         if states is not None:
             read = self._generators.read(states, form.digest, func, description, reading, line_of_the_call())
             form.draws, parents = form.draws or bool(read), parents + read
