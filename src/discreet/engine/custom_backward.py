@@ -24,6 +24,7 @@ from torch.autograd.function import BackwardCFunction
 from discreet.core.check import refuse, require
 from discreet.engine.proof.blame import TAMPERED, here, user_line
 from discreet.engine.proof.lineage import CUSTOM_GRAPH, MIXED, PUBLIC, Blame, Lineage, Origin, values_of
+from discreet.engine.proof.read_draws import given_as_rows
 from discreet.engine.trace.capture import RecordAxis
 
 Resume = Callable[[], AbstractContextManager[None]]
@@ -77,8 +78,15 @@ class CustomBackwards:
         if not issubclass(type(node), BackwardCFunction) or origin.lineage is MIXED:
             return origin
         function = type(node)._forward_cls
-        if function.__module__.startswith(("discreet.engine.", "torch.utils.checkpoint")):
-            return origin  # ours keep a gradient and change nothing; the engine refuses checkpoints by name
+        if function.__module__.startswith("discreet.engine."):
+            return origin  # ours keep a gradient and change nothing
+        if function is torch.utils.checkpoint.CheckpointFunction:
+            refuse(
+                "checkpointed regions whose second run is watched",
+                "torch.utils.checkpoint with use_reentrant=True, which runs the region again inside a backward pass of "
+                "its own",
+                "pass use_reentrant=False to torch.utils.checkpoint (gradient_checkpointing_kwargs of transformers)",
+            )
         if function.__module__ == "torch.nn.modules._functions":
             refuse(
                 "a step whose gradients autograd computes: a hook changes gradients out of sight",
@@ -137,7 +145,7 @@ class CustomBackwards:
         places = {origin.lineage for origin in known.outputs.values()}
         for result in results if isinstance(results, tuple) else (results,):
             came = _NOTHING if result is None else self._table.find(result)
-            self._made.append(came)
+            self._made.append(given_as_rows(came, places))
             is_public = came.lineage is PUBLIC and _is_harmless(came, places)
             if not is_public and (came.lineage in (MIXED, PUBLIC) or came.lineage not in places):
                 _refuse(known.function, came.blame)

@@ -70,7 +70,7 @@ class RecordWatch(TorchFunctionMode):
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
         self._surroundings, self._generators = Surroundings(RecordWatch), Generators()
-        self._regions = Regions(self.table)
+        self._regions = Regions(self.table, self._resumed)
         self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
         self._is_inside = False  # inside of a function that is proven as a whole
@@ -293,7 +293,7 @@ class RecordWatch(TorchFunctionMode):
         if is_special:
             self._prepare(func, reading)
         blamed, on_records = reading.mixed_and_private()
-        region = self._regions.calls_at(func) if on_records else None
+        region = self._regions.calls_at(func) if blamed is None else None
         form = form_of(func, description, tuple(reading.declared))
         states = None if form.draws is False else self._generators.before(reading.generators)
         versions = versions_of(tensors)
@@ -302,8 +302,9 @@ class RecordWatch(TorchFunctionMode):
         if table.clock != started:
             return result  # taken apart into calls that were watched
         parents = tuple(reading.origins)
+        read: tuple[Origin, ...] = ()
         if states is not None:
-            read = self._generators.read(states, form.digest, func, description, line_of_the_call())
+            read = self._generators.read(states, form.digest, func, description, reading, line_of_the_call())
             form.draws, parents = form.draws or bool(read), parents + read
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
             self._write_slice(args)
@@ -330,7 +331,7 @@ class RecordWatch(TorchFunctionMode):
         if blame is None and rows is None and made[0] is result and not written:  # nearly always: one new tensor
             table.put_made(result, Origin(places[0], digest, clock, func, description, parents, None, where), tensors)
             return result
-        origins = []
+        origins, rows = [], self._generators.rows_of(read, rows)
         for i, (place, row) in enumerate(zip(places, rows or [None] * len(made), strict=True)):
             own = blame if place is MIXED else None
             origins.append(Origin(place, digest + i, clock, func, description, parents, own, where, row, output=i))

@@ -89,6 +89,7 @@ class Recorder:
         self.repeating: Repeating | None = None  # watches checkpointed regions that run again
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        self._region(self._position)
         result = func(*args, **kwargs)
         if self._marks.follow(func, args, tensors, result):
             path = self._script.path
@@ -184,9 +185,7 @@ class Recorder:
 
     def _use(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Tensor:
         use = self.recorded(call, args, kwargs, found)
-        frame = checkpoint_frame()
-        if frame is not None and frame not in self._regions:
-            self._regions[frame] = CheckpointedRegion(frame, self, self._position - 1)
+        frame = self._region(self._position - 1)
         result = self.run(use)
         self.uses.append(use)
         self.dtypes.add(result.dtype)
@@ -199,10 +198,17 @@ class Recorder:
             use.empty()
         return result
 
+    def _region(self, position: int) -> Any | None:
+        """The frame of the checkpointed region that a call is in, which starts at this position, if it is new."""
+        frame = checkpoint_frame()
+        if frame is not None and frame not in self._regions:
+            self._regions[frame] = CheckpointedRegion(frame, self, position)
+        return frame
+
     @property
     def regions(self) -> int:
-        """How many checkpointed regions there were."""
-        return len(self._regions)
+        """How many checkpointed regions have calls with parameters."""
+        return sum(bool(region.uses) for region in self._regions.values())
 
     def fill(self) -> None:
         """Run checkpointed regions again that the backward pass left out."""

@@ -5,7 +5,8 @@ tensors with the same numbers as the first.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, final
 
 from torch import Tensor
@@ -31,8 +32,8 @@ class _Region(NamedTuple):
 class Regions:
     """The regions of one batch."""
 
-    def __init__(self, table: LineageTable) -> None:
-        self._table = table
+    def __init__(self, table: LineageTable, resume: Callable[[], AbstractContextManager[None]]) -> None:
+        self._table, self._resume = table, resume
         self._known: dict[Any, _Region] = {}
         self._repeated: list[int] | None = None  # calls of the second run that is under way
 
@@ -55,7 +56,14 @@ class Regions:
             )
         if frame not in self._known:
             self._known[frame] = _Region([self._table.find(one) for one in tensors_in(frame.get_inputs())], [])
+            frame.recompute_fn = partial(self._run_again, frame, frame.recompute_fn)
+            frame.early_stop = False  # all calls are compared
         return self._known[frame].calls
+
+    def _run_again(self, frame: Any, plain: Callable[..., None], *inputs: Any) -> None:
+        """What torch calls for the second run; the recorder watches regions of the model, which it takes apart."""
+        with nullcontext() if self._repeated is not None else self.repeating(frame, inputs, self._resume()):
+            plain(*inputs)
 
     @contextmanager
     def repeating(self, frame: Any, inputs: Any, resumed: AbstractContextManager[None]) -> Iterator[None]:
@@ -72,7 +80,7 @@ class Regions:
                 refuse(
                     "a checkpointed region that makes the same calls when it runs again",
                     "other calls, numbers or tensors than in forward()",
-                    "do not change what the region reads between forward() and private.step",
+                    "do not nest checkpoints, nor change what the region reads between forward() and private.step",
                 )
         finally:
             self._repeated = outer

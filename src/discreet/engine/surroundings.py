@@ -19,7 +19,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from discreet.core.check import refuse
 from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.blame import user_line
-from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin
+from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.layouts import UNKNOWN_LAYOUT, layouts_of
+from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin, PublicRows, ReadDraws
+from discreet.engine.proof.read_draws import drawn_by, joined
 
 count_function_modes: Final = torch._C._len_torch_function_stack
 count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
@@ -83,10 +86,11 @@ class Generators:
     """Where the states of generators come from in one batch: its start, or a draw from another state.
 
     Guarantee: numbers come from torch's own generators, whose states follow from those at the start of the batch. Two
-    draws that reach the losses read one state only if they are the same call, so that no rows share numbers but those
-    of one record. What two draws made has one origin only if both read one state. So a choice among equal draws, a draw
-    that is left out or repeated, and a generator that is set back show as another way to make the losses. A sampler
-    that moves the generator by the values of records leads to no draw that the program can have seen before.
+    draws that reach the losses read one state only if they are the same call on tensors that lie alike in memory, and
+    all that reads a draw reads it in one way, so that no rows share numbers but those of one record. What two draws
+    made has one origin only if both read one state. So a choice among equal draws, a draw that is left out or repeated,
+    and a generator that is set back show as another way to make the losses. A sampler that moves the generator by the
+    values of records leads to no draw that the program can have seen before.
     """
 
     def __init__(self) -> None:
@@ -94,13 +98,14 @@ class Generators:
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
         self._results: list[Origin] = []  # losses and gradients of the batch
         self._is_repeated = False  # whether different draws have read one state
+        self._has_ways = False  # whether a draw has rows for records along several axes
         self._last: dict[int, int] = {}  # the state that the last draw from a generator left
         self._is_set_back = False  # whether a generator drew from another state, before there were losses
 
     def open(self) -> None:
         """A batch starts: generators stand wherever they stand."""
         self._origins, self._readers, self._results, self._last = {}, {}, [], {}
-        self._is_repeated = self._is_set_back = False
+        self._is_repeated = self._is_set_back = self._has_ways = False
         for generator in default_generators():
             origin = Origin(MIXED, hash(("generator", str(generator.device))))
             self._origins[id(generator), _state(generator)] = origin
@@ -114,13 +119,13 @@ class Generators:
         return [(generator, _state(generator)) for generator in given or own]
 
     def read(
-        self, before: States, digest: int, func: Any, settings: Any, where: tuple[CodeType, int]
+        self, before: States, digest: int, func: Any, settings: Any, reading: Reading, where: tuple[CodeType, int]
     ) -> tuple[Origin, ...]:
         """The origins of the draws that a call has made: of the states that it left, if generators moved.
 
-        digest, func, settings, where  the call
+        digest, func, settings, reading, where  the call
         """
-        found = []
+        found, layouts = [], None
         for generator, start in before:
             end = _state(generator)
             if end == start:
@@ -131,7 +136,8 @@ class Generators:
             is_ahead = not self._results  # checkpointed regions draw again afterwards
             self._is_set_back |= is_ahead and start != self._last.get(id(generator), start)
             self._last[id(generator)] = end
-            made = hash((origin.digest, digest)), 0, func, settings, (origin,), None, where
+            layouts = layouts or layouts_of(reading)
+            made = hash((origin.digest, digest, layouts)), 0, func, (settings, layouts), (origin,), None, where
             drawn = Origin(MIXED, *made, output=GENERATOR_STATE)
             self._origins[id(generator), end] = drawn
             readers = self._readers.setdefault(origin.digest, set())
@@ -140,29 +146,49 @@ class Generators:
             found.append(drawn)
         return tuple(found)
 
+    def rows_of(
+        self, draws: tuple[Origin, ...], rows: Sequence[PublicRows | None] | None
+    ) -> Sequence[PublicRows | None] | None:
+        """The rows of what a call made, with the draws that it has made itself."""
+        if not draws or rows is None:
+            return rows
+        self._has_ways |= any(own is not None and len(own.axes) > 1 for own in rows)
+        return [own and drawn_by(own, draws[0]) for own in rows]
+
     def check(self, made: Origin) -> None:
         """Refuse losses or gradients that two different draws from one state reach. Others may repeat a state.
+
+        Refuse those that read one draw in two ways, by which records share its numbers.
 
         Refuse draws behind a sampler that goes by values, too, if a generator was set back: the program may have
         looked ahead, and a record may have chosen the numbers of others.
         """
         self._results.append(made)
-        if not (self._is_repeated or self._is_set_back):
+        if not (self._is_repeated or self._is_set_back or self._has_ways):
             return
         reaching: dict[int, set[int]] = {}
-        ahead, seen = [*self._results], set[int]()
+        ahead, seen, used = [*self._results], set[int](), set[ReadDraws]()
         while ahead:
             origin = ahead.pop()
             if id(origin) in seen:
                 continue
             seen.add(id(origin))
             ahead += origin.parents
+            if origin.rows is not None:
+                used.add(origin.rows.used)
             if origin.output == GENERATOR_STATE:
                 (state,) = origin.parents
                 readers = reaching.setdefault(state.digest, set())
                 readers.add(origin.digest)
-                if len(readers) > 1 or (self._is_set_back and origin.func in _BY_VALUES):
+                if len(readers) > 1 or (self._is_set_back and _goes_by_values(origin)):
                     _refuse_repeated()
+        if not joined(used):
+            _refuse_two_ways()
+
+
+def _goes_by_values(drawn: Origin) -> bool:
+    """Whether values of the records may decide how far a draw moves the generator."""
+    return drawn.func in _BY_VALUES or UNKNOWN_LAYOUT in drawn.settings[1]
 
 
 def _state(generator: torch.Generator) -> int:
@@ -194,4 +220,12 @@ def _refuse_repeated() -> NoReturn:
         "losses that two different draws from one state of a generator reach, or draws that the loop can have seen",
         "remove torch.random.fork_rng() and set_rng_state between a batch and private.step: draws that share numbers "
         "tie the numbers of one record to another's",
+    )
+
+
+def _refuse_two_ways() -> NoReturn:
+    refuse(
+        "random numbers of which each belongs to one record",
+        "losses that read one draw in two ways, such as torch.rand(K * N) as view(N, K) and as view(K, N).t()",
+        "draw anew for each use, or draw with the record as an axis of its own, such as torch.rand(N, K)",
     )

@@ -13,6 +13,7 @@ from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Blame, PublicRows
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place
 from discreet.engine.proof.public_rows import is_rows, public_rows
+from discreet.engine.proof.read_draws import draws_used
 from discreet.engine.proof.verdicts import Form, mixed, verdict_on
 from discreet.engine.proof.watched_functions import HIDDEN, leaves_memory
 
@@ -46,7 +47,11 @@ def judged(
     if reading.records == 1:
         return Judged([SOLE] * len(made))
     verdict = verdict_on(form, func, args, kwargs, reading, made)
-    read = [PublicRows(proven=frozenset([(verdict.followed, frozenset())]))] * len(made) if has_rows else None
+    read = None
+    if has_rows:
+        drawn = (made[0], verdict.outputs[0]) if form.draws and made else None
+        used = draws_used(reading.origins, reading.tensors, verdict.rows, drawn)
+        read = [PublicRows(proven=frozenset([(verdict.followed, frozenset())]), used=used)] * len(made)
     if verdict.rows and not all(is_rows(reading.origins[i], axis) for i, axis in verdict.rows):
         verdict = mixed(made, BY_PLACE)
     blame = blame_for(func, verdict) if MIXED in verdict.outputs else None

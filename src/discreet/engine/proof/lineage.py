@@ -12,7 +12,7 @@ import gc
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType
 from typing import Any, Final
 
@@ -45,6 +45,13 @@ class Blame:
     remedy: str
 
 
+ReadDraws = frozenset[frozenset[tuple[int, RecordAxis]]]
+"""Ways to read draws (read_draws.py): in each, the digest of a draw, and its axis that has a row for each record."""
+
+
+Ways = frozenset[tuple[RecordAxis, tuple[tuple[int, RecordAxis], ...]]]
+
+
 @dataclass(frozen=True)
 class PublicRows:
     """What is known of a public tensor that a step made with a size that may follow the number of records.
@@ -55,12 +62,18 @@ class PublicRows:
     placed  axes along which the row of a record depends on the record's place, and on no other row
     proven  which arguments may follow the number of records without a value that depends on it: for each reading, the
             places of tensors with their axes, and those of whole numbers; None for any
+    ways    for an axis, the tensors that the call took by rows along which of their axes
+    draws   for an axis, how the draws that reach it are read
+    used    how draws are read by a call on records
     """
 
     equal: frozenset[RecordAxis] = frozenset()
     placed: frozenset[RecordAxis] = frozenset()
     proven: frozenset[tuple[frozenset[tuple[int, int]], frozenset[int]]] | None = frozenset()
     drawn: bool = False
+    ways: Ways = field(default=frozenset(), compare=False, repr=False)
+    draws: Mapping[RecordAxis, ReadDraws] = field(default_factory=dict, compare=False, repr=False)
+    used: ReadDraws = field(default=frozenset([frozenset()]), compare=False, repr=False)
 
     @property
     def axes(self) -> list[RecordAxis]:
@@ -236,7 +249,7 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
         elif isinstance(tree, (tuple, list)):
             ahead += tree
         elif is_dataclass(tree):
-            ahead += [getattr(tree, field.name) for field in fields(tree)]
+            ahead += [getattr(tree, one.name) for one in fields(tree)]
         elif hasattr(tree, "__dict__") and not isinstance(tree, type):
             ahead += vars(tree).values()
     return found

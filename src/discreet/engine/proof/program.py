@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.engine.proof.layouts import Layout
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, Origin
 from discreet.engine.proof.verdicts import readable
 
@@ -72,6 +73,8 @@ class ProgramComparison:
         """Numbers are equal, or follow the number of records as they did in the proof of the call."""
         if one == other:
             return True
+        if isinstance(one, Layout) and isinstance(other, Layout):
+            return self._same_layout(one, other)
         if _is_form(one) and _is_form(other):  # sizes follow from the calls that made the tensors
             return self._same_form(one, other)
         if _is_size(one) and _is_size(other):
@@ -110,6 +113,13 @@ class ProgramComparison:
                     self.difference = f"an axis of size {b} where it was {a}"
                     return False
         return True
+
+    def _same_layout(self, one: Layout, other: Layout) -> bool:
+        """Whether two draws give their numbers to entries in one order."""
+        if not one.agrees(other, is_sole=1 in self.sizes):
+            self.difference = "numbers in another order, that of the strides of a tensor,"
+            return False
+        return self.alike(one.sizes, other.sizes)
 
     def _is_the_same_for_every_size(self, one: Origin, other: Origin) -> bool:
         """Whether those arguments of a call on public tensors that follow the batch were proven to tell no more."""
@@ -163,7 +173,10 @@ def _of_one_record(sizes: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _bare(origin: Origin) -> Origin:
-    """Without `contiguous`, which copies a tensor or gives it back: with one record more memory is contiguous."""
+    """Without `contiguous`, which copies a tensor or gives it back: with one record more memory is contiguous.
+
+    What a draw makes of the two differs: draws are compared by the layouts of their tensors.
+    """
     while origin.func is Tensor.contiguous:
         origin = origin.parents[0]
     return origin

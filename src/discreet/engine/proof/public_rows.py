@@ -12,16 +12,17 @@ distribution; and where those arguments that `proven` names follow the number of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from torch import Tensor
 
 from discreet.engine.proof.call_forms import Reading, provable
 from discreet.engine.proof.call_proof import run_on_equal_rows
-from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows
+from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows, Ways
 from discreet.engine.proof.movement import agree
 from discreet.engine.proof.provable_call import FEW, MANY, choices_of_numbers, first
+from discreet.engine.proof.read_draws import aligned_axis, with_draws
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
@@ -47,7 +48,7 @@ def public_rows(
     found: list[PublicRows] | None = form.at.get(key)
     if found is None:
         found = form.at[key] = _found(func, args, kwargs, reading, made)
-    return found
+    return [with_draws(rows, reading.origins) for rows in found]
 
 
 def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]) -> list[PublicRows]:
@@ -57,7 +58,11 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
         proven = None if func in _SIZED_DRAWS else _readings_of_a_draw(args, reading, list(growing))
         axes, none = [frozenset(_axes(tensor, reading.records)) for tensor in made], frozenset[RecordAxis]()
         pairs = [(none, own) if is_placed else (own, none) for own in axes]
-        return [PublicRows(equal, placed, proven, drawn=True) for equal, placed in pairs]
+        ways = [_ways_of_a_draw(one, own, reading, growing) for one, own in zip(made, axes, strict=True)]
+        return [
+            PublicRows(equal, placed, proven, drawn=True, ways=own)
+            for (equal, placed), own in zip(pairs, ways, strict=True)
+        ]
     proof = _RowProof(func, args, kwargs, reading, made)
     if unprovable(func, reading) is not None or needs_the_very_size(func, args, kwargs, reading):
         return proof.rows()
@@ -65,6 +70,12 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
     for chosen in itertools.islice(readings, _MOST_READINGS):
         proof.read({i: axis for i, axis in zip(growing, chosen, strict=True) if axis is not None})
     return proof.rows()
+
+
+def _ways_of_a_draw(made: Tensor, axes: Iterable[RecordAxis], reading: Reading, growing: Iterable[int]) -> Ways:
+    """`dropout` and the like make every entry of the same entry of what they take."""
+    found = [(axis, [(i, aligned_axis(made, axis, reading.tensors[i])) for i in growing]) for axis in axes]
+    return frozenset((axis, tuple((i, own) for i, own in given if own is not None)) for axis, given in found)
 
 
 def _readings_of_a_draw(args: Any, reading: Reading, growing: list[int]) -> frozenset[_Reading]:
@@ -98,13 +109,17 @@ class _RowProof:
         self._call, self._reading, self._made = (func, args, kwargs), reading, made
         self._equal: list[set[RecordAxis]] = [set() for _ in made]
         self._placed: list[set[RecordAxis]] = [set() for _ in made]
+        self._ways: list[set[tuple[RecordAxis, tuple[tuple[int, RecordAxis], ...]]]] = [set() for _ in made]
         self._proven: set[_Reading] = set()
 
     def rows(self) -> list[PublicRows]:
         proven = frozenset(self._proven)
-        pairs = zip(self._equal, self._placed, strict=True)
+        parts = zip(self._equal, self._placed, map(frozenset, self._ways), strict=True)
         drawn = any(one.rows is not None and one.rows.drawn for one in self._reading.origins)
-        return [PublicRows(frozenset(equal), frozenset(placed - equal), proven, drawn) for equal, placed in pairs]
+        return [
+            PublicRows(frozenset(equal), frozenset(placed - equal), proven, drawn, ways)
+            for equal, placed, ways in parts
+        ]
 
     def read(self, followed: dict[int, RecordAxis]) -> None:
         """With these tensors following the number of records, and any choice of the numbers."""
@@ -129,9 +144,11 @@ class _RowProof:
         given = self._reading.origins
         is_placed = any(axis not in (given[i].rows or UNPROVEN_ROWS).equal for i, axis in followed.items())
         found = self._placed if is_placed else self._equal
-        for own, place in zip(found, verdict.outputs, strict=True):
+        for own, ways, place in zip(found, self._ways, verdict.outputs, strict=True):
             if isinstance(place, RecordAxis):
                 own.add(place)
+                if not is_placed:
+                    ways.add((place, tuple(followed.items())))
         return True
 
     def _are_equal(self, followed: dict[int, RecordAxis]) -> bool:
@@ -152,6 +169,7 @@ class _RowProof:
         for i, (many, axes) in enumerate(found):
             for axis in axes:
                 (self._equal if _is_one_row(axis.split(many, MANY)) else self._placed)[i].add(axis)
+                self._ways[i].add((axis, ()))  # of no draw
         return True
 
 
