@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ import pytest
 
 import discreet
 from discreet import methods
+from discreet.auditing import truth
 from discreet.auditing.correlated import CorrelatedCanaries
 from discreet.auditing.games import play
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.methods import METHODS
 from discreet.methods.dp_ftrl.correlated_noise import Strategy
+from discreet.runs.audit_rows import read_audit
 from discreet.stages.plan import Recipe
 
 DELTA = 1e-2
+TABLE = Path(__file__).parents[2] / "results" / "truth-table.json"
 
 
 def own(sampling: Any, **settings: Any) -> Any:
@@ -54,6 +58,17 @@ def test_a_long_audit_reaches_four_fifths(name: str) -> None:
     certified = game.attacked.plan.certificate().epsilon
     assert certified <= 4
     assert 0.8 * certified < audited(game, 200_000) < certified
+
+
+def test_the_committed_table_reaches_four_fifths_of_every_certificate_of_correlated_noise() -> None:
+    rows = [row for row in read_audit(TABLE) if row.method in ("dp-ftrl", "bandmf")]
+    assert {row.method for row in rows} == {"dp-ftrl", "bandmf"}
+    told = " ".join(row.parameters["game"] for row in rows)
+    assert all(words in told for words in truth.OWN_LOADERS)
+    for row in rows:
+        assert row.certified is not None
+        assert row.certified <= 4
+        assert 0.8 * row.certified < row.audited < row.certified
 
 
 def test_less_noise_than_certified_is_noticed() -> None:

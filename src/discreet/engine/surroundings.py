@@ -20,9 +20,9 @@ from discreet.core.check import refuse
 from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.blame import user_line
 from discreet.engine.proof.call_forms import Reading
-from discreet.engine.proof.layouts import UNKNOWN_LAYOUT, layouts_of
+from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, layouts_of
+from discreet.engine.proof.draws.read_draws import drawn_by, joined
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin, PublicRows, ReadDraws
-from discreet.engine.proof.read_draws import drawn_by, joined
 
 count_function_modes: Final = torch._C._len_torch_function_stack
 count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from discreet.engine.proof.blame import BY_PLACE, UNINITIALISED, blame_for, here
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.draws.read_draws import draws_used
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Blame, PublicRows
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place
 from discreet.engine.proof.public_rows import is_rows, public_rows
-from discreet.engine.proof.read_draws import draws_used
 from discreet.engine.proof.verdicts import Form, mixed, verdict_on
 from discreet.engine.proof.watched_functions import HIDDEN, leaves_memory
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.proof.layouts import Layout
+from discreet.engine.proof.draws.layouts import Layout
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, Origin
 from discreet.engine.proof.verdicts import readable
 

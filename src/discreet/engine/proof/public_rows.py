@@ -19,10 +19,10 @@ from torch import Tensor
 
 from discreet.engine.proof.call_forms import Reading, provable
 from discreet.engine.proof.call_proof import run_on_equal_rows
+from discreet.engine.proof.draws.read_draws import aligned_axis, with_draws
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows, Ways
 from discreet.engine.proof.movement import agree
 from discreet.engine.proof.provable_call import FEW, MANY, choices_of_numbers, first
-from discreet.engine.proof.read_draws import aligned_axis, with_draws
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis

@@ -1,0 +1,1 @@
+"""Random numbers: which ones a draw takes, and how a program reads them."""
