@@ -57,7 +57,7 @@ def server(folder: Path, rounds: int) -> ServerApp:
         plan = RECIPE.for_budget(epsilon=8.0, delta=1e-3, records=CLIENTS, batch=30, steps=rounds)
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        strategy = PrivateStrategy(model, optimizer, plan, folder=folder, least_clients=CLIENTS)
+        strategy = PrivateStrategy(model, optimizer, plan, folder=folder, pause=3.0)
         strategy.start(grid, strategy.arrays, num_rounds=strategy.left, evaluate_fn=evaluate)
         print(strategy.rounds.spent())
         strategy.close()

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ def liars() -> dict[int, Tensor]:
     broken[3] = math.nan
     endless = honest.clone()
     endless[0] = math.inf
+    tiny = torch.full((SIZE,), 0.7 * 2.0**-537, dtype=torch.float64)  # squares of all but one underflow
+    tiny[0] = 2.0**-537
     return {
         0: honest,
         1: torch.full((SIZE,), 1e30),
@@ -98,7 +101,7 @@ def liars() -> dict[int, Tensor]:
         8: torch.zeros(SIZE),
         9: torch.full((SIZE,), 5e-324, dtype=torch.float64),
         10: torch.full((SIZE,), 60000.0, dtype=torch.float16),
-        11: torch.zeros(0),
+        11: tiny,
     }
 
 
@@ -112,6 +115,35 @@ def test_a_client_moves_the_sum_by_at_most_the_clip(name: str) -> None:
         rest = one_round(rounds(which), {other: values for other, values in sent.items() if other != client})
         assert float((whole - rest).norm()) <= bound * (1 + 1e-5), client
     assert float((whole - one_round(rounds(which), {})).norm()) > 0.9 * bound  # the test sees something
+
+
+@pytest.mark.parametrize("scale", [2.0**-537, 2.0**-149, 1e-30, 1.0, 1e38, 1e39])
+def test_norms_hold_at_every_scale(scale: float) -> None:
+    """Bounders that divide by the norm need it: squares of float64 numbers underflow one by one."""
+    size = 10_000
+    row = torch.full((1, size), 0.7 * scale, dtype=torch.float64)
+    row[0, 0] = scale
+    vectors = GivenVectors(Layout(("weight",), ((size,),)))
+    vectors.give(row)
+    (norm,), total = vectors.norms()[0].tolist(), vectors.zeros()
+    vectors.add_weighted(torch.full((1, 1, 1), 1 / norm if 0 < norm < math.inf else 0.0, dtype=torch.float64), total)
+    assert float(total.norm()) <= 1 + 1e-6
+
+
+def test_replies_in_several_threads_count_once() -> None:
+    which = rounds(plan(batch=CLIENTS))
+    drawn = which.draw(CLIENTS).tolist()
+    replies = {client: torch.eye(SIZE)[client % SIZE] * CLIP for client in drawn}
+    with ThreadPoolExecutor(16) as pool:
+        counted = list(pool.map(lambda client: which.add(client, replies[client]), drawn * 20))
+    assert sum(counted) == len(drawn)
+    which.release()
+    assert torch.allclose(moved(which), sum(replies.values()).double(), atol=1e-4)  # type: ignore[union-attr]
+
+
+def test_the_ledger_says_what_is_assumed_of_clients() -> None:
+    assumed = rounds().ledger.charge().assumptions
+    assert any("when rounds begin and end" in sentence for sentence in assumed)
 
 
 def test_without_the_bound_a_liar_moves_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +359,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
     flat = methods.dp_sgd(clip=CLIP)
     for which, match in (
         (bound(flat), "protects users"),
-        (bound(flat.using(unit=UNIT, sampling=discreet.BallsInBins())), "draws each round by itself"),
+        (bound(flat.using(unit=UNIT, sampling=discreet.BallsInBins())), "decides for each client alone"),
+        (bound(flat.using(unit=UNIT, sampling=discreet.TruncatedPoisson(8))), "decides for each client alone"),
         (bound(methods.ranked_freeze(clip=CLIP, cooling_epochs=1).using(unit=UNIT)), "from a public key"),
         (bound(methods.d2p2_sgd().using(unit=UNIT)), "independent Gaussian noise"),
         (flat.using(unit=UNIT).bind(noise=1.0, horizon=Horizon.of_rate(rate=0.1, steps=3), delta=1e-3), "batch size"),

@@ -73,7 +73,8 @@ class GivenVectors(Contributions):
         """Take the vectors of a micro-batch, on all coordinates. Nothing about their values is assumed."""
         fits = rows_ND.dim() == 2 and rows_ND.shape[1] == self.layout.size
         check.require(fits, f"rows of {self.layout.size} values", list(rows_ND.shape), "give one row per vector")
-        rows_ND = rows_ND.detach().to(self.device, torch.float64, copy=True)
+        # Values of float32: in float64 their squares neither overflow nor underflow, so that norms hold.
+        rows_ND = rows_ND.detach().to(self.device, torch.float32).to(torch.float64)
         self._is_finite_N = _norms(rows_ND).isfinite()  # also false where squares overflow
         self._rows_ND = rows_ND.masked_fill_(~self._is_finite_N.unsqueeze(1), 0)
 

@@ -39,7 +39,6 @@ TASK: Final = "discreet-task"
 UPDATE: Final = "discreet-update"
 _VALUES: Final = "values"
 _NORM: Final = "norm"
-_PAUSE: Final = 0.2  # seconds between two looks at who is connected
 
 ClientCall = Callable[[Message, Context], Message]
 
@@ -54,8 +53,9 @@ class PrivateStrategy(Strategy):
     Metrics of clients are not charged, so they are dropped, and clients are not asked to evaluate. Evaluate on public
     records with `evaluate_fn` of `start`.
 
-    folder         for the ledger and a checkpoint after each round; a run in it is resumed. None: in memory
-    least_clients  how many clients must be connected before a round begins; a public number
+    folder  for the ledger and a checkpoint after each round; a run in it is resumed. None: in memory
+    pause   seconds before each round in which clients can connect. A round never waits for a number of clients: one
+            client would then decide which others take part
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PrivateStrategy(Strategy):
         *,
         folder: str | Path | None = None,
         streams: discreet.Streams | None = None,
-        least_clients: int = 1,
+        pause: float = 0.0,
     ) -> None:
         self._checkpoint, ledger, resume = None, None, None
         if folder is not None:
@@ -74,7 +74,7 @@ class PrivateStrategy(Strategy):
             self._checkpoint, ledger = Path(folder, "checkpoint.pt"), Path(folder, "ledger.jsonl")
             resume = self._checkpoint if self._checkpoint.exists() else None
         self.rounds = discreet.PrivateRounds(model, optimizer, plan, ledger=ledger, streams=streams, resume=resume)
-        self._least_clients, self._places = least_clients, dict[int, int]()
+        self._pause, self._places = pause, dict[int, int]()
         self._save()
 
     @property
@@ -91,10 +91,8 @@ class PrivateStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the clients of a round and send them the strategy's own model, not `arrays`."""
-        nodes = sorted(grid.get_node_ids())
-        while len(nodes) < self._least_clients:
-            time.sleep(_PAUSE)
-            nodes = sorted(grid.get_node_ids())
+        time.sleep(self._pause)
+        nodes = sorted(set(grid.get_node_ids()))
         self._places = {nodes[place]: place for place in self.rounds.draw(len(nodes)).tolist()}
         told = ConfigRecord({**config, "server-round": server_round, TASK: self.rounds.task.to_json()})
         content = RecordDict({ARRAYS: self.arrays, CONFIG: told})

@@ -180,15 +180,20 @@ class Checkpoint:
         return undo
 
 
-def new_ledger(path: str | os.PathLike[str] | None, plan: Plan, streams: Streams) -> Ledger:
-    """Create the ledger of a new run, as a file or (without a path) in memory."""
+def new_ledger(
+    path: str | os.PathLike[str] | None, plan: Plan, streams: Streams, assumed: Sequence[str] = ()
+) -> Ledger:
+    """Create the ledger of a new run, as a file or (without a path) in memory.
+
+    assumed  what the certificate assumes beyond the assumptions of the plan
+    """
     exists = path is None or Path(path).parent.is_dir()
     check.require(exists, "a ledger in a directory that exists", path, "make the directory first")
     header = {
         "plan": plan.digest,
         "relation": str(plan.relation),
         "delta": plan.delta,
-        "assumptions": list(plan.assumptions),
+        "assumptions": [*plan.assumptions, *assumed],
         **({} if plan.unit.is_record else {"unit": plan.unit.name}),
         "seeded": streams.is_seeded,  # also in the charges, but a crash may damage the only one
     }
@@ -235,13 +240,13 @@ def _open_checked(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, 
 
 @final
 class UnusedRemoved:
-    """Removes a ledger that is made inside the block if the block fails: no file stays behind.
+    """Removes a ledger that this process has just made if the block fails: no file stays behind.
 
     A class and not a generator, which would also run when it is collected.
     """
 
     def __init__(self, ledger: str | Path | None) -> None:
-        self._new = Path(ledger) if ledger is not None and not Path(ledger).exists() else None
+        self._new = None if ledger is None else Path(ledger)
 
     def __enter__(self) -> None:
         return

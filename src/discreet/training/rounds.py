@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, final
@@ -21,7 +22,7 @@ from discreet.engine.model_state import ModelBetweenBatches
 from discreet.engine.support import trainable
 from discreet.engine.tables import tables_of
 from discreet.stages.plan import Plan
-from discreet.stages.sampling import FullBatch, Poisson, TruncatedPoisson
+from discreet.stages.sampling import FullBatch, Poisson
 from discreet.stages.unit import SampledUsers
 from discreet.stages.update import unpack
 from discreet.stages.values import StepContext
@@ -32,7 +33,14 @@ from discreet.training.round_task import RoundTask
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
-_EACH_ROUND: Final = (Poisson, TruncatedPoisson, FullBatch)  # samplers that draw each round by itself
+# Samplers that decide for each client by itself. Where a cap binds, a client takes another's place; what that one sends
+# later may depend on it, and no release accounts for this.
+_EACH_CLIENT: Final = (Poisson, FullBatch)
+ASSUMED: Final = (
+    "one client for each person",
+    "when rounds begin and end, and which other clients are connected, depends on no single client",
+    "who was drawn, who replied and what they sent stays private",
+)
 _REMEDY: Final = "use a recipe such as methods.dp_sgd(clip=...).using(unit=discreet.SampledUsers(per_user=..., ...))"
 
 
@@ -50,7 +58,7 @@ class PrivateRounds:
     whatever the client sends. A client counts if it was drawn, and once; one that drops out adds nothing. The noisy
     sum is divided by the public batch size of the plan, and a round without any reply releases noise. So the
     certificate is that of the plan (docs/proofs/PrivateRounds.md). Who was drawn, who replied and what they sent is
-    private: only the model, the task of a round and what `spent` says may leave the server.
+    private: only the model, the task of a round and what `spent` says may leave the server. Threads may share it.
 
     model, optimizer  the model on the server, and what updates it: SGD with lr=1 averages updates
     plan              a plan for `discreet.SampledUsers`; its `records` and `batch` count clients
@@ -85,15 +93,16 @@ class PrivateRounds:
         self._check_masks()
         self._step: PrivateStep | None = None
         self._waiting: set[int] = set()  # drawn clients that have not replied
+        self._lock = threading.RLock()  # replies may come in several threads
         self._is_broken = False
         used = checkpoint.keys_of(self.streams, self._world)
         between = ModelBetweenBatches(model)
         self._parameters = Parameters(model, optimizer, plan, self._vectors, None, between)
         with ExitStack() as opened:
             opened.callback(unpack, optimizer)
-            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None else None))
-            begun = checkpoint.new_ledger(ledger, plan, self.streams) if resume is None else None
+            begun = checkpoint.new_ledger(ledger, plan, self.streams, ASSUMED) if resume is None else None
             self.ledger: Ledger = opened.enter_context(begun or self._resume(resume, ledger, used))
+            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None else None))
             self._parameters.begin(self.progress.memory, self._world)
             self._pay = Payment(plan, self.ledger, self.streams, used)
             self._opened = opened.pop_all()
@@ -105,6 +114,10 @@ class PrivateRounds:
 
     def draw(self, clients: int) -> Indices:
         """Begin a round: the places, among `clients` that are there now, of those who join it. They are private."""
+        with self._lock:
+            return self._draw(clients)
+
+    def _draw(self, clients: int) -> Indices:
         check.require(not self._is_broken, "a run without an error", "one that failed", "resume from its checkpoint")
         check.require(self.left > 0, "a round that is left of the plan", "none", "build a plan with more steps")
         remedy = "call release() first, also if no client replied: what was drawn is used once"
@@ -136,6 +149,10 @@ class PrivateRounds:
         client  its place among those that `draw` chose from
         norm    the norm before the client bounded its update; only plans that adapt the clipping norm use it
         """
+        with self._lock:
+            return self._add(client, values, norm)
+
+    def _add(self, client: int, values: Tensor, norm: float | None) -> bool:
         step, layout = self._open(), self._vectors.layout
         if client not in self._waiting:
             return False
@@ -154,10 +171,11 @@ class PrivateRounds:
 
     def release(self) -> None:
         """End the round: record its charge, add noise to the sum, and update the model with it."""
-        step = self._open()
-        self._step, self._waiting, self._is_broken = None, set(), True
-        self._parameters.take(step.release())
-        self._is_broken = False
+        with self._lock:
+            step = self._open()
+            self._step, self._waiting, self._is_broken = None, set(), True
+            self._parameters.take(step.release())
+            self._is_broken = False
 
     def spent(self) -> Spent:
         """The privacy spent so far: certified, and for a finished run also claimed."""
@@ -165,9 +183,10 @@ class PrivateRounds:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint between two rounds. It holds released values and public settings only."""
-        is_whole = self._step is None and not self._is_broken
-        check.require(is_whole, "a checkpoint between two rounds", "one inside a round", "call release() first")
-        checkpoint.Checkpoint.of(self.plan, self.ledger, self.progress, self._parameters, ()).write(path)
+        with self._lock:
+            is_whole = self._step is None and not self._is_broken
+            check.require(is_whole, "a checkpoint between two rounds", "one inside a round", "call release() first")
+            checkpoint.Checkpoint.of(self.plan, self.ledger, self.progress, self._parameters, ()).write(path)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -218,7 +237,7 @@ def _check_plan(plan: Plan) -> None:
     unit, sampling, mechanism = plan.unit, plan.sampling, plan.mechanism
     for fits, expected, got in (
         (isinstance(unit, SampledUsers), "a plan that protects users, with SampledUsers", type(unit).__name__),
-        (isinstance(sampling, _EACH_ROUND), "a sampler that draws each round by itself", type(sampling).__name__),
+        (isinstance(sampling, _EACH_CLIENT), "a sampler that decides for each client alone", type(sampling).__name__),
         (mechanism.is_independent, "independent Gaussian noise in each round", type(mechanism).__name__),
         (not plan.has_tests, "updates that are kept without a test", plan.method),
         (plan.analysis.visible, "a certificate for all models that clients see", type(plan.analysis).__name__),
