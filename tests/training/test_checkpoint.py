@@ -432,7 +432,7 @@ def test_what_a_checkpoint_holds(place: Place) -> None:
     state = torch.load(place.state, weights_only=True)
     assert set(state) == {
         *("format", "plan", "relation", "charges", "digest", "updates", "scale", "memory", "model"),
-        *("optimizer_kind", "optimizer", "average", "schedulers", "hidden"),
+        *("optimizer_kind", "optimizer", "average", "schedulers", "hidden", "shards"),
     }
     assert state["relation"] == "add/remove"
     assert state["digest"] == json.loads(loop.lines(place.ledger)[3])["digest"]
