@@ -28,12 +28,12 @@ _HOME = {
     "Plan": "discreet.stages.plan",
     "Poisson": "discreet.stages.sampling",
     "Private": "discreet.training.private",
-    "PrivateRounds": "discreet.training.rounds",
+    "PrivateRounds": "discreet.training.federated.rounds",
     "ProcessLost": "discreet.core.errors",
     "Recipe": "discreet.stages.plan",
     "Refused": "discreet.core.check",
     "Reshuffled": "discreet.stages.participation",
-    "RoundTask": "discreet.training.round_task",
+    "RoundTask": "discreet.training.federated.round_task",
     "RunConfig": "discreet.runs.config",
     "SampledUsers": "discreet.stages.unit",
     "Schema": "discreet.data.schema",
@@ -87,10 +87,10 @@ if TYPE_CHECKING:
     from discreet.stages.unit import CappedRecords as CappedRecords
     from discreet.stages.unit import SampledUsers as SampledUsers
     from discreet.training.draws import own_part as own_part
+    from discreet.training.federated.round_task import RoundTask as RoundTask
+    from discreet.training.federated.rounds import PrivateRounds as PrivateRounds
     from discreet.training.model_check import check as check
     from discreet.training.private import Private as Private
-    from discreet.training.round_task import RoundTask as RoundTask
-    from discreet.training.rounds import PrivateRounds as PrivateRounds
 
 
 __getattr__, __dir__ = lazy(__name__, _HOME)

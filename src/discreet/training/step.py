@@ -161,7 +161,7 @@ class PrivateStep:
         return True
 
     def add_given(self) -> None:
-        """Add contributions that others computed and the engine holds (training/rounds.py), likewise."""
+        """Add contributions that others computed and the engine holds (federated/rounds.py), likewise."""
         self._sums.add()
 
     def add_to_test(self, losses: Tensor, records: int, views: int, units: UnitRows | None) -> bool:

@@ -28,8 +28,8 @@ from discreet.stages.update import unpack
 from discreet.stages.values import StepContext
 from discreet.training import checkpoint
 from discreet.training.binding import check_optimizer, check_public
+from discreet.training.federated.round_task import RoundTask
 from discreet.training.payment import Payment
-from discreet.training.round_task import RoundTask
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 

@@ -1,0 +1,1 @@
+"""Training by contributions that clients compute."""
