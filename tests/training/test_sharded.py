@@ -38,6 +38,7 @@ from discreet.training.checkpoint import Checkpoint
 from discreet.training.sharded.checkpoint import _check_files
 from noise_tests import Values, are_independent, same_lengths, scale_is_right
 
+pytestmark = pytest.mark.timeout(900)  # one test waits for all processes
 STEPS = 12
 SAMPLERS: dict[str, Sampling] = {"full": FullBatch(), "cap": TruncatedPoisson(9)}
 Found = list[dict[str, Any]]
@@ -68,6 +69,13 @@ class Watched(Mechanism):
         exact = context.world.gather_parts_(sums[0].value.clone())
         self.seen.append([view.tolist() for view in context.layout.views(exact)])
         return GaussianNoise().release(sums, queries, noise, context)
+
+
+def together(net: nn.Module) -> nn.Module:
+    """Layers that are gathered together: each of them is a module of FSDP with the same parameters."""
+    fully_shard([layer for layer in net.modules() if isinstance(layer, nn.Linear)])
+    fully_shard(net)
+    return net
 
 
 def still(parameters: Any) -> torch.optim.Optimizer:
@@ -191,6 +199,14 @@ def written_to() -> str:
     return told(lambda: run.step(losses))
 
 
+def used_beside() -> str:
+    """A layer that is called outside of the model: FSDP itself reduces its gradient, without a bound."""
+    net = sharded(loop.model())
+    run = loop.private(net, dataset=discreet.own_part(loop.data()))
+    x, y = next(iter(run))
+    return told(lambda: run.step(loop.losses(net, x, y) + net[0](x).square().sum(1)))
+
+
 def refusals() -> dict[str, str]:
     def begin(recipe: Recipe | None = None, **options: Any) -> Callable[[], object]:
         net = sharded(loop.model(), **options)
@@ -215,6 +231,7 @@ def work(rank: int, place: str, size: int, shared: str) -> None:
     torch.set_num_threads(1)
     two_processes.meet(rank, place, size)
     found: dict[str, Any] = {name: exact_sums(name, sharded(loop.model())) for name in SAMPLERS}
+    found["pair"] = exact_sums("full", together(loop.model()))
     found["trained"] = trained(lambda: sharded(loop.model())), trained(frozen)
     found["run"] = goes_on(shared, {1: 2, 2: 5, 4: loop.STEPS}[size])
     if size == 4:
@@ -223,7 +240,7 @@ def work(rank: int, place: str, size: int, shared: str) -> None:
         found["starts"] = [released_noise(Streams.from_os()) for _ in range(2)]
         found["one key"] = released_noise(OneKey.seeded(3))
     if size == 2:
-        found["refused"], found["written"] = refusals(), written_to()
+        found["refused"], found["written"] = refusals() | {"beside": used_beside()}, written_to()
     Path(place, f"{rank}.json").write_text(json.dumps(found))
     two_processes.part()
 
@@ -255,11 +272,11 @@ def joined(shards: Sequence[list[list[Any]]]) -> Values:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", [*SAMPLERS, "hsdp"])
+@pytest.mark.parametrize("name", [*SAMPLERS, "pair", "hsdp"])
 def test_the_sums_before_noise_are_those_of_one_process(found: dict[int, Found], name: str, size: int) -> None:
     if name == "hsdp" and size != 4:
         pytest.skip("HSDP has four processes")
-    alone = joined([exact_sums("full" if name == "hsdp" else name, loop.model())])
+    alone = joined([exact_sums(name if name in SAMPLERS else "full", loop.model())])
     assert np.linalg.norm(alone, axis=1).min() > 0.1
     ranks = found[size]
     for replica in (ranks[:2], ranks[2:]) if name == "hsdp" else (ranks,):
@@ -354,3 +371,4 @@ def test_what_cannot_be_sharded_is_refused_by_name(found: dict[int, Found]) -> N
     assert "torch.autocast" in said["half"]
     assert "forward hooks of your own" in said["hooked"]
     assert "fully_shard(model) last" in said["part"]
+    assert "outside of it" in said["beside"]

@@ -35,7 +35,7 @@ from discreet.engine.proof.lineage import PUBLIC, places_in
 from discreet.engine.proof.program import BatchKind
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.recorder import Recorder
-from discreet.engine.selfcheck import UNSEEN, untouched
+from discreet.engine.selfcheck import UNSEEN, refuse_reduced, untouched
 from discreet.engine.shards.sharding import Sharding
 from discreet.engine.shards.sums import Sums, SumsByShard, WholeSums
 from discreet.engine.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
@@ -200,6 +200,7 @@ class Engine:
             collector.finish()
         if self.sharding is not None:
             self.sharding.rest()
+            refuse_reduced(self._trained)
 
     def full_precision(self) -> torch.autocast:
         """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""

@@ -17,7 +17,7 @@ from discreet.engine.proof.blame import user_line
 from discreet.engine.proof.lineage import Origin
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.watched_functions import saved_tensors_hooks
-from discreet.engine.shards.sharding import Saved
+from discreet.engine.shards.sharding import Sharding
 from discreet.engine.trace.capture import name_of, tensors_in
 
 
@@ -45,7 +45,7 @@ class Regions:
         if self._repeated is not None:
             return self._repeated
         hooks = saved_tensors_hooks(False)
-        if hooks is None or isinstance(hooks[0], Saved):
+        if hooks is None or Sharding.is_own(hooks):
             return None
         frame = checkpoint_frame()
         if frame is None:

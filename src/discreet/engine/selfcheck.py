@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,15 @@ def untouched(parameters: Sequence[Tracked], remedy: str) -> Iterator[None]:
     finally:
         for root, gradient in zip(parameters, kept, strict=True):
             root.tensor.grad = gradient
+
+
+def refuse_reduced(trained: Mapping[str, Tensor]) -> None:
+    """Refuse, and remove, gradients that FSDP has reduced: of uses of parameters that no watched pass made."""
+    left = [name for name, parameter in trained.items() if parameter.grad is not None]
+    for name in left:
+        trained[name].grad = None
+    expected = "every use of a parameter to happen inside the model's forward pass"
+    require(not left, expected, f"a use of {', '.join(left[:3])} outside of it", UNSEEN)
 
 
 UNSEEN = (

@@ -96,7 +96,9 @@ class Sharding:
     def _learn(self, model: nn.Module, module: FSDPModule) -> None:
         """Which parameters are gathered with this module, and what they are then."""
         self._unshard(module)
-        new = {name: tensor for name, tensor in model.named_parameters() if not is_sharded(tensor)}
+        whole = {name: tensor for name, tensor in model.named_parameters() if not is_sharded(tensor)}
+        # The modules of `fully_shard([a, b])` are gathered together: their parameters are one group.
+        new = {name: tensor for name, tensor in whole.items() if name not in self.wholes}
         self.wholes |= new
         self._owners |= {storage_of(tensor): module for tensor in new.values()}
         if new:
@@ -125,6 +127,12 @@ class Sharding:
         finally:
             self._is_whole = False
             self.rest()
+
+    @staticmethod
+    def is_own(hooks: Sequence[Any]) -> bool:
+        """Whether hooks on saved tensors are those of `watched`."""
+        pack, unpack = hooks
+        return isinstance(pack, Saved) and getattr(unpack, "__func__", None) is Sharding._restored
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
+from discreet.core.check import require
 from discreet.engine.factors.gradients import Gradients, Weighting
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.shards.sharding import Sharding
@@ -64,6 +65,12 @@ class SumsByShard(Sums):
         places = {name: place for place, name in enumerate(layout.names)}
         groups = [[places[name] for name in group if name in places] for group in sharding.groups]
         self._groups = [group for group in groups if group]
+        require(
+            sorted(place for group in self._groups for place in group) == list(range(len(layout.names))),
+            "groups of shards in which every trained parameter lies once",
+            sharding.groups,
+            "call fully_shard once for each module: a parameter that lies in two groups would count twice",
+        )
 
     def add(
         self,

@@ -58,7 +58,7 @@ def _point_to(folder: Path, rest: Checkpoint, path: Path) -> None:
 def load(path: str | os.PathLike[str], parameters: Parameters, world: World, sharding: Sharding | None) -> Checkpoint:
     """Read a checkpoint; of a sharded model, each process gets the shards that it holds now."""
     saved = Checkpoint.read(path)
-    held, kinds = saved.shards, ("a whole model", "a sharded model")
+    held, kinds = world.from_first(lambda: saved.shards), ("a whole model", "a sharded model")
     if saved.model is not None:
         expected, got = kinds[sharding is not None], kinds[held is not None]
         remedy = "resume with a model of the same kind: sharded by fully_shard, or whole"
@@ -70,6 +70,8 @@ def load(path: str | os.PathLike[str], parameters: Parameters, world: World, sha
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
+    fits = _digest(folder / ".metadata") == held["files"][".metadata"]  # a pickle: each process looks before it reads
+    check.require(fits, "the shards of one checkpoint in all processes", folder, _WHOLE)
     reader = FileSystemReader(folder)
     tensors = _room(reader.read_metadata().state_dict_metadata, parameters)
     _together(world, lambda: load_shards(tensors, storage_reader=reader))

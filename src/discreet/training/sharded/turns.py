@@ -51,6 +51,7 @@ def check_sharded(plan: Plan, data: Any, sharding: Sharding | None) -> None:
     bounder = plan.bounder
     reasons = {
         "adds noise that depends on more than one coordinate": not plan.mechanism.is_independent,
+        "draws its noise in one process": not plan.mechanism.in_parts,
         "selects coordinates": not plan.selection.takes_all or plan.selection.counting is not None,
         "combines several sums": not isinstance(plan.combination, TakeFirst) or len(bounder.vectors(1.0)) > 1,
         "releases numbers besides the gradient": bool(bounder.scalars()),
