@@ -101,6 +101,8 @@ RECORDS: Final = (
         preset="best",
         epsilon=2.0,
         grid=((0.1, 40.0), (0.1, 16.0), (0.1, 100.0), (0.3, 40.0)),
+        before=7,
+        revision=2,
         target=86.2,
         published=(
             Published(

@@ -64,13 +64,13 @@ class Backbone:
 
     @property
     def identity(self) -> str:
-        return f"{self.name} {WEIGHTS[self.name].sha256} side {self.side} version 1"
+        return f"{self.name} {WEIGHTS[self.name].sha256} side {self.side} bicubic version 2"
 
     @torch.inference_mode()
     def __call__(self, records: Tensor) -> Tensor:
         check_images(self.name, records, least=8)
         x = records.expand(-1, 3, -1, -1) * (255 / 128) - 127 / 128  # as the weights were trained
-        x = F.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
+        x = F.interpolate(x, size=(self.side, self.side), mode="bicubic", align_corners=False)  # as in its training
         means: Tensor = self._network(x.contiguous(memory_format=torch.channels_last)).flatten(1)
         roots_ = means.clamp(min=0).sqrt()  # the last activation is ReLU6, so nothing is cut off
         return F.normalize(roots_ - roots_.mean(1, keepdim=True), dim=1)
