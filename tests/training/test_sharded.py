@@ -203,7 +203,8 @@ def used_beside() -> str:
     """A layer that is called outside of the model: FSDP itself reduces its gradient, without a bound."""
     net = sharded(loop.model())
     run = loop.private(net, dataset=discreet.own_part(loop.data()))
-    x, y = next(iter(run))
+    batches = iter(run)
+    x, y = next(batches)
     return told(lambda: run.step(loop.losses(net, x, y) + net[0](x).square().sum(1)))
 
 
