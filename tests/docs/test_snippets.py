@@ -20,6 +20,7 @@ from fixed_keys import fix_keys
 
 # Pages that need something of their own: tests/test_examples.py and tests/test_add_a_method.py run them.
 ELSEWHERE = {"README.md", "docs/getting-started.md", "docs/moving-from-opacus.md", "docs/add-a-method.md"}
+ELSEWHERE |= {"docs/federated.md"}  # tests/integrations/test_flower.py runs the program that it shows
 ELSEWHERE |= {"docs/trainers.md"}  # tests/integrations/test_page.py
 ELSEWHERE |= {str(path.relative_to(written.ROOT)) for path in (written.ROOT / "docs" / "methods").glob("*.md")}
 

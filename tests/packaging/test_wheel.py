@@ -41,7 +41,8 @@ def test_every_file_of_the_package_is_packed() -> None:
 def test_every_extra_is_pinned() -> None:
     pinned = {
         line.partition("==")[0].lower().replace("_", "-")
-        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        for file in ("constraints.txt", "constraints-flower.txt")
+        for line in (ROOT / file).read_text(encoding="utf-8").splitlines()
         if "==" in line
     }
     extras = PROJECT["project"]["optional-dependencies"]

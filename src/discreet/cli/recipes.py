@@ -28,6 +28,7 @@ RESERVED = frozenset(
             "folder",
             "held_out",
             "keep_best",
+            "missing",
             "not_before",
             "part",
             "release",

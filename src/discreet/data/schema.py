@@ -34,10 +34,14 @@ def number(cell: Any, missing: float) -> float:
     >>> number("3.5", 0.0), number("?", 1.0), number(None, 2.0), number("inf", 3.0)
     (3.5, 1.0, 2.0, inf)
     """
+    if cell is None:
+        return missing
     try:
         value = float(cell)
-    except (TypeError, ValueError):
+    except ValueError:
         return missing
+    except TypeError:  # without the cell, which is private
+        raise TypeError("argument must be a string or a real number, in every cell of a column of numbers") from None
     return missing if math.isnan(value) else value
 
 

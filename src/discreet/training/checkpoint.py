@@ -240,20 +240,22 @@ def _open_checked(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, 
 
 @final
 class UnusedRemoved:
-    """Removes a ledger that this process has just made if the block fails: no file stays behind.
+    """Removes a ledger that is made inside the block if the block fails: no file stays behind.
 
-    A class and not a generator, which would also run when it is collected.
+    Another process may have made it in the same moment, so a file with charges is never removed. A class and not a
+    generator, which would also run when it is collected.
     """
 
     def __init__(self, ledger: str | Path | None) -> None:
-        self._new = None if ledger is None else Path(ledger)
+        self._new = Path(ledger) if ledger is not None and not Path(ledger).exists() else None
 
     def __enter__(self) -> None:
         return
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        if kind is not None and self._new is not None:
-            self._new.unlink(missing_ok=True)
+        is_left = kind is not None and self._new is not None and self._new.exists()
+        if is_left and self._new is not None and len(self._new.read_bytes().splitlines()) <= 1:  # the header
+            self._new.unlink()
 
 
 def next_step(plan: Plan, ledger: Ledger) -> int:

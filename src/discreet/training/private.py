@@ -144,9 +144,9 @@ class Private:
             self._guard.begin(average, self._schedulers, views, self.world)
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
+            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
             begun = self._begin(ledger) if resume is None else self._resume(resume, ledger, used)
             self._ledger = opened.enter_context(begun)
-            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
             self._pay = Payment(plan, self._ledger, self.streams, used, lambda: self._engine.watch.declared_at)
             self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
             if self._keys is not None:

@@ -100,9 +100,9 @@ class PrivateRounds:
         self._parameters = Parameters(model, optimizer, plan, self._vectors, None, between)
         with ExitStack() as opened:
             opened.callback(unpack, optimizer)
+            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None else None))
             begun = checkpoint.new_ledger(ledger, plan, self.streams, ASSUMED) if resume is None else None
             self.ledger: Ledger = opened.enter_context(begun or self._resume(resume, ledger, used))
-            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None else None))
             self._parameters.begin(self.progress.memory, self._world)
             self._pay = Payment(plan, self.ledger, self.streams, used)
             self._opened = opened.pop_all()
