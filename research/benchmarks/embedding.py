@@ -32,7 +32,7 @@ from research.command import typed
 BASIS_VECTORS: Final = 1000
 REFRESH: Final = 20  # also the steps of an epoch, so that a mask lasts as long as a basis
 BATCH: Final = 128
-ROUNDS: Final = 1
+ROUNDS: Final = 3
 
 
 def main(rounds: int = ROUNDS) -> dict[str, Any]:
