@@ -40,6 +40,7 @@ from discreet.engine.proof.lineage import MIXED, PUBLIC
 from discreet.engine.proof.movement import agree, belongs, changed, follows, most_exact, only, put, shifted, spread
 from discreet.engine.proof.provable_call import (
     FEW,
+    FEWER,
     MANY,
     UNMOVED,
     CallVerdict,
@@ -55,8 +56,7 @@ from discreet.engine.proof.provable_call import (
 )
 from discreet.engine.trace.capture import RecordAxis
 
-_SOURCE, _MOST_CHOICES = ValueSource(), 32
-_SEEDED: Final = torch.Generator().manual_seed(SEED).get_state()
+_SOURCE, _MOST_CHOICES, _SEEDED = ValueSource(), 32, torch.Generator().manual_seed(SEED).get_state()
 _SPECIAL: Final = (Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # values that gradients may go by
 
 
@@ -154,8 +154,8 @@ class _Proof:
     def _finished(self, graded: Sequence[int]) -> CallVerdict:
         """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
         assert self.seen is not None
-        is_by_size, is_exact = self.call.func in BY_SIZE, len(self.shapes) == 1
-        places = tuple(one.place(is_by_size=is_by_size, is_exact=is_exact) for one in self.seen)
+        by_size, is_exact = self.call.func in BY_SIZE, len(self.shapes) == 1
+        places = tuple(one.place(is_by_size=by_size, is_exact=is_exact) for one in self.seen)
         why = UNMOVED if MIXED in places else ""
         shapes = [set(own) for own in zip(*self.shapes.values(), strict=True)]
         if any(place is PUBLIC and len(own) > 1 for place, own in zip(places, shapes, strict=True)):
@@ -233,18 +233,18 @@ class _Proof:
         """Whether a record gets the same in a batch of few records and in one of many."""
         if self.draws or len(self.shapes) == 1:
             return True
-        for pattern in (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE):  # random conditions may all be false
-            many = [self._base(leaf, MANY, pattern) for leaf in self.call.leaves]
-            few = [leaf.first(value) for leaf, value in zip(self.call.leaves, many, strict=True)]
-            larger, smaller = self._try(many, MANY), self._try(few, FEW)
-            if larger is None or smaller is None:
-                is_same = pattern is not Pattern.MODERATE
-            else:
-                trios = zip(larger.outputs, smaller.outputs, places, strict=True)
-                is_same = all(agree(s, first(m, at) if isinstance(at, RecordAxis) else m) for m, s, at in trios)
-            if not is_same:
-                return False
-        return True
+        patterns = Pattern.MODERATE, Pattern.ZERO, Pattern.ONE  # random conditions may all be false
+        trials = [(FEW, pattern) for pattern in patterns] + [(few, Pattern.MODERATE) for few in FEWER]
+        return all(self._same_for(few, pattern, places) for few, pattern in trials)
+
+    def _same_for(self, few: int, pattern: Pattern, places: Sequence[Place]) -> bool:
+        many = [self._base(leaf, MANY, pattern) for leaf in self.call.leaves]
+        own = [leaf.first(value, few) for leaf, value in zip(self.call.leaves, many, strict=True)]
+        larger, smaller = self._try(many, MANY), self._try(own, few)
+        if larger is None or smaller is None:
+            return few < FEW or pattern is not Pattern.MODERATE
+        trios = zip(larger.outputs, smaller.outputs, places, strict=True)
+        return all(agree(s, first(m, at, few) if isinstance(at, RecordAxis) else m) for m, s, at in trios)
 
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:

@@ -17,6 +17,7 @@ from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
 from discreet.engine.trace.capture import RecordAxis
 
 FEW, MANY = 5, 67
+FEWER: Final = (3, 2)  # `torch.cross` without an axis takes the first one of size 3, which may be that of the records
 
 Place = Lineage | RecordAxis
 
@@ -85,13 +86,13 @@ class Leaf:
                 found += [RecordAxis(axis), *([RecordAxis(axis, minor=True)] if factor > 1 else [])]
         return found
 
-    def first(self, value: Tensor) -> Tensor:
-        """What FEW records see of a value for MANY."""
+    def first(self, value: Tensor, few: int = FEW) -> Tensor:
+        """What a few records see of a value for MANY."""
         if isinstance(self.place, RecordAxis):
-            return first(value, self.place)
+            return first(value, self.place, few)
         for axis, size in enumerate(self.sizes):
             if type(size) is tuple:
-                value = first(value, RecordAxis(axis))
+                value = first(value, RecordAxis(axis), few)
         return value
 
     def repeated(self, row: Tensor, records: int) -> Tensor:
@@ -171,10 +172,10 @@ class SeenOutput:
         return MIXED
 
 
-def first(tensor: Tensor, axis: RecordAxis) -> Tensor:
-    """The entries of the first FEW of MANY records."""
+def first(tensor: Tensor, axis: RecordAxis, few: int = FEW) -> Tensor:
+    """The entries of the first few of MANY records."""
     places = torch.arange(tensor.shape[axis.axis])
-    own = places.view(-1, MANY)[:, :FEW] if axis.minor else places.view(MANY, -1)[:FEW]
+    own = places.view(-1, MANY)[:, :few] if axis.minor else places.view(MANY, -1)[:few]
     return tensor.index_select(axis.axis, own.flatten().to(tensor.device))
 
 
