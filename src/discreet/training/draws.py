@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Subset
 
@@ -20,6 +21,9 @@ from discreet.stages.unit import SampledUsers
 from discreet.training.binding import as_dataset
 from discreet.training.owners import Owners
 
+if TYPE_CHECKING:
+    from discreet.training.slots import Slots
+
 TESTS: Final = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 USERS: Final = 2**49  # the sub-stream that draws the records of users, likewise
 _BY_RECORD: Final = (Poisson, BallsInBins, FullBatch)
@@ -32,16 +36,20 @@ class Draw:
     """The records of one logical batch; if users were drawn, how many successive records belong to each.
 
     Users with few records come first, so that users with equally many are neighbours (engine/factors/groups.py).
+
+    vacant  which places hold no record, if the batch is laid into fixed rows (slots.py)
     """
 
     records: Indices
     sizes: tuple[int, ...] | None = None
+    vacant: npt.NDArray[np.bool_] | None = None
 
     def cut(self, most: int) -> Iterator[Draw]:
         """Parts of at most `most` records, at least one part. The records of a user stay together."""
         if self.sizes is None:
             for start in range(0, max(len(self.records), 1), most):
-                yield Draw(self.records[start : start + most])
+                part = slice(start, start + most)
+                yield Draw(self.records[part], vacant=None if self.vacant is None else self.vacant[part])
             return
         start, sizes = 0, list[int]()
         for size in self.sizes:
@@ -162,10 +170,13 @@ def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream
     return sampling, sampling.at(TESTS) if plan.has_tests else sampling, users
 
 
-def drawn(plan: Plan, of: Population, world: World, sampling: Stream, testing: Stream, start: int) -> Iterator[Draw]:
+def drawn(
+    plan: Plan, of: Population, world: World, sampling: Stream, testing: Stream, start: int, slots: Slots | None = None
+) -> Iterator[Draw]:
     """What this process takes of each batch from step `start` on; each batch that tests an update comes twice.
 
-    of  what this process holds
+    of     what this process holds
+    slots  where the records of each batch are laid, in a run with fixed rows
     """
     horizon, sizes = plan.horizon, world.gather(of.size)
     if plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
@@ -173,7 +184,8 @@ def drawn(plan: Plan, of: Population, world: World, sampling: Stream, testing: S
 
     def batches(stream: Stream) -> Iterator[Draw]:
         if world.size == 1 or not isinstance(plan.sampling, _JOINT):
-            yield from map(of.draw, plan.sampling.batches(of.size, horizon, stream, start))
+            draws = map(of.draw, plan.sampling.batches(of.size, horizon, stream, start))
+            yield from draws if slots is None or of.size == 0 else map(slots.lay, draws)  # no data has no form
             return
         first = sum(sizes[: world.rank])
         for indices in plan.sampling.batches(sum(sizes), horizon, stream, start):
