@@ -356,4 +356,8 @@ class BoundedFactors:
         return grads
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> BoundedFactors:
-        return BoundedFactors(self.part.take(index_K, dtype))
+        """The factors of some records; in their own precision they keep what was measured."""
+        if dtype not in (None, self.dtype):
+            return BoundedFactors(self.part.take(index_K, dtype))
+        apart = torch.isin(index_K, self._apart).nonzero().flatten()
+        return BoundedFactors(self.part.take(index_K, dtype), Measured(self.norms[index_K], apart))
