@@ -23,7 +23,7 @@ def config(out: Path | str = "unused", **settings: Any) -> RunConfig:
         "delta": 1e-5,
         "fixed_rows": 32,
     }
-    return RunConfig(out=str(out), **{**usual, **settings})
+    return RunConfig(out=str(out), **{**usual, "fixed_rows": 32, **settings})
 
 
 def test_poisson_batches_get_a_cap_that_the_plan_pays_for() -> None:
