@@ -74,7 +74,8 @@ class Spent:
         rests_on = f"{proven.accountant}, {self.neighbours}, delta={proven.delta:g}"
         held = "".join(f", {condition}" for condition in proven.conditions)
         warned = "".join(f" · warning: {warning}" for warning in self.warnings)
-        return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}{warned}"
+        rounding = "" if self.fixed_rows is None else " · rounding of records by the batch is covered"
+        return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}{rounding}{warned}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values for result files."""
