@@ -36,8 +36,8 @@ FORMAT: Final = "discreet checkpoint 3"
 WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # written by an older version; changed bytes are not detected
 FIXED_ROWS: Final = "fixed_rows"  # in the header of a ledger: all of its charges are for a run with fixed rows
 KERNELS: Final = (
-    "rounding of records by the batch is covered if kernels compute the same bits for equal shapes, strides, alignment "
-    "and threads, and those of a row do not depend on the values of other rows"
+    "in runs with fixed rows, where rounding of records by the batch is covered, kernels compute the same bits for "
+    "equal shapes, strides, alignment and threads, and those of a row do not depend on the values of other rows"
 )
 _SEAL: Final = b"sha256="
 _HEX: Final = 64
