@@ -25,8 +25,7 @@ from discreet.stages.grid_noise import GridNoise
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 from discreet.stages.unit import SampledUsers
-from discreet.training.draws import Draw
-from discreet.training.slots import Slots
+from discreet.training.draws import Draw, Slots
 
 ROWS, CAP = 16, 40
 CAPPED = TruncatedPoisson(CAP)

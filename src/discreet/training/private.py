@@ -25,7 +25,7 @@ from discreet.stages.update import unpack
 from discreet.training import binding, checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
-from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams
+from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams, slots_of
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
@@ -36,7 +36,6 @@ from discreet.training.payment import Payment
 from discreet.training.rehearsal import VacantRows, rehearsal_sizes
 from discreet.training.sharded.checkpoint import load, save
 from discreet.training.sharded.turns import Turns, check_sharded
-from discreet.training.slots import slots_of
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
@@ -70,7 +69,7 @@ class Private:
     rehearsal         a batch of public records for rehearsals (see `is_rehearsal`); None: their records are made up
     unit              for a plan that protects users: a function from a record to its owner's name, or all names
     fixed_rows        rows of every forward pass, in place of micro_batch: a record's gradient is then rounded without
-                      regard to other records, so the certificate covers it (slots.py). None: it is not covered
+                      regard to other records, so the certificate covers it (draws.py). None: it is not covered
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class Rehearsals:
 
 @final
 class VacantRows:
-    """Made-up records in the rows of a batch that hold none, for runs with fixed rows (slots.py).
+    """Made-up records in the rows of a batch that hold none, for runs with fixed rows (`Slots` in draws.py).
 
     Guarantee: they depend on what a rehearsal depends on.
     """
