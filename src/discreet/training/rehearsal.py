@@ -85,7 +85,8 @@ class Rehearsals:
 class VacantRows:
     """Made-up records in the rows of a batch that hold none, for runs with fixed rows (`Slots` in draws.py).
 
-    Guarantee: they depend on what a rehearsal depends on.
+    Guarantee: they depend on what a rehearsal depends on, apart from attributes beside the entries of a dictionary,
+    which stay those of the record that was loaded. No sum depends on either: such rows have weight 0.
     """
 
     def __init__(self, rehearsals: Rehearsals) -> None:
