@@ -214,8 +214,7 @@ _SUMS = "the sums of gradients before the noise are floating-point numbers, whos
 
 _FIXED_ROWS = (
     "Rounding of records by the batch is covered: every forward pass had {rows} rows, and a record's row was a secret "
-    "draw of its own. Sums were added up in float64; their rounding is below 1e-6 of one contribution for up to a "
-    "million records in a batch"
+    "draw of its own. Sums were added up in float64, whose rounding docs/proofs/FixedRows.md bounds"
 )
 
 _START = (
