@@ -15,6 +15,7 @@ from discreet.core.secret_draws import SecretDraws
 from discreet.core.streams import Streams
 from discreet.training.draws import Draw
 from discreet.training.loader import Loader, MicroBatch, to_device
+from discreet.training.rehearsal import Rehearsals, VacantRows
 
 DRAWS = [[], [4, 1], [0, 1, 2, 3, 5, 7, 8], [], [], [6], [9, 2, 3], []]
 
@@ -37,6 +38,7 @@ def loader(data: Dataset[Any], *, micro_batch: int = 3, workers: int = 0, collat
     return Loader(
         data,
         SecretDraws(Streams.seeded(1).draws),
+        VacantRows(Rehearsals((3,))),
         micro_batch=micro_batch,
         collate_fn=collate,
         num_workers=workers,
@@ -125,3 +127,20 @@ def test_a_subclass_of_tensor_dataset_is_asked_for_its_records() -> None:
 
     micros = loaded(loader(Clamped(torch.arange(10.0))), [[1, 5, 9]])
     assert micros[0].batch[0].tolist() == [1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["tuple", "dictionary"])
+def test_vacant_rows_hold_made_up_records(kind: str, workers: int) -> None:
+    """Record 0 stands in for them while a batch is loaded, and nothing of it is left."""
+    vacant = np.array([False, True, False, True, True, True])
+    laid = Draw(np.array([4, 0, 7, 0, 0, 0]), vacant=vacant)
+    first, second = loader(Rows(kind), workers=workers).load(iter([laid]))
+    assert [micro.vacant.tolist() for micro in (first, second) if micro.vacant is not None] == [[0, 1, 0], [1, 1, 1]]
+    assert (first.records, second.records, first.is_last, second.is_last) == (3, 3, False, True)
+    for micro, kept in ((first, [4, None, 7]), (second, [None] * 3)):
+        x, y = micro.batch if kind == "tuple" else (micro.batch["x"], micro.batch["inner"]["y"])
+        for row, (record, label) in enumerate(zip(kept, y.tolist(), strict=True)):
+            assert label == (1 if record is None else record)
+            made_up = bool(((x[row] > 0) & (x[row] < 1)).all())
+            assert made_up if record is None else bool((x[row] == record).all())

@@ -51,6 +51,9 @@ class TrainFlags:
     sample: Annotated[
         Literal["users", "records"] | None, flag("What is drawn with --unit (default: users).", "Data", rare=True)
     ] = None
+    fixed_rows: Annotated[
+        int | None, flag("Rows of every forward pass: certify how gradients are rounded, too.", "Guarantee", rare=True)
+    ] = None
     device: Annotated[str | None, flag("As torch names it, e.g. cpu.", "Training")] = None
     seed: Annotated[int | None, flag("Repeatable, but NOT private.", "Training")] = None
     recipe_flags: recipes.Given = field(default_factory=dict)
@@ -85,7 +88,7 @@ def _config(task: TaskFlags, flags: TrainFlags) -> RunConfig:
     check_directory(out)
     own = given(flags, leave_out=("recipe_flags", "accept_uncertified", "method"))
     settings = {"out": str(out), "method": method.name, **task.settings(), **own}
-    for name in ("batch", "micro_batch", "epochs", "steps", "eval_every", "checkpoint_every"):
+    for name in ("batch", "micro_batch", "fixed_rows", "epochs", "steps", "eval_every", "checkpoint_every"):
         if name in settings:
             check.count("leave the flag out for the usual value", **{name: settings[name]})
     return RunConfig(**settings, parameters=tuple(parameters.items()))

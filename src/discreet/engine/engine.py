@@ -60,10 +60,10 @@ class Engine:
 
     Guarantee: `norms` are upper bounds on the norms of the contributions that `add_weighted` sums (up to a
     relative 2^-17), and a record whose norm is not finite contributes exact zero. Inputs of the model that do
-    not have one row per record are taken to be public constants.
+    not have one row per record are taken to be public constants. `in_double`: sums are in float64 for every model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, in_double: bool = False) -> None:
         refuse_unsupported(model)
         self.model = model
         self._trained: dict[str, Tensor] = dict(trainable(model))
@@ -78,7 +78,7 @@ class Engine:
             self.held = self.sharding.held(self.layout, self._trained)
             self._sums = SumsByShard(self.sharding, self.layout, self.held)
         dtypes = {root.tensor.dtype for root in self._roots}
-        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.dtype = torch.float64 if in_double or torch.float64 in dtypes else torch.float32
         self.device = self._roots[0].tensor.device
         self._unscripted = Unscripted(model)
         self._scripts = KnownTraces(model, self._roots, self.layout)

@@ -48,7 +48,7 @@ SCHEDULES: Final = ("constant", "linear", "cosine")
 # Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
     {"accept_large_delta": False, "keep_best": False, "sample": "users"}
-    | dict.fromkeys(("unit", "per_user"))
+    | dict.fromkeys(("unit", "per_user", "fixed_rows"))
     | dict.fromkeys(("public_records", "preset", "features", "schedule", "budget"))
     | dict.fromkeys(("label", "schema", "test", "hold_out", "task"))
 )
@@ -74,6 +74,8 @@ class RunConfig:
     learning_rate              with SGD and an adaptive clipping norm: the rate at the start
     average                    decay of the average of the released parameters; 0 turns it off
     micro_batch                the most records in memory at once; None: estimated from the memory
+    fixed_rows                 rows of every forward pass, in place of micro_batch: the certificate then covers how
+                               the gradients of records are rounded. Poisson batches get a cap that this needs
     seed                       None: randomness of the operating system. A seeded run is not private
     accept_large_delta         delta may be 1/records or more, which protects no single record
     public_records             a dataset's name or an npz file: records that need no protection, for gep, b-gep and
@@ -143,6 +145,7 @@ class RunConfig:
     unit: str | None = None
     per_user: int | None = None
     sample: str = "users"
+    fixed_rows: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple((str(name), value) for name, value in self.parameters))
@@ -172,6 +175,8 @@ class RunConfig:
         check.require(is_valid, f"cap with {CAPPED}, and only there", given, remedy)
         self._check_table()
         self._check_unit()
+        if self.fixed_rows is not None:
+            check.count("the rows of every forward pass, e.g. 64", fixed_rows=self.fixed_rows)
         every = {"eval_every": self.eval_every, "checkpoint_every": self.checkpoint_every}
         check.count("count steps", **{name: value for name, value in every.items() if value is not None})
 

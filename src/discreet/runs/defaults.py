@@ -16,12 +16,12 @@ from discreet.data.features.store import Progress
 from discreet.data.tables import load_table, read_schema
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
-from discreet.runs.config import RunConfig, usual_sampling
+from discreet.runs.config import CAPPED, RunConfig, usual_sampling
 from discreet.runs.presets import Defaults, usual
 from discreet.runs.public_records import check_public_records, load_named
 from discreet.stages.clipping import Bounder
 from discreet.stages.plan import Plan
-from discreet.stages.sampling import Horizon
+from discreet.stages.sampling import Horizon, TruncatedPoisson
 
 if TYPE_CHECKING:
     from discreet.runs.comparison.compare import CompareSettings
@@ -125,12 +125,21 @@ def settle(config: RunConfig, task: Task | None) -> tuple[RunConfig, Plan]:
 
     The plan needs public numbers only: without a task, the records have not been read.
     """
-    config = complete(config)
+    config = _with_cap(complete(config), task)
     plan = plan_of(config, task)
     check_public_records(config, plan)
     told = complete(dataclasses.replace(config, learning_rate=learning_rate_of(config, plan)))
     # If the recipe takes the learning rate, the plan must use this one.
     return told, plan if told.parameters == config.parameters else plan_of(told, task)
+
+
+def _with_cap(config: RunConfig, task: Task | None) -> RunConfig:
+    """With fixed rows, Poisson batches get a cap that they hardly ever reach; the plan pays for it."""
+    if config.fixed_rows is None or config.sampling != "poisson" or config.batch is None:
+        return config
+    horizon = Horizon.of(records=records_of(config, task), batch=config.batch, steps=1)
+    cap = TruncatedPoisson.seldom_cut(horizon, multiple_of=config.fixed_rows).cap
+    return dataclasses.replace(config, sampling=CAPPED, cap=cap)
 
 
 def records_of(config: RunConfig, task: Task | None) -> int:

@@ -97,6 +97,7 @@ def result_from_json(body: dict[str, Any], *, directory: Path, statement: str) -
         statement=held["randomness"],
         warnings=tuple(held.get("warnings", ())),
         unit=held.get("unit", "record"),
+        fixed_rows=held.get("fixed_rows"),
     )
     curve = from_plain(tuple[CurvePoint, ...], body["curve"])
     names = ("method", "data", "accuracy", "averaged_accuracy", "seconds", "steps", "lost", "resumes")

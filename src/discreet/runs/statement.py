@@ -110,7 +110,12 @@ _HIDDEN = (
 def _page(
     plan: Plan, spent: Spent, rows: Sequence[tuple[str, str]], also: Sequence[str], not_covered: Sequence[str]
 ) -> str:
-    limits = (_ON_GRID, *_LIMITS[1:]) if isinstance(plan.mechanism, GridNoise) else _LIMITS
+    on_grid, noise, gradients = isinstance(plan.mechanism, GridNoise), *_LIMITS[:2]
+    if spent.fixed_rows is not None:
+        noise, gradients = (_ON_GRID if on_grid else noise), _FIXED_ROWS.format(rows=spent.fixed_rows)
+    elif on_grid:
+        noise = f"{_ON_GRID}; {_SUMS}"
+    limits = (noise, gradients, *_LIMITS[2:])
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     parts = [
         "# Privacy statement",
@@ -203,9 +208,13 @@ _LIMITS = (
     "Nothing else that depends on the training records was published: no losses, norms or batch sizes",
 )
 
-_ON_GRID = (
-    "The Gaussian noise was rounded to a grid exactly, so the proof covers the last bits of what was released; the "
-    "sums of gradients before the noise are floating-point numbers, whose rounding it does not cover"
+_ON_GRID = "The Gaussian noise was rounded to a grid exactly, so the proof covers the last bits of what was released"
+
+_SUMS = "the sums of gradients before the noise are floating-point numbers, whose rounding it does not cover"
+
+_FIXED_ROWS = (
+    "Rounding of records by the batch is covered: every forward pass had {rows} rows, and a record's row was a secret "
+    "draw of its own. Sums were added up in float64, whose rounding docs/proofs/FixedRows.md bounds"
 )
 
 _START = (

@@ -241,6 +241,7 @@ class _TrainingPart:
             resume=checkpoint,
             public=load_public(config, self._plan, self._task),
             unit=self._task.owners,
+            fixed_rows=config.fixed_rows,
         )
 
     def _note_start(self) -> Streams:

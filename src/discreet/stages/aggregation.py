@@ -39,6 +39,28 @@ def sum_of_numbers(numbers_N: Tensor, bound: float, world: World) -> BoundedSum:
     return BoundedSum(total, bound, key=_AGGREGATION)
 
 
+def without(vacant: Tensor | None, values_N: Tensor) -> Tensor:
+    """Values whose last axis is the records, with exact zeros for rows that hold no record."""
+    return values_N if vacant is None else values_N.masked_fill(vacant, 0)
+
+
+def _of_records(contribution_map: Callable[[Tensor], Tensor], vacant: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The map with zero gradients for rows that hold no record; it is given all rows in order.
+
+    Every map takes a gradient of zero to a contribution of zero.
+    """
+    if vacant is None:
+        return contribution_map
+    left = vacant
+
+    def mapped(gradients_nd: Tensor) -> Tensor:
+        nonlocal left
+        own, left = left[: len(gradients_nd)], left[len(gradients_nd) :]
+        return contribution_map(gradients_nd.masked_fill_(own.unsqueeze(1), 0))
+
+    return mapped
+
+
 @final
 class RowCounts:
     """Counts, over one logical batch, the records that touch each row of the tables.
@@ -52,10 +74,10 @@ class RowCounts:
         rows = sum(engine.layout.shapes[table][0] for table in self._tables)
         self._counts = engine.zeros(1, rows)[0].double()  # exact sums: counts stay far below 2^53
 
-    def add(self) -> None:
-        """Count the current micro-batch of the engine, before `Aggregation.add` ends it."""
+    def add(self, vacant: Tensor | None = None) -> None:
+        """Count the current micro-batch of the engine, before `Aggregation.add` ends it; vacant rows count nothing."""
         touched = self._engine.touched(self._tables)
-        weights_N = self._counting.per_row(touched.per_record)
+        weights_N = without(vacant, self._counting.per_row(touched.per_record))
         self._counts.index_add_(0, touched.rows, weights_N[touched.records])
 
     def sum(self, world: World) -> BoundedSum:
@@ -90,22 +112,26 @@ class Aggregation:
         self._vectors = engine.zeros(self._bounded + len(hidden))
         self._scalars = engine.zeros(len(bounder.scalars()), 1)[:, 0].double()
 
-    def add(self) -> None:
-        """Add the current micro-batch of the engine, in the precision in which its norms were measured."""
+    def add(self, vacant: Tensor | None = None) -> None:
+        """Add the current micro-batch of the engine, in the precision in which its norms were measured.
+
+        vacant  which of its rows hold no record: they add exact zero, whatever their gradients are
+        """
         with self._engine.full_precision():
-            self._add()
+            self._add(vacant)
 
     def add_nothing(self) -> None:
         """Take part in an addition of the other processes, which the sums of a sharded model need."""
         self._engine.add_nothing(self._vectors)
 
-    def _add(self) -> None:
+    def _add(self, vacant: Tensor | None) -> None:
         norms_GN = self._engine.norms(self._groups, self._clipped)
         if self._contribution_map is None:
-            self._engine.add_weighted(self._weights(norms_GN), self._vectors, self._groups, self._mask)
+            weights = without(vacant, self._weights(norms_GN))
+            self._engine.add_weighted(weights, self._vectors, self._groups, self._mask)
         else:
-            self._add_mapped(self._contribution_map)
-        self._scalars += self._bounder.numbers(norms_GN, self._scale).sum(1)
+            self._add_mapped(_of_records(self._contribution_map, vacant))
+        self._scalars += without(vacant, self._bounder.numbers(norms_GN, self._scale)).sum(1)
         self._engine.discard()
 
     def _add_mapped(self, contribution_map: Callable[[Tensor], Tensor]) -> None:

@@ -116,6 +116,10 @@ class Sampling(Protocol):
         """Whether the user gives the batches, by `private.over(loader)`."""
         return False
 
+    def capacity(self, horizon: Horizon) -> int | None:
+        """The most records that a batch can have, a public number; None if the records alone limit it."""
+        return None
+
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         """Yield the indices of each step, beginning with step `start`; `size` is the private number of records."""
 
@@ -152,8 +156,22 @@ class TruncatedPoisson(Sampling):
     def __post_init__(self) -> None:
         check.count("give the largest batch size that fits in memory", cap=self.cap)
 
+    @staticmethod
+    def seldom_cut(horizon: Horizon, *, multiple_of: int = 1) -> TruncatedPoisson:
+        """With a cap six standard deviations above the mean batch, which a batch exceeds once in 10^9 steps.
+
+        >>> TruncatedPoisson.seldom_cut(Horizon.of(records=60_000, batch=256, epochs=1), multiple_of=64)
+        TruncatedPoisson(cap=384)
+        """
+        size = horizon.size
+        most = min(size.batch + 6 * math.sqrt(size.batch * (1 - horizon.rate)), size.records)
+        return TruncatedPoisson(multiple_of * math.ceil(most / multiple_of))
+
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.TruncatedPoissonSampled(horizon.rate, self.cap, horizon.size.records, release)
+
+    def capacity(self, horizon: Horizon) -> int | None:
+        return self.cap
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         horizon.check_at_most(size)
@@ -173,6 +191,9 @@ class FixedSize(Sampling):
 
     def bill(self, release: Any, horizon: Horizon) -> events.Event:
         return events.WithoutReplacement(horizon.size.records, self._batch(horizon), release)
+
+    def capacity(self, horizon: Horizon) -> int | None:
+        return self._batch(horizon)
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         horizon.check_exactly(size)
@@ -224,6 +245,9 @@ class FullBatch(Sampling):
         check.require(horizon.rate == 1.0, "rate 1 for full batches", f"rate={horizon.rate}", remedy)
         event: events.Event = release
         return event
+
+    def capacity(self, horizon: Horizon) -> int | None:
+        return horizon.size.records
 
     def batches(self, size: int, horizon: Horizon, stream: Stream, start: int) -> Iterator[Indices]:
         import numpy as np

@@ -23,7 +23,7 @@ from discreet.stages.plan import Plan
 from discreet.stages.unit import SampledUsers
 from discreet.training.collate import check_data_apart
 from discreet.training.loader import to_device
-from discreet.training.rehearsal import Rehearsals, rehearsal_sizes
+from discreet.training.rehearsal import Rehearsals
 
 COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
 GIVEN = "the records of Private(rehearsal=...)"  # as the ledger names them
@@ -154,9 +154,8 @@ def records_in(batch: Any) -> int:
     return int(first.shape[0])
 
 
-def rehearsals(watch: RecordWatch, largest: int, given: Any, device: torch.device) -> Rehearsals:
-    """The rehearsals of a run in which at most `largest` records fit in memory; those of `given` are public."""
-    sizes = rehearsal_sizes(largest)
+def rehearsals(watch: RecordWatch, sizes: tuple[int, ...], given: Any, device: torch.device) -> Rehearsals:
+    """The rehearsals of a run, of these numbers of records; those of `given` are public."""
     watch.rehearse(sizes)
     if given is None:
         return Rehearsals(sizes)

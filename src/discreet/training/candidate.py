@@ -11,6 +11,7 @@ from torch import Tensor
 
 from discreet.core import check
 from discreet.engine.factors.groups import UnitRows
+from discreet.stages.aggregation import without
 from discreet.stages.values import Released
 
 if TYPE_CHECKING:
@@ -34,11 +35,14 @@ class CandidateUpdate:
         self._losses: list[list[Tensor]] = [[], []]
         self._is_second_pass = False
 
-    def add(self, losses: Tensor, records: int, views: int, units: UnitRows | None) -> None:
+    def add(
+        self, losses: Tensor, records: int, views: int, units: UnitRows | None, vacant: Tensor | None = None
+    ) -> None:
+        """Add the losses of a micro-batch in the current pass; those of vacant rows are 0 in both."""
         rows = records * views
         got, remedy = f"shape {list(losses.shape)}", 'use reduction="none" and reduce each record to one number'
         check.require(losses.shape == (rows,), f"per-record losses of shape [{rows}]", got, remedy)
-        each = losses.detach().double().view(records, views).mean(1)
+        each = without(vacant, losses.detach().double().view(records, views).mean(1))
         self._losses[self._is_second_pass].append(each if units is None else units.means(each))
 
     def needs_another_pass(self) -> bool:

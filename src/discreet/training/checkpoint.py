@@ -34,6 +34,11 @@ from discreet.training.step import Parameters, RunState
 
 FORMAT: Final = "discreet checkpoint 3"
 WITHOUT_DIGEST: Final = "discreet checkpoint 2"  # written by an older version; changed bytes are not detected
+FIXED_ROWS: Final = "fixed_rows"  # in the header of a ledger: all of its charges are for a run with fixed rows
+KERNELS: Final = (
+    "in runs with fixed rows, where rounding of records by the batch is covered, kernels compute the same bits for "
+    "equal shapes, strides, alignment and threads, and those of a row do not depend on the values of other rows"
+)
 _SEAL: Final = b"sha256="
 _HEX: Final = 64
 _CHUNK: Final = 1 << 20
@@ -181,12 +186,20 @@ class Checkpoint:
 
 
 def new_ledger(
-    path: str | os.PathLike[str] | None, plan: Plan, streams: Streams, assumed: Sequence[str] = ()
+    path: str | os.PathLike[str] | None,
+    plan: Plan,
+    streams: Streams,
+    assumed: Sequence[str] = (),
+    *,
+    fixed_rows: int | None = None,
 ) -> Ledger:
     """Create the ledger of a new run, as a file or (without a path) in memory.
 
-    assumed  what the certificate assumes beyond the assumptions of the plan
+    assumed     what the certificate assumes beyond the assumptions of the plan
+    fixed_rows  rows of every pass, if the run has fixed rows
     """
+    rows = {} if fixed_rows is None else {FIXED_ROWS: fixed_rows}
+    assumed = [*assumed, *((KERNELS,) if rows else ())]
     exists = path is None or Path(path).parent.is_dir()
     check.require(exists, "a ledger in a directory that exists", path, "make the directory first")
     header = {
@@ -195,14 +208,17 @@ def new_ledger(
         "delta": plan.delta,
         "assumptions": [*plan.assumptions, *assumed],
         **({} if plan.unit.is_record else {"unit": plan.unit.name}),
+        **rows,
         "seeded": streams.is_seeded,  # also in the charges, but a crash may damage the only one
     }
     return Ledger.in_memory(header) if path is None else Ledger.create(path, header)
 
 
-def reopen(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str], world: World) -> Ledger:
+def reopen(
+    path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str], world: World, fixed_rows: int | None = None
+) -> Ledger:
     """Open the ledger of a resumed run. The first process continues the file; the others keep a copy in memory."""
-    ledger = _open_checked(path, plan, saved, keys) if world.is_first else None
+    ledger = _open_checked(path, plan, saved, keys, fixed_rows) if world.is_first else None
     try:
         if ledger is not None and plan.has_tests and ledger.length % 2:
             # The last release was not tested. Its test is charged anyway, so that releases and tests alternate in the
@@ -223,13 +239,14 @@ def reopen(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str], w
     return ledger
 
 
-def _open_checked(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str]) -> Ledger:
+def _open_checked(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str], fixed_rows: int | None) -> Ledger:
     """Open the ledger file and check it against plan and checkpoint. A torn last line is charged."""
     remedy = "restore it, or start a new run: a checkpoint without its ledger cannot tell what was spent"
     check.require(path.is_file(), f"the ledger of the run at {path}", "no file", remedy)
 
     def due(record: LedgerRecord) -> Event:  # holds the ledger's lock, so nothing is written in between
         _same("the ledger's plan", plan.digest, record.header["plan"], "resume with the ledger of this run")
+        _same("the ledger's fixed_rows", record.header.get(FIXED_ROWS), fixed_rows, "resume with those of the run")
         _same("the ledger's relation", str(plan.relation), str(record.relation), "resume with the relation of the run")
         saved.check_ledger(record)
         refuse_old_keys(record, keys)

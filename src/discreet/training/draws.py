@@ -1,12 +1,20 @@
-"""Which records are in a batch: drawn by record or by user, in one process or in several. All of it is private."""
+"""Which records are in a batch: drawn by record or by user, in one process or in several. All of it is private.
+
+Fixed rows (`Slots`): every pass has the same number of rows, and a record's row is a secret draw of its own. Kernels
+round a row by the number of rows in the call and by the row's place. With fixed rows the first is a public constant and
+the second does not depend on other records, so that neither does the rounding of a record's gradient
+(docs/proofs/FixedRows.md).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Subset
 
@@ -14,6 +22,7 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Indices, Stream, Streams
 from discreet.core.world import World
+from discreet.engine.shards.sharding import Sharding
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, TruncatedPoisson
 from discreet.stages.unit import SampledUsers
@@ -22,6 +31,7 @@ from discreet.training.owners import Owners
 
 TESTS: Final = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 USERS: Final = 2**49  # the sub-stream that draws the records of users, likewise
+PLACES: Final = 2**50  # the sub-stream that places records in fixed rows, likewise
 _BY_RECORD: Final = (Poisson, BallsInBins, FullBatch)
 _JOINT: Final = (TruncatedPoisson, FixedSize)
 
@@ -32,16 +42,20 @@ class Draw:
     """The records of one logical batch; if users were drawn, how many successive records belong to each.
 
     Users with few records come first, so that users with equally many are neighbours (engine/factors/groups.py).
+
+    vacant  which places hold no record, if the batch is laid into fixed rows (`Slots`)
     """
 
     records: Indices
     sizes: tuple[int, ...] | None = None
+    vacant: npt.NDArray[np.bool_] | None = None
 
     def cut(self, most: int) -> Iterator[Draw]:
         """Parts of at most `most` records, at least one part. The records of a user stay together."""
         if self.sizes is None:
             for start in range(0, max(len(self.records), 1), most):
-                yield Draw(self.records[start : start + most])
+                part = slice(start, start + most)
+                yield Draw(self.records[part], vacant=None if self.vacant is None else self.vacant[part])
             return
         start, sizes = 0, list[int]()
         for size in self.sizes:
@@ -50,6 +64,29 @@ class Draw:
                 start, sizes = start + sum(sizes), []
             sizes.append(size)
         yield Draw(self.records[start:], tuple(sizes))
+
+
+@final
+class Slots:
+    """The places of a logical batch: `passes` passes of `rows` rows each, both public.
+
+    Guarantee: the places of the records are a uniform random injection, drawn by a secret stream independently of
+    everything else, anew in each step. So without one record those of the others have the same distribution, and the
+    number and the sizes of the passes do not depend on the sample.
+    """
+
+    def __init__(self, rows: int, capacity: int, stream: Stream) -> None:
+        self.rows, self.passes, self._stream = rows, math.ceil(capacity / rows), stream
+
+    def lay(self, draw: Draw) -> Draw:
+        """Lay the records into all places. A vacant place names record 0, which is replaced when it is loaded."""
+        count, places = len(draw.records), self.rows * self.passes
+        remedy = "build the plan with a larger `records`, which must be a public upper bound"
+        check.require(count <= places, "no more records than the plan's largest batch", "more", remedy)
+        at = self._stream.permutation(places)[:count]
+        records, vacant = np.zeros(places, dtype=np.int64), np.ones(places, dtype=np.bool_)
+        records[at], vacant[at] = draw.records, False
+        return Draw(records, vacant=vacant)
 
 
 class Population(Protocol):
@@ -162,10 +199,13 @@ def sampling_streams(streams: Streams, plan: Plan, world: World) -> tuple[Stream
     return sampling, sampling.at(TESTS) if plan.has_tests else sampling, users
 
 
-def drawn(plan: Plan, of: Population, world: World, sampling: Stream, testing: Stream, start: int) -> Iterator[Draw]:
+def drawn(
+    plan: Plan, of: Population, world: World, sampling: Stream, testing: Stream, start: int, slots: Slots | None = None
+) -> Iterator[Draw]:
     """What this process takes of each batch from step `start` on; each batch that tests an update comes twice.
 
-    of  what this process holds
+    of     what this process holds
+    slots  where the records of each batch are laid, in a run with fixed rows
     """
     horizon, sizes = plan.horizon, world.gather(of.size)
     if plan.relation is Neighbouring.REPLACE_ONE:  # the one relation under which the size is public
@@ -173,7 +213,8 @@ def drawn(plan: Plan, of: Population, world: World, sampling: Stream, testing: S
 
     def batches(stream: Stream) -> Iterator[Draw]:
         if world.size == 1 or not isinstance(plan.sampling, _JOINT):
-            yield from map(of.draw, plan.sampling.batches(of.size, horizon, stream, start))
+            draws = map(of.draw, plan.sampling.batches(of.size, horizon, stream, start))
+            yield from draws if slots is None or of.size == 0 else map(slots.lay, draws)  # no data has no form
             return
         first = sum(sizes[: world.rank])
         for indices in plan.sampling.batches(sum(sizes), horizon, stream, start):
@@ -184,3 +225,29 @@ def drawn(plan: Plan, of: Population, world: World, sampling: Stream, testing: S
         return
     for one, other in zip(batches(sampling), batches(testing), strict=True):
         yield from (one, other, other)
+
+
+def slots_of(
+    plan: Plan, rows: int | None, micro_batch: int | None, data: Any, streams: Streams, sharding: Sharding | None
+) -> Slots | None:
+    """The places of a run with fixed rows, None without; combinations that are not proven are refused by name."""
+    if rows is None:
+        return None
+    check.count("fixed_rows is the number of rows in every forward pass, e.g. 64", fixed_rows=rows)
+    reasons = {
+        "micro_batch, which fixed_rows replaces": micro_batch is not None,
+        "your own loader, whose batches the library does not lay": data is None or plan.sampling.is_own_loader,
+        "a plan that protects users, whose records lie side by side": not plan.unit.is_record,
+        "several processes": World.current().size > 1,
+        "a model that FSDP2 divides among processes": sharding is not None,
+    }
+    came = [reason for reason, holds in reasons.items() if holds]
+    remedy = "leave fixed_rows out, or train in one process on a dataset from which the plan draws single records"
+    check.require(not came, "a run that can have fixed_rows", "; ".join(came), remedy)
+    capacity = plan.sampling.capacity(plan.horizon)
+    if capacity is None:
+        other = TruncatedPoisson.seldom_cut(plan.horizon, multiple_of=rows)
+        remedy = f"build the plan with recipe.using(sampling=discreet.{other}), or with FixedSize() under replace-one"
+        got = f"{type(plan.sampling).__name__}, whose batches have no public limit"
+        check.refuse("sampling with a largest batch, for fixed_rows", got, remedy)
+    return Slots(rows, capacity, streams.sampling.at(PLACES))

@@ -27,6 +27,7 @@ from discreet.training.collate import (
 if TYPE_CHECKING:
     from discreet.stages.sampling import Indices
     from discreet.training.draws import Draw
+    from discreet.training.rehearsal import VacantRows
 
 
 @final
@@ -38,6 +39,7 @@ class MicroBatch:
     records: int
     is_last: bool
     units: UnitRows | None = None  # which records belong to one user, if users were drawn
+    vacant: Tensor | None = None  # which rows hold no record, if the run has fixed rows: made-up ones, of weight 0
     stands_in: bool = False  # made-up records, which a process of a sharded model gets while others have more
 
 
@@ -52,6 +54,7 @@ class Loader:
         self,
         dataset: Dataset[Any],
         draws: SecretDraws,
+        vacant_rows: VacantRows,
         *,
         micro_batch: int,
         collate_fn: Callable[[list[Any]], Any] | None,
@@ -59,7 +62,7 @@ class Loader:
         device: torch.device,
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
-        self._draws = draws
+        self._draws, self._vacant_rows = draws, vacant_rows
         self._collate_fn = default_collate if collate_fn is None else CollateEach(collate_fn)
         self._num_workers = num_workers
         self._rows = _Rows.of(dataset) if collate_fn is None and num_workers == 0 else None
@@ -111,7 +114,11 @@ class Loader:
 
     def _micro(self, batch: Any, part: Draw, is_last: bool) -> MicroBatch:
         units = UnitRows(part.sizes) if part.sizes else None
-        return MicroBatch(to_device(batch, self._device), len(part.records), is_last, units)
+        if part.vacant is None:
+            return MicroBatch(to_device(batch, self._device), len(part.records), is_last, units)
+        vacant = torch.from_numpy(part.vacant)
+        batch = to_device(self._vacant_rows.filled(batch, vacant), self._device)
+        return MicroBatch(batch, len(part.records), is_last, units, vacant.to(self._device))
 
 
 @final

@@ -22,23 +22,10 @@ from discreet.engine.model_state import ModelBetweenBatches, Snapshot
 from discreet.engine.proof.program import BatchKind
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
-from discreet.training import checkpoint
+from discreet.training import binding, checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
-from discreet.training.binding import (
-    bare_model,
-    bare_optimizer,
-    check_arguments,
-    check_optimizer,
-    check_public,
-    device_of,
-    dry_run,
-    micro_batch_of,
-    not_called,
-    records_in,
-    rehearsals,
-)
-from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams
+from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams, slots_of
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
@@ -46,6 +33,7 @@ from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf, owners_of
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
+from discreet.training.rehearsal import VacantRows, rehearsal_sizes
 from discreet.training.sharded.checkpoint import load, save
 from discreet.training.sharded.turns import Turns, check_sharded
 from discreet.training.spending import Spent
@@ -80,6 +68,8 @@ class Private:
     public            public records for methods that learn from them (gep); the loop yields batches of them, too
     rehearsal         a batch of public records for rehearsals (see `is_rehearsal`); None: their records are made up
     unit              for a plan that protects users: a function from a record to its owner's name, or all names
+    fixed_rows        rows of every forward pass, in place of micro_batch: a record's gradient is then rounded without
+                      regard to other records, so the certificate covers it (draws.py). None: it is not covered
     """
 
     def __init__(
@@ -104,39 +94,43 @@ class Private:
         public: Dataset[Any] | None = None,
         rehearsal: Any = None,
         unit: OwnerOf | None = None,
+        fixed_rows: int | None = None,
     ) -> None:
-        data = check_arguments(plan, data, micro_batch=micro_batch, views=views)
-        check_public(plan, data, public)
-        wrapped, model, optimizer = model, bare_model(model), bare_optimizer(optimizer)
+        data = binding.check_arguments(plan, data, micro_batch=micro_batch, views=views)
+        binding.check_public(plan, data, public)
+        wrapped, model, optimizer = model, binding.bare_model(model), binding.bare_optimizer(optimizer)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
-        self._device = device_of(model) if device is None else torch.device(device)
+        self._device = binding.device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
         self._step: PrivateStep | None = None
-        self._between = ModelBetweenBatches(model)
-        settings = {"views": views, "average": average, "resume": resume is not None}
+        self._between, self._fixed_rows = ModelBetweenBatches(model), fixed_rows
+        settings = {"views": views, "average": average, "resume": resume is not None, "fixed_rows": fixed_rows}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
         check_processes(plan, self.world)
-        check_optimizer(optimizer, model)
+        binding.check_optimizer(optimizer, model)
         check_shards(self.world, data)
         self._sampling, self._testing, users = sampling_streams(self.streams, plan, self.world)
         used = checkpoint.keys_of(self.streams, self.world)
         self._draws = SecretDraws(self.streams.draws)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
-            opened.enter_context(not_called(wrapped))
-            self._engine = opened.enter_context(closing(Engine(model)))
+            opened.enter_context(binding.not_called(wrapped))
+            self._engine = opened.enter_context(closing(Engine(model, in_double=fixed_rows is not None)))
+            self._slots = slots_of(plan, fixed_rows, micro_batch, data, self.streams, self._engine.sharding)
             check_sharded(plan, data, self._engine.sharding)
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
             with self._draws.keyed():
-                example = dry_run(self._engine, data, collate_fn, inputs, self._device)
+                example = binding.dry_run(self._engine, data, collate_fn, inputs, self._device)
             alike = example if collate_fn is None else None
-            self.micro_batch = micro_batch_of(plan, micro_batch, self._engine, alike, self.world.size, views)
+            given = fixed_rows or micro_batch
+            self.micro_batch = binding.micro_batch_of(plan, given, self._engine, alike, self.world.size, views)
             with self._engine.watch.reading_records():
                 self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
-            self._rehearsals = rehearsals(self._engine.watch, self.micro_batch, rehearsal, self._device)
+            sizes = rehearsal_sizes(self.micro_batch, is_fixed=fixed_rows is not None)
+            self._rehearsals = binding.rehearsals(self._engine.watch, sizes, rehearsal, self._device)
             self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
             self._turns = Turns(self._engine.sharding, self._rehearsals, self._make_loader(data, collate_fn, 0))
             self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
@@ -163,7 +157,8 @@ class Private:
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader = self._sampled()
         loop = self._loop.new_loop(between_steps=self._step is None)
-        batches = drawn(self.plan, self._population, self.world, self._sampling, self._testing, self.progress.step)
+        streams = self._sampling, self._testing
+        batches = drawn(self.plan, self._population, self.world, *streams, self.progress.step, self._slots)
         for micro in loader.load(batches):
             if self._step is None:
                 self._step = self._new_step()
@@ -196,7 +191,7 @@ class Private:
         for batch in self._passes.of(batches):
             if self.progress.step >= self.plan.horizon.steps:
                 return
-            records = records_in(batch)
+            records = binding.records_in(batch)
             self._step = self._new_step()
             yield from self._public_batches(loop)
             if records == 0:
@@ -238,14 +233,15 @@ class Private:
         with self._loop.taking():
             assert self._step is not None
             if self._step.is_testing:
-                is_added = self._step.add_to_test(losses, self._micro.records, self._views, self._micro.units)
+                micro = self._micro
+                is_added = self._step.add_to_test(losses, micro.records, self._views, micro.units, micro.vacant)
                 self._untested.compare(self.model)
             elif self._public is not None and self._step.is_learning:
                 is_added = True
                 self._step.learn(losses)
             else:
                 self._guard.losses(losses)
-                is_added = self._step.add(losses)
+                is_added = self._step.add(losses, self._micro.vacant)
             if not is_added and not self._micro.stands_in:
                 self._loop.postpone()
         self._draws.close()
@@ -329,7 +325,7 @@ class Private:
 
     def spent(self) -> Spent:
         """The privacy spent so far: certified, and for a finished run also claimed."""
-        return Spent.of(self.plan, self.progress.step, self._ledger.charge(), self.streams)
+        return Spent.of(self.plan, self.progress.step, self._ledger.charge(), self.streams, self._fixed_rows)
 
     @property
     def ledger(self) -> Ledger:
@@ -368,8 +364,8 @@ class Private:
         self._opened.close()
 
     def _make_loader(self, data: Any, collate_fn: Any, num_workers: int) -> Loader:
-        size, where, draws = self.micro_batch, self._device, self._draws
-        return Loader(data, draws, micro_batch=size, collate_fn=collate_fn, num_workers=num_workers, device=where)
+        size, where, draws = self.micro_batch, self._device, (self._draws, VacantRows(self._rehearsals))
+        return Loader(data, *draws, micro_batch=size, collate_fn=collate_fn, num_workers=num_workers, device=where)
 
     def _sampled(self) -> Loader:
         if self._loader is None or self._data is None or self.plan.sampling.is_own_loader:
@@ -380,7 +376,8 @@ class Private:
     def _begin(self, ledger: str | Path | None) -> Ledger:
         """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
         self._parameters.begin(self.progress.memory, self.world)
-        return checkpoint.new_ledger(ledger if self.world.is_first else None, self.plan, self.streams)
+        path = ledger if self.world.is_first else None
+        return checkpoint.new_ledger(path, self.plan, self.streams, fixed_rows=self._fixed_rows)
 
     def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""
@@ -389,7 +386,8 @@ class Private:
         saved = load(path, self._parameters, self.world, self._engine.sharding)
         saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
-            reopened = opened.enter_context(checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world))
+            reopened = checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world, self._fixed_rows)
+            opened.enter_context(reopened)
             opened.callback(saved.restore(self._parameters, self._schedulers))
             step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))

@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import Refused, refuse, require
+from discreet.engine.proof.lineage import places_in
 from discreet.training.collate import fields_of, with_fields
 
 _SIZES: Final = (14, 9)  # even and odd, without a common factor, and seldom another size of a model
 _SEED: Final = 7
+_SAME_FORM: Final = "give Private(rehearsal=...) a batch of the form in which the loop gets them"
 _VALUES: Final = (str, bytes, int, float, complex, type(None))
 _SETTINGS: Final = (torch.device, torch.dtype, torch.layout, torch.memory_format)
 _TIMES: Final[dict[type, Any]] = {
@@ -40,13 +42,19 @@ class _Plain:
     """An object that holds attributes and nothing else."""
 
 
-def rehearsal_sizes(largest: int) -> tuple[int, ...]:
-    """How many made-up records rehearsals have, if at most `largest` fit in memory.
+def rehearsal_sizes(largest: int, *, is_fixed: bool = False) -> tuple[int, ...]:
+    """How many made-up records rehearsals have, if at most `largest` fit in memory, or if every batch has as many.
+
+    Two sizes show which numbers follow the number of records, also if only one of them comes again.
 
     >>> [rehearsal_sizes(largest) for largest in (512, 6, 2, 1)]
     [(14, 9), (6, 5), (2, 1), (1,)]
+    >>> rehearsal_sizes(512, is_fixed=True)
+    (512, 9)
     """
-    return _SIZES if largest >= _SIZES[0] else (largest, largest - 1) if largest > 1 else (1,)
+    if largest < _SIZES[0]:
+        return (largest, largest - 1) if largest > 1 else (1,)
+    return (largest, _SIZES[1]) if is_fixed else _SIZES
 
 
 @final
@@ -66,8 +74,69 @@ class Rehearsals:
     def like(self, batch: Any, records: int) -> Iterator[tuple[Any, int]]:
         """Rehearsals for a batch of the run, each with its number of records."""
         for size in self.sizes:
-            made = made_up(batch, records, size) if self.given is None else taken(self.given, self.number, size)
-            yield made, size
+            yield self.of_size(batch, records, size), size
+
+    def of_size(self, batch: Any, records: int, size: int) -> Any:
+        """A rehearsal of `size` records for a batch of `records`."""
+        return made_up(batch, records, size) if self.given is None else taken(self.given, self.number, size)
+
+
+@final
+class VacantRows:
+    """Made-up records in the rows of a batch that hold none, for runs with fixed rows (`Slots` in draws.py).
+
+    Guarantee: they depend on what a rehearsal depends on, apart from attributes beside the entries of a dictionary,
+    which stay those of the record that was loaded. No sum depends on either: such rows have weight 0.
+    """
+
+    def __init__(self, rehearsals: Rehearsals) -> None:
+        self._rehearsals = rehearsals
+        self._made: dict[tuple[tuple[Any, ...], ...], Any] = {}  # by the form of the batch, which seldom changes
+
+    def filled(self, batch: Any, vacant: Tensor) -> Any:
+        """A batch with a row for each entry of `vacant`, in which made-up records have replaced those of some rows."""
+        form = tuple((tensor.shape, tensor.dtype) for tensor, _ in places_in(batch, 0))
+        if form not in self._made:
+            self._made = {form: self._rehearsals.of_size(batch, len(vacant), len(vacant))}
+        return _chosen(batch, self._made[form], vacant)
+
+
+def _chosen(batch: Any, other: Any, from_other: Tensor) -> Any:
+    """A batch with some rows of another one of the same structure."""
+    rows, kind = len(from_other), type(batch)
+    has_rows = _MakingUp(rows, rows).has_rows
+
+    def both(one: Any, second: Any) -> Any:
+        return _chosen(one, second, from_other)
+
+    require(type(other) is kind, f"a {kind.__name__} in the rehearsal", type(other).__name__, _SAME_FORM)
+    if isinstance(batch, (Tensor, np.ndarray)):
+        if batch.ndim == 0 or batch.shape[0] != rows:
+            return batch
+        require(batch.shape == other.shape, f"rows of shape {list(batch.shape)}", list(other.shape), _SAME_FORM)
+        at = from_other.view(-1, *[1] * (batch.ndim - 1))
+        if isinstance(batch, np.ndarray):
+            return np.where(at.numpy(), other, batch)
+        return torch.where(at.to(batch.device), other.to(batch), batch)
+    if isinstance(batch, (tuple, list)):
+        if len(batch) == rows and not any(map(has_rows, batch)):
+            return kind([second if take else one for one, second, take in zip(batch, other, from_other, strict=True)])
+        parts = [both(one, second) for one, second in zip(batch, other, strict=True)]
+        is_named = isinstance(batch, tuple) and kind not in (tuple, torch.Size)
+        return kind(*parts) if is_named else kind(parts)
+    if is_dataclass(batch) and not isinstance(batch, Mapping):
+        others = fields_of(other)
+        return with_fields(batch, {name: both(part, others[name]) for name, part in fields_of(batch).items()})
+    if isinstance(batch, (dict, UserDict)):
+        like: Any = copy.copy(batch)
+        for name, part in batch.items():
+            like[name] = both(part, other[name])
+        return like
+    if isinstance(batch, (*_VALUES, np.generic, enum.Enum, *_TIMES, *_SETTINGS)):
+        return batch
+    like = copy.copy(batch)
+    vars(like).update({name: both(part, vars(other)[name]) for name, part in vars(batch).items()})
+    return like
 
 
 def taken(batch: Any, records: int, size: int) -> Any:

@@ -23,6 +23,8 @@ class Spent:
 
     A run with a seed in any of its steps is not private. `statement` and the certificate say so; `certified.epsilon` is
     then the epsilon of the same run with secret randomness.
+
+    fixed_rows  rows of every pass, if the certificate covers how the gradients of records are rounded; None if not
     """
 
     certified: Certificate
@@ -31,9 +33,10 @@ class Spent:
     statement: str
     warnings: tuple[str, ...] = ()
     unit: str = "record"
+    fixed_rows: int | None = None
 
     @staticmethod
-    def of(plan: Plan, steps: int, charge: Charge, streams: Streams) -> Spent:
+    def of(plan: Plan, steps: int, charge: Charge, streams: Streams, fixed_rows: int | None = None) -> Spent:
         """Compute it from the ledger's charge. A claim is for the whole run, so it is None before the end."""
         from discreet.accounting.accountants import certify
 
@@ -44,8 +47,15 @@ class Spent:
         claim = plan.charge().claimed if finished else None
         claimed = None if claim is None else claim.epsilon(plan.delta)
         keyed = SEEDED if charge.seeded else streams.statement
-        unit, warned = plan.unit.name, plan.warnings
-        return Spent(certified=certified, claimed=claimed, steps=steps, statement=keyed, warnings=warned, unit=unit)
+        return Spent(
+            certified=certified,
+            claimed=claimed,
+            steps=steps,
+            statement=keyed,
+            warnings=plan.warnings,
+            unit=plan.unit.name,
+            fixed_rows=fixed_rows,
+        )
 
     @property
     def seeded(self) -> bool:
@@ -64,7 +74,8 @@ class Spent:
         rests_on = f"{proven.accountant}, {self.neighbours}, delta={proven.delta:g}"
         held = "".join(f", {condition}" for condition in proven.conditions)
         warned = "".join(f" · warning: {warning}" for warning in self.warnings)
-        return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}{warned}"
+        rounding = "" if self.fixed_rows is None else " · rounding of records by the batch is covered"
+        return f"certified {format_epsilon(proven.epsilon)}{held} ({rests_on}) · claimed {claimed}{rounding}{warned}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values for result files."""
@@ -75,6 +86,7 @@ class Spent:
             "steps": self.steps,
             "randomness": self.statement,
             **({"unit": self.unit} if self.unit != "record" else {}),
+            **({} if self.fixed_rows is None else {"fixed_rows": self.fixed_rows}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 

@@ -146,31 +146,34 @@ class PrivateStep:
             self._world.broadcast_(value)
         self._learning = None
 
-    def add(self, losses: Tensor) -> bool:
+    def add(self, losses: Tensor, vacant: Tensor | None = None) -> bool:
         """Add the bounded contributions of a micro-batch to the sums. Nothing is released.
 
         Returns False, and adds nothing, for a rehearsal, and for losses that have to be rehearsed first.
+        vacant  which rows hold no record, in a run with fixed rows: they add nothing
         """
         self._model.backward(losses)
         if not self._model.watch.is_rehearsed:
             self._sums.add_nothing()
             return False
         if self._rows is not None:
-            self._rows.add()
-        self._sums.add()
+            self._rows.add(vacant)
+        self._sums.add(vacant)
         return True
 
     def add_given(self) -> None:
         """Add contributions that others computed and the engine holds (federated/rounds.py), likewise."""
         self._sums.add()
 
-    def add_to_test(self, losses: Tensor, records: int, views: int, units: UnitRows | None) -> bool:
+    def add_to_test(
+        self, losses: Tensor, records: int, views: int, units: UnitRows | None, vacant: Tensor | None = None
+    ) -> bool:
         """Add a micro-batch of the batch that tests the update, likewise."""
         assert self._candidate is not None
         self._model.check(losses)
         if not self._model.watch.is_rehearsed:
             return False
-        self._candidate.add(losses, records, views, units)
+        self._candidate.add(losses, records, views, units, vacant)
         return True
 
     def end_sample(self, parameters: Parameters) -> bool | None:

@@ -65,9 +65,9 @@ class Convolution(WriteOnce):
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         self._seal.check()
         for weights_N, total in zip(weights_QN, total_Q, strict=True):
-            scales = share(weights_N, *self.lengths, prefer_left=False, dtype=self.dtype)
+            scales = share(weights_N, *self.lengths, prefer_left=False, dtype=total.dtype)
             images, outputs = (
-                values if scale is None else self._scaled(values, scale)
+                values.to(total.dtype) if scale is None else self._scaled(values.to(total.dtype), scale)
                 for values, scale in zip((self.images, self.outputs), scales, strict=True)
             )
             total += _weight_gradient(images, outputs, self.shape, self.geometry)

@@ -243,13 +243,12 @@ class GradientBuffer:
 def repaired(part: Part, grads_N: Tensor, norms: Tensor, absolute: Tensor) -> Tensor:
     """The norms, after gradients whose terms cancel were made again in float64, in place.
 
-    What float32 leaves of such a gradient is rounding, which may depend on the number of records.
+    What float32 leaves of such a gradient is rounding, which may depend on the number of records. So each is made by
+    itself: which others cancel does not show in its last bits.
     """
-    apart = (norms < CANCELLATION * absolute).nonzero().flatten()
-    for index in apart.split(max(1, KEEP_ELEMENTS // max(1, math.prod(part.shape)))):
-        if len(index):
-            exact = part.take(index, torch.float64).instantiate(0, len(index)).to(grads_N.dtype)
-            grads_N[index], norms[index] = exact, row_norms(exact)
+    for index in (norms < CANCELLATION * absolute).nonzero().unbind():
+        exact = part.take(index, torch.float64).instantiate(0, 1).to(grads_N.dtype)
+        grads_N[index], norms[index] = exact, row_norms(exact)
     return norms
 
 
@@ -272,8 +271,11 @@ class FormedGradients:
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         self._seal.check()
-        flat = self.grads_N.reshape(self.records, math.prod(self.shape)).to(total_Q.dtype)
-        total_Q.view(total_Q.shape[0], flat.shape[1]).addmm_(in_range(weights_QN, total_Q.dtype), flat)
+        flat, dtype = self.grads_N.reshape(self.records, math.prod(self.shape)), total_Q.dtype
+        sums, weights_QN = total_Q.view(total_Q.shape[0], flat.shape[1]), in_range(weights_QN, dtype)
+        some = self.records if flat.dtype == dtype else records_at_a_time(self)  # wide copies stay in the cache
+        for start in range(0, self.records, max(some, 1)):
+            sums.addmm_(weights_QN[:, start : start + some], flat[start : start + some].to(dtype))
 
     def instantiate(self, start: int, stop: int) -> Tensor:
         return self.grads_N[start:stop]
@@ -329,11 +331,9 @@ class BoundedFactors:
             self.norms[index] = exact.norms
 
     def _exact(self) -> Iterator[tuple[Tensor, FormedGradients]]:
-        """The records that cancel, some at a time: summed in float64, rounded once."""
-        if self._apart.numel() == 0:
-            return
-        for index in self._apart.split(max(1, KEEP_ELEMENTS // max(1, math.prod(self.shape)))):
-            wide = self.part.take(index, torch.float64).instantiate(0, len(index))
+        """The records that cancel, one at a time, as in `repaired`: summed in float64, rounded once."""
+        for index in self._apart.view(-1, 1).unbind():
+            wide = self.part.take(index, torch.float64).instantiate(0, 1)
             yield index, FormedGradients(wide.to(self.part.dtype))
 
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -351,9 +351,13 @@ class BoundedFactors:
         grads = self.part.instantiate(start, stop)
         index = self._apart[(self._apart >= start) & (self._apart < stop)]
         if index.numel():
-            exact = self.part.take(index, torch.float64).instantiate(0, len(index))
-            grads = grads.index_copy(0, index - start, exact.to(grads.dtype))
+            each = [self.part.take(one, torch.float64).instantiate(0, 1) for one in index.view(-1, 1).unbind()]
+            grads = grads.index_copy(0, index - start, torch.cat(each).to(grads.dtype))
         return grads
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> BoundedFactors:
-        return BoundedFactors(self.part.take(index_K, dtype))
+        """The factors of some records; in their own precision they keep what was measured."""
+        if dtype not in (None, self.dtype):
+            return BoundedFactors(self.part.take(index_K, dtype))
+        apart = torch.isin(index_K, self._apart).nonzero().flatten()
+        return BoundedFactors(self.part.take(index_K, dtype), Measured(self.norms[index_K], apart))
