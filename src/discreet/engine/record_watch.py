@@ -43,7 +43,7 @@ from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
 from discreet.engine.proof.judgement import Judged, judged
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, version_of, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.program import BatchKind, KnownPrograms
+from discreet.engine.proof.program import BatchKind, KnownPrograms, described
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.public_rows import rows_of_memory
 from discreet.engine.proof.verdicts import SIZED, form_of, settings_for
@@ -78,6 +78,7 @@ class RecordWatch(TorchFunctionMode):
             False  # in a backward pass that runs code of the user's, and in that code
         )
         self._declared: list[Any] = []
+        self._numbers: list[Any] = []  # declared ones, in the calls of the batch
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
     # -- one batch -------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class RecordWatch(TorchFunctionMode):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             blame = UNKNOWN if place is MIXED else None
             self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
-        self._declared = []
+        self._declared, self._numbers = [], []
         self._push()
 
     def take_stock(self, private: Any) -> None:
@@ -162,6 +163,16 @@ class RecordWatch(TorchFunctionMode):
     def declared_at(self) -> list[str]:
         """The lines that declare values public, in order."""
         return list(DECLARED.outside_of_steps | self.declarations)
+
+    @property
+    def shared_draw(self) -> str | None:
+        """Where one draw goes to several records of a micro-batch, in words; None if it happened in no batch so far."""
+        return None if self._generators.shared is None else described(self._generators.shared)
+
+    @property
+    def declared_values(self) -> tuple[Any, ...]:
+        """The choices and the numbers that this batch declared public and used."""
+        return *self._declared, *self._numbers
 
     def rehearse(self, sizes: Sequence[int]) -> None:
         """Losses have to be made for rehearsals of these numbers of records first."""
@@ -227,6 +238,8 @@ class RecordWatch(TorchFunctionMode):
                 )
             self._surroundings.check()
             self._generators.check(origin)
+            if self.kind is not BatchKind.REHEARSED:  # those after it make their losses alike
+                self._generators.look_for_shared(origin)
             self._programs.check(origin, self._records, tuple(self._declared), self.kind)
         self._pop()
 
@@ -247,6 +260,8 @@ class RecordWatch(TorchFunctionMode):
             require(self.table.is_memory_unchanged(), *TAMPERED)
             made = self.backwards.made()
             self._generators.check(made)
+            if self.kind is not BatchKind.REHEARSED:
+                self._generators.look_for_shared(made)
             self._backward_programs.check(made, self._records, tuple(self._declared), self.kind)
 
     @contextmanager
@@ -295,6 +310,7 @@ class RecordWatch(TorchFunctionMode):
         blamed, on_records = reading.mixed_and_private()
         region = self._regions.calls_at(func) if blamed is None else None
         form = form_of(func, description, tuple(reading.declared))
+        self._numbers += reading.declared
         states = None if form.draws is False else self._generators.before(reading.generators)
         versions = versions_of(tensors)
         started = table.clock

@@ -22,6 +22,7 @@ from discreet.engine.proof.blame import user_line
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, layouts_of
 from discreet.engine.proof.draws.read_draws import drawn_by, joined
+from discreet.engine.proof.draws.shared_draws import shared_draw
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin, PublicRows, ReadDraws
 
 count_function_modes: Final = torch._C._len_torch_function_stack
@@ -97,6 +98,7 @@ class Generators:
         self._origins: dict[tuple[int, int], Origin] = {}
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
         self._results: list[Origin] = []  # losses and gradients of the batch
+        self.shared: Origin | None = None  # a call that gives one draw to several records, in any batch so far
         self._is_repeated = False  # whether different draws have read one state
         self._has_ways = False  # whether a draw has rows for records along several axes
         self._last: dict[int, int] = {}  # the state that the last draw from a generator left
@@ -154,6 +156,10 @@ class Generators:
             return rows
         self._has_ways |= any(own is not None and len(own.axes) > 1 for own in rows)
         return [own and drawn_by(own, draws[0]) for own in rows]
+
+    def look_for_shared(self, made: Origin) -> None:
+        """Note a draw that several records share on the way to losses or gradients."""
+        self.shared = self.shared or shared_draw(made)
 
     def check(self, made: Origin) -> None:
         """Refuse losses or gradients that two different draws from one state reach. Others may repeat a state.

@@ -22,6 +22,8 @@ from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Indices, Stream, Streams
 from discreet.core.world import World
+from discreet.engine.proof.program import BatchKind
+from discreet.engine.record_watch import RecordWatch
 from discreet.engine.shards.sharding import Sharding
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, TruncatedPoisson
@@ -32,6 +34,7 @@ from discreet.training.owners import Owners
 TESTS: Final = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 USERS: Final = 2**49  # the sub-stream that draws the records of users, likewise
 PLACES: Final = 2**50  # the sub-stream that places records in fixed rows, likewise
+_SELDOM: Final = 6  # standard deviations
 _BY_RECORD: Final = (Poisson, BallsInBins, FullBatch)
 _JOINT: Final = (TruncatedPoisson, FixedSize)
 
@@ -87,6 +90,51 @@ class Slots:
         records, vacant = np.zeros(places, dtype=np.int64), np.ones(places, dtype=np.bool_)
         records[at], vacant[at] = draw.records, False
         return Draw(records, vacant=vacant)
+
+
+@final
+class Cuts:
+    """Refuses numbers that the records of one micro-batch share and those of another do not.
+
+    Leaving one record out of a batch moves others across its cuts. Guarantee: a record's loss does not depend on the
+    micro-batch in which it is: no draw is shared by records if batches may be cut, and whatever the loop declares
+    public is the same in all micro-batches of a step. With fixed rows, places are drawn, and it may depend on them.
+    """
+
+    def __init__(self, plan: Plan, micro_batch: int, world: World, slots: Slots | None) -> None:
+        size, self._are_places_drawn, self._are_single = plan.horizon.size, slots is not None, micro_batch == 1
+        most = plan.sampling.capacity(plan.horizon)
+        if most is None:
+            most = min(math.ceil(size.batch + _SELDOM * math.sqrt(size.batch)), size.records)
+        most *= plan.unit.per_user or 1 if isinstance(plan.unit, SampledUsers) else 1
+        self._are_expected = world.size > 1 or (most > micro_batch and not plan.sampling.is_own_loader)
+        self._declared: tuple[Any, ...] | None = None  # in the micro-batches of this step so far
+
+    def before_adding(self, watch: RecordWatch, *, is_last: bool) -> None:
+        """The losses of a micro-batch are made."""
+        is_cut = self._declared is not None or not is_last
+        if watch.kind is BatchKind.REHEARSAL or self._are_places_drawn or not is_cut:
+            return
+        self._refuse_shared(watch)
+        expected, got = "declared values that stay the same in all micro-batches of a step", "others than before"
+        remedy = "choose them anew only after private.step returned True, or pass fixed_rows"
+        check.require(self._declared in (None, watch.declared_values), expected, got, remedy)
+
+    def after_adding(self, watch: RecordWatch, *, is_last: bool) -> None:
+        """The losses of a micro-batch were added; those of a rehearsal were looked at."""
+        if watch.kind is not BatchKind.REHEARSAL:
+            self._declared = None if is_last else watch.declared_values
+        elif self._are_expected and not self._are_places_drawn:
+            self._refuse_shared(watch)
+
+    def _refuse_shared(self, watch: RecordWatch) -> None:
+        at = None if self._are_single else watch.shared_draw
+        remedy = (
+            "draw a row for each record, as torch.rand(len(x), 1) does; or choose a micro_batch that holds the largest "
+            "batch, in one process; or pass fixed_rows"
+        )
+        expected = "random numbers that belong to single records, because batches are cut into micro-batches"
+        check.require(at is None, expected, f"one draw for all records of a micro-batch, in {at}", remedy)
 
 
 class Population(Protocol):

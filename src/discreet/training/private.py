@@ -25,7 +25,7 @@ from discreet.stages.update import unpack
 from discreet.training import binding, checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
-from discreet.training.draws import Draw, check_processes, drawn, population, sampling_streams, slots_of
+from discreet.training.draws import Cuts, Draw, check_processes, drawn, population, sampling_streams, slots_of
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
@@ -127,6 +127,7 @@ class Private:
             alike = example if collate_fn is None else None
             given = fixed_rows or micro_batch
             self.micro_batch = binding.micro_batch_of(plan, given, self._engine, alike, self.world.size, views)
+            self._cuts = Cuts(plan, self.micro_batch, self.world, self._slots)
             with self._engine.watch.reading_records():
                 self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
             sizes = rehearsal_sizes(self.micro_batch, is_fixed=fixed_rows is not None)
@@ -232,22 +233,30 @@ class Private:
         """Process the per-record losses of the current batch. Returns True if the parameters changed."""
         with self._loop.taking():
             assert self._step is not None
-            if self._step.is_testing:
-                micro = self._micro
-                is_added = self._step.add_to_test(losses, micro.records, self._views, micro.units, micro.vacant)
-                self._untested.compare(self.model)
-            elif self._public is not None and self._step.is_learning:
-                is_added = True
+            micro = self._micro
+            if self._public is not None and self._step.is_learning:
                 self._step.learn(losses)
-            else:
-                self._guard.losses(losses)
-                is_added = self._step.add(losses, self._micro.vacant)
-            if not is_added and not self._micro.stands_in:
+            elif not self._added(losses, micro) and not micro.stands_in:
                 self._loop.postpone()
         self._draws.close()
         moved = self._loop.has_ended(self._turns.have_ended) and self._end_sample()
         self._between.remember()
         return moved
+
+    def _added(self, losses: Tensor, micro: MicroBatch) -> bool:
+        """Add the losses of a micro-batch to the sums, or to the test of an update; False if they are rehearsed."""
+        assert self._step is not None
+        watch = self._engine.watch
+        self._cuts.before_adding(watch, is_last=micro.is_last)
+        if self._step.is_testing:
+            is_added = self._step.add_to_test(losses, micro.records, self._views, micro.units, micro.vacant)
+            self._untested.compare(self.model)
+        else:
+            self._guard.losses(losses)
+            is_added = self._step.add(losses, micro.vacant)
+        if is_added or self.is_rehearsal:
+            self._cuts.after_adding(watch, is_last=micro.is_last)
+        return is_added
 
     def release(self, losses_of: Callable[[Any], Tensor]) -> bool:
         """Draw a batch and write its released gradient to `.grad`, for trainers that step the optimizer themselves.

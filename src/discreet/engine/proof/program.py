@@ -188,6 +188,11 @@ def _name(origin: Origin) -> str:
     return "a tensor that exists" if origin.func is None else readable(origin.func)
 
 
+def described(origin: Origin) -> str:
+    """A call and its line."""
+    return f"{_name(origin)}{_at(origin)}"
+
+
 def _at(origin: Origin) -> str:
     if origin.where is None:
         return ""

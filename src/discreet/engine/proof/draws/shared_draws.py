@@ -1,0 +1,46 @@
+"""Draws that all records of a micro-batch share.
+
+`sign = 2 * torch.randint(0, 2, (1,)) - 1` is one number for all records of a micro-batch, and another in the next one.
+If a batch is cut into several micro-batches, leaving one record out moves others across the cuts, where they meet
+another sign: the sum moves by more than one clip. A dropout mask on a weight does the same.
+"""
+
+from __future__ import annotations
+
+from discreet.engine.proof.lineage import GENERATOR_STATE, PUBLIC, Origin
+
+
+def shared_draw(made: Origin) -> Origin | None:
+    """A call, on the way to losses or gradients, that gives one draw to several records; None if there is none.
+
+    Guarantee: if None, every draw that reaches `made` was read by rows, each of which went to one record.
+    """
+    ahead, seen = [made], set[int]()
+    while ahead:
+        origin = ahead.pop()
+        if id(origin) in seen or origin.output == GENERATOR_STATE:
+            continue
+        seen.add(id(origin))
+        for parent in origin.parents:
+            if parent.lineage is not PUBLIC:
+                ahead.append(parent)
+            elif _draws_in(parent) - _read_by_rows(origin, parent):
+                return origin
+    return None
+
+
+def _draws_in(public: Origin) -> set[int]:
+    """The draws that the values of a public tensor depend on. What a generator drew before them is another matter."""
+    found, ahead, seen = set[int](), [public], set[int]()
+    while ahead:
+        origin = ahead.pop()
+        if origin.output == GENERATOR_STATE:
+            found.add(origin.digest)
+        elif id(origin) not in seen:
+            seen.add(id(origin))
+            ahead += origin.parents
+    return found
+
+
+def _read_by_rows(*origins: Origin) -> set[int]:
+    return {draw for origin in origins if origin.rows is not None for way in origin.rows.used for draw, _ in way}
