@@ -34,6 +34,7 @@ def losses_with(make: Make) -> Any:
 ATTACKS: dict[str, Make] = {
     "product": lambda x, model: model(x).prod(1),
     "product of all dims": lambda x, model: model(x).unflatten(1, (3, 1)).prod(2).prod(1),
+    "complex product": lambda x, model: torch.complex(model(x), model(x)).prod(1).real,
     "masked product": lambda x, model: torch.masked.prod(model(x), 1),
     "distances": lambda x, model: torch.cdist(x, POINTS).sum(1),
     "distances to records": lambda x, model: torch.cdist(POINTS, x, 2.0).sum(0),

@@ -199,7 +199,7 @@ class Reading:
             like=torch.empty(0, dtype=tensor.dtype, device=tensor.device),
             place=place,
             sizes=sizes,
-            needs_grad=tensor.is_floating_point(),
+            needs_grad=tensor.is_floating_point() or tensor.is_complex(),
             values=tensor.detach().clone() if exact and whole and place is PUBLIC else None,
             counts=place is PUBLIC and counts(origin) and not exact,
         )

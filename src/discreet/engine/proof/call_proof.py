@@ -296,8 +296,8 @@ class _Proof:
     # -- gradients -------------------------------------------------------------------------------------
 
     def _gradients_apart(self, records: int, places: Sequence[Place]) -> bool:
-        wanted = [i for i, leaf in enumerate(self.call.leaves) if leaf.needs_grad and leaf.like.is_floating_point()]
-        wanted = [i for i in wanted if isinstance(self.call.leaves[i].place, RecordAxis)]
+        leaves = enumerate(self.call.leaves)
+        wanted = [i for i, leaf in leaves if leaf.needs_grad and isinstance(leaf.place, RecordAxis)]
         if not wanted:
             return True
         chosen = separating(records) if records <= FEW else alternating(records)

@@ -90,7 +90,8 @@ class ValueSource:
             return self._filled(like, shape, 1, within.high if within.high < 2**20 else 1)
         steady = Pattern.MODERATE if pattern in (Pattern.BROKEN, Pattern.TINY) else pattern
         value = self.drawn(like, shape, steady, within)
-        is_tiny = pattern is Pattern.TINY and value.is_floating_point() and not within.unit
+        is_fraction = value.is_floating_point() or value.is_complex()
+        is_tiny = pattern is Pattern.TINY and is_fraction and not within.unit
         return torch.where(self._few_of(shape).to(like.device), value * 1e-25, value) if is_tiny else value
 
     def drawn(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:
@@ -119,7 +120,9 @@ class ValueSource:
             if pattern in (Pattern.ONE, Pattern.TINY):
                 value = torch.where(self._take(self._uniform, count) < 0.5, 0.0, value)
             if dtype.is_complex:
-                value = torch.complex(value, self._take(self._normal, count))
+                other = self._take(self._normal, count).to(value.dtype)
+                is_zero = value == 0 if pattern in (Pattern.ONE, Pattern.TINY) else torch.tensor(False)
+                value = torch.complex(value, torch.where(is_zero, 0.0, other))
             return value.to(dtype).reshape(list(shape)).to(like.device)
         limits = torch.iinfo(dtype)
         low, high = max(within.low, limits.min), min(within.high, limits.max)

@@ -217,6 +217,24 @@ def storage_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+Geometry = tuple[torch.Size, tuple[int, ...], int]
+
+
+def geometry_of(tensor: Tensor) -> Geometry:
+    """Which entries of its memory a tensor has."""
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether several entries of a tensor share one address, as with `expand` and `unfold`; if in doubt, yes."""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step <= reach:
+            return True
+        reach += max(size - 1, 0) * step
+    return False
+
+
 def memory_content(memory: torch.UntypedStorage) -> int:
     """A digest of a memory."""
     return _content(torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory))

@@ -24,12 +24,15 @@ from discreet.engine.proof.lineage import (
     UNPROVEN_ROWS,
     Blame,
     ExistingTensors,
+    Geometry,
     Lineage,
     Origin,
     SeenTensor,
+    geometry_of,
     has_memory,
     is_of_records,
     memory_content,
+    overlaps,
     storage_of,
     values_of,
     version_of,
@@ -44,7 +47,7 @@ class _Write:
     """What was written into a memory, where and when."""
 
     clock: int
-    geometry: tuple[torch.Size, tuple[int, ...], int]
+    geometry: Geometry
     before: Lineage | RecordAxis
     origin: Origin
     dtype: torch.dtype
@@ -179,7 +182,7 @@ class LineageTable:
             other = entry.tensor()
             if other is None or not has_memory(other) or storage_of(other) != storage_of(tensor):
                 continue
-            if _geometry(tensor) == _geometry(other) and tensor.dtype == other.dtype:
+            if geometry_of(tensor) == geometry_of(other) and tensor.dtype == other.dtype:
                 return values_of(self.find(other))
         return Origin(MIXED, 0, blame=here(UNKNOWN))
 
@@ -213,17 +216,35 @@ class LineageTable:
             place = SOLE
         elif new.lineage is PUBLIC or (write.before == new.lineage and origin.lineage is not PUBLIC):
             place = origin.lineage  # every address keeps its record
+            if new.lineage is PUBLIC and isinstance(place, RecordAxis) and self._tells_places(tensor, place, write):
+                place = MIXED
         else:
             place = _place_of(tensor, new.lineage, write.geometry, self._records, write.dtype)
+            is_whole = geometry_of(tensor) == write.geometry
+            equal = (origin.rows or UNPROVEN_ROWS).equal
+            if origin.lineage is PUBLIC and not is_whole and place not in (PUBLIC, MIXED, *equal):
+                place = MIXED  # what is left of the public rows may go by the places of records
             if isinstance(origin.lineage, RecordAxis) and place != origin.lineage:
                 place = MIXED if place is not PUBLIC else origin.lineage
         blame = here(_WRITTEN) if place is MIXED else None
         rows = None
-        if place is PUBLIC and _geometry(tensor) == write.geometry:
+        if place is PUBLIC and geometry_of(tensor) == write.geometry:
             rows = new.rows
         elif place is PUBLIC and (origin.rows, new.rows) != (None, None):
             rows = UNPROVEN_ROWS
         return Origin(place, digest, new.clock, new.func, new.settings, parents, blame, rows=rows)
+
+    def _tells_places(self, tensor: Tensor, place: RecordAxis, write: _Write) -> bool:
+        """Whether public values that were written into a tensor of records differ among these, or reach some alone."""
+        if write.dtype != tensor.dtype:
+            return True
+        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), _NOBODY, dtype=torch.int32)
+        _write_owner(owner, place, geometry_of(tensor), self._records)
+        seen, numbers = owner.as_strided(*write.geometry), torch.arange(self._records).unsqueeze(1)
+        axes = (write.origin.rows or UNPROVEN_ROWS).equal
+        rows = [axis.split(seen, self._records).reshape(self._records, -1) for axis in axes]
+        is_alike = any(bool(((own == numbers).all(0) | (own == _NOBODY).all(0)).all()) for own in rows)
+        return not is_alike and bool((seen != _NOBODY).any())
 
     def _filled(self, tensor: Tensor, origin: Origin) -> Origin:
         """The lineage of a tensor of torch.empty: as it was, or that of what was written, if all of it was."""
@@ -237,7 +258,10 @@ class LineageTable:
         for write in writes:
             _write_owner(owner, write.origin.lineage, write.geometry, self._records)
         place = _place_by_owner(tensor, owner, self._records)
-        if place is None or bool((owner.as_strided(*_geometry(tensor)) == _NOBODY).any()):
+        if place is None or bool((owner.as_strided(*geometry_of(tensor)) == _NOBODY).any()):
+            return origin
+        public = [write for write in writes if write.origin.lineage is PUBLIC]
+        if isinstance(place, RecordAxis) and any(self._tells_places(tensor, place, write) for write in public):
             return origin
         if any(write.origin.lineage is SOLE for write in writes):
             place = SOLE
@@ -245,7 +269,7 @@ class LineageTable:
         digest = hash((origin.digest, last.func, *[parent.digest for parent in parents]))
         rows = None
         if place is PUBLIC:
-            rows = last.rows if writes[-1].geometry == _geometry(tensor) else UNPROVEN_ROWS
+            rows = last.rows if writes[-1].geometry == geometry_of(tensor) else UNPROVEN_ROWS
         return self.put(tensor, Origin(place, digest, last.clock, last.func, last.settings, parents, rows=rows))
 
     # -- noting ----------------------------------------------------------------------------------------
@@ -277,19 +301,19 @@ class LineageTable:
             tensor = given[index]
             origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
             storage = storage_of(tensor)
-            if origin.lineage is not PUBLIC and _overlaps(tensor):
+            if origin.lineage is not PUBLIC and overlaps(tensor):
                 origin = Origin(MIXED, origin.digest, origin.clock, blame=here(_WRITTEN))
                 entries[id(tensor)] = SeenTensor(tensor, origin)
             if origin.lineage is not PUBLIC and (storage in self._held_storages or DECLARED.owns_memory(storage)):
                 refuse_writing(origin)
-            write = _Write(origin.clock, _geometry(tensor), reading.origins[index].lineage, origin, tensor.dtype)
+            write = _Write(origin.clock, geometry_of(tensor), reading.origins[index].lineage, origin, tensor.dtype)
             self._writes.setdefault(storage, []).append(write)
             if storage in self._exported:
                 self._exported[storage] = _Exported.of(tensor)
 
     def note_write(self, view: Tensor, origin: Origin) -> None:
         """A part of a memory of torch.empty was written."""
-        write = _Write(origin.clock, _geometry(view), PUBLIC, origin, view.dtype)
+        write = _Write(origin.clock, geometry_of(view), PUBLIC, origin, view.dtype)
         self._writes.setdefault(storage_of(view), []).append(write)
 
     def declare(self, tensor: Tensor) -> None:
@@ -327,35 +351,19 @@ _WRITTEN = Blame(
 )
 
 
-def _overlaps(tensor: Tensor) -> bool:
-    """Whether several entries of a tensor share one address."""
-    return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-_Geometry = tuple[torch.Size, tuple[int, ...], int]
-
-
-def _geometry(tensor: Tensor) -> _Geometry:
-    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
-
-
 def _place_of(
-    tensor: Tensor,
-    known: Lineage | RecordAxis,
-    geometry: tuple[torch.Size, tuple[int, ...], int],
-    records: int,
-    dtype: torch.dtype,
+    tensor: Tensor, known: Lineage | RecordAxis, geometry: Geometry, records: int, dtype: torch.dtype
 ) -> Lineage | RecordAxis:
     """Where the record lies in a tensor that shares the memory of a known one."""
     if not isinstance(known, RecordAxis):
         return known
-    if _geometry(tensor) == geometry and tensor.dtype == dtype:
+    if geometry_of(tensor) == geometry and tensor.dtype == dtype:
         return known
     if tensor.dtype != dtype:
         return MIXED
     owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), _NOBODY, dtype=torch.int32)
     _write_owner(owner, known, geometry, records)
-    if bool((owner.as_strided(*_geometry(tensor)) == _NOBODY).all()):
+    if bool((owner.as_strided(*geometry_of(tensor)) == _NOBODY).all()):
         return PUBLIC
     return _place_by_owner(tensor, owner, records) or MIXED
 
@@ -363,7 +371,7 @@ def _place_of(
 _NOBODY, _PUBLIC_OWNER = -1, -2
 
 
-def _write_owner(owner: Tensor, place: Lineage | RecordAxis, geometry: _Geometry, records: int) -> None:
+def _write_owner(owner: Tensor, place: Lineage | RecordAxis, geometry: Geometry, records: int) -> None:
     """Note in `owner`, one entry for each entry of a memory, whose values a write left there."""
     target = owner.as_strided(*geometry)
     if isinstance(place, RecordAxis):
@@ -376,7 +384,7 @@ def _write_owner(owner: Tensor, place: Lineage | RecordAxis, geometry: _Geometry
 
 def _place_by_owner(tensor: Tensor, owner: Tensor, records: int) -> Lineage | RecordAxis | None:
     """Where the record lies in a tensor, by the owners of its memory; None if no axis is the record."""
-    seen = owner.as_strided(*_geometry(tensor))
+    seen = owner.as_strided(*geometry_of(tensor))
     if bool((seen < 0).all()):
         return PUBLIC
     numbers = torch.arange(records, dtype=torch.int32)
