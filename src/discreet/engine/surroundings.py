@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, Final, NoReturn, final
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -94,6 +95,7 @@ class Generators:
     """
 
     def __init__(self) -> None:
+        self._starts: list[tuple[torch.Generator, Tensor]] = []  # states at the start of a batch without a draw so far
         self._origins: dict[tuple[int, int], Origin] = {}
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
         self._results: list[Origin] = []  # losses and gradients of the batch
@@ -106,12 +108,14 @@ class Generators:
         """A batch starts: generators stand wherever they stand."""
         self._origins, self._readers, self._results, self._last = {}, {}, [], {}
         self._is_repeated = self._is_set_back = self._has_ways = False
-        for generator in default_generators():
-            origin = Origin(MIXED, hash(("generator", str(generator.device))))
-            self._origins[id(generator), _state(generator)] = origin
+        self._starts = [(generator, generator.get_state()) for generator in default_generators()]
 
     def before(self, given: Sequence[torch.Generator]) -> States:
         """The states that a call can read: of torch's generators. Those of the user's are refused."""
+        for generator, start in self._starts:
+            origin = Origin(MIXED, hash(("generator", str(generator.device))))
+            self._origins[id(generator), _digest(start)] = origin
+        self._starts = []
         own = default_generators()
         for generator in given:
             if not any(generator is one for one in own):
@@ -137,7 +141,7 @@ class Generators:
             self._is_set_back |= is_ahead and start != self._last.get(id(generator), start)
             self._last[id(generator)] = end
             layouts = layouts or layouts_of(reading)
-            made = hash((origin.digest, digest, layouts)), 0, func, (settings, layouts), (origin,), None, where
+            made = hash((origin.digest, digest, layouts)), func, (settings, layouts), (origin,), None, where
             drawn = Origin(MIXED, *made, output=GENERATOR_STATE)
             self._origins[id(generator), end] = drawn
             readers = self._readers.setdefault(origin.digest, set())
@@ -192,7 +196,11 @@ def _goes_by_values(drawn: Origin) -> bool:
 
 
 def _state(generator: torch.Generator) -> int:
-    return hash(generator.get_state().numpy().tobytes())
+    return _digest(generator.get_state())
+
+
+def _digest(state: Tensor) -> int:
+    return hash(state.numpy().tobytes())
 
 
 def _refuse_seed() -> NoReturn:
