@@ -1,8 +1,9 @@
 """What the proof that records are kept apart costs: once for a model, and in every step.
 
-python -m research.benchmarks.proof_cost                       all models, one process each
+python -m research.benchmarks.proof_cost                       the speed table of README and BERT, one process each
 python -m research.benchmarks.proof_cost --out results/proof-cost.json
-python -m research.benchmarks.proof_cost mlp                   one model, in this process
+python -m research.benchmarks.proof_cost mlp text --out results/proof-cost.json        renew two models of the file
+python -m research.benchmarks.proof_cost gpt2-512              one model, in this process
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ from torch import Tensor, nn
 from discreet.data.features.vision_operators import declare_vision_operators
 from discreet.engine.engine import Engine
 from research.benchmarks.models import CLASSES, MODELS, Task
-from research.command import typed
 
-ROUNDS, PATIENCE = 25, 6.0  # steps of each kind, and seconds for all of them
+ROUNDS, PATIENCE = 200, 8.0  # steps of each kind, and seconds for all of them
 BERT: Final = "bert-12"
+TABLE: Final = (
+    *("mlp", "mlp-2048", "cnn-d2p2", "cnn-550k", "resnet20", "transformer", "transformer-384", "lstm", "text"),
+    BERT,
+)
+"""Models that are measured unless others are named."""
 
 
 class Bert(nn.Module):
@@ -65,10 +70,11 @@ def measure(name: str) -> dict[str, float]:
     calls = engine.watch.table.clock
     until = time.monotonic() + PATIENCE
     while len(plain) < ROUNDS and (time.monotonic() < until or len(plain) < 3):
-        watched.append(_step(engine, task, is_watched=True))
-        plain.append(_step(engine, task, is_watched=False))
+        for is_watched in (True, False) if len(plain) % 2 else (False, True):  # so that neither always comes first
+            (watched if is_watched else plain).append(_step(engine, task, is_watched=is_watched))
     engine.close()
-    both, alone = statistics.median(watched), statistics.median(plain)
+    alone = statistics.median(plain)
+    both = alone + statistics.median(one - other for one, other in zip(watched, plain, strict=True))
     return {
         "proof_s": round(first - both, 2),
         "step_ms": round(1e3 * alone, 2),
@@ -92,22 +98,32 @@ def _step(engine: Engine, task: Task, *, is_watched: bool) -> float:
 
 
 def main() -> None:
-    """Measure all models, or the one that is named."""
+    """Measure the models that are named, or those of the table."""
     parser = argparse.ArgumentParser(prog="python -m research.benchmarks.proof_cost", description=__doc__)
-    parser.add_argument("model", nargs="?", choices=[*MODELS, BERT])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join((*MODELS, BERT))}")
+    parser.add_argument("--out", type=Path, help="a JSON file to write or to update")
     given = parser.parse_args()
-    if given.model is not None:
-        print(json.dumps(measure(given.model)))
+    unknown = sorted(set(given.models) - {*MODELS, BERT})
+    if unknown:
+        parser.error(f"unknown models: {', '.join(unknown)}")
+    if len(given.models) == 1 and given.out is None:
+        print(json.dumps(measure(given.models[0])))
         return
-    answer: dict[str, Any] = {"command": typed("research.benchmarks.proof_cost"), "torch": torch.__version__}
-    answer |= {"machine": platform.processor() or platform.machine(), "threads": 1, "models": {}}
-    for name in (*MODELS, BERT):
+    for name in given.models or TABLE:
         command = [sys.executable, "-m", "research.benchmarks.proof_cost", name]
-        answer["models"][name] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        print(name, answer["models"][name])
-    if given.out is not None:
-        given.out.write_text(json.dumps(answer, indent=2) + "\n")
+        found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        print(name, found)
+        if given.out is not None:
+            _update(given.out, name, found)
+
+
+def _update(path: Path, name: str, found: dict[str, float]) -> None:
+    """Write the costs of one model into a file that may have those of others."""
+    answer: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"models": {}}
+    answer["command"] = f"python -m research.benchmarks.proof_cost --out {path}"  # renews every model
+    answer |= {"torch": torch.__version__, "machine": platform.processor() or platform.machine(), "threads": 1}
+    answer["models"][name] = found
+    path.write_text(json.dumps(answer, indent=2) + "\n")
 
 
 if __name__ == "__main__":

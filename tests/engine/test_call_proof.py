@@ -70,7 +70,7 @@ def read(func: Any, args: Any, kwargs: Any) -> Reading:
     def find(tensor: Tensor) -> Origin:
         return Origin(RecordAxis(0), 1) if tensor is args[0] else Origin(PUBLIC, 2)
 
-    reading.describe_call(args, kwargs, find)
+    reading.read_call(args, kwargs, find)
     return reading
 
 
@@ -95,7 +95,7 @@ def test_recurrent_functions_are_proven_at_smaller_sizes(func: Any, both_ways: b
     args = (x(20, 9), hidden, cell._flat_weights, True, 2, 0.0, True, both_ways, True)
     reading = Reading(7)
     rows = {id(args[0]): RecordAxis(0), **{id(state): RecordAxis(1) for state in states}}
-    reading.describe_call(args, {}, lambda tensor: Origin(rows.get(id(tensor), PUBLIC), 1))
+    reading.read_call(args, {}, lambda tensor: Origin(rows.get(id(tensor), PUBLIC), 1))
     small = provable_small(func, args, {}, reading)
     assert small is not None
     assert small.leaves[0].shape(67) == [67, 3, 2]
@@ -108,7 +108,7 @@ def test_a_number_of_records_behind_a_condition() -> None:
     for _ in range(100):
         call = (Tensor.__setitem__, (records * 1, records > 0, 7), {})
         reading = Reading(7)
-        reading.describe_call(call[1], {}, lambda tensor: Origin(RecordAxis(0), 1))
+        reading.read_call(call[1], {}, lambda tensor: Origin(RecordAxis(0), 1))
         assert not prove(provable(*call, reading, exact=False)).keeps_apart
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from steps import each, train
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.overrides import handle_torch_function, has_torch_function
 
 import discreet
 from discreet.core.check import Refused
@@ -396,3 +397,23 @@ def test_a_function_on_weights_alone() -> None:
         train(Quantised(Rounded.apply), body, steps=2)
     assert "weight + (rounded - weight).detach()" in str(refused.value)
     assert train(Quantised(lambda weight: weight + (weight.round() - weight).detach()), body, steps=2).updates == 2
+
+
+HELD: list[Tensor] = []
+
+
+def mean_of_records(weight: Tensor) -> Tensor:
+    """A function that torch hands to the watch as one call, on a public tensor."""
+    if has_torch_function((weight,)):
+        made: Tensor = handle_torch_function(mean_of_records, (weight,), weight)
+        return made
+    return weight * 0 + HELD[0].mean(0)
+
+
+def test_functions_of_the_users_own_are_not_public() -> None:
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        HELD[:] = [x]
+        private.step(each(model(x - mean_of_records(torch.ones(6))), y))
+
+    with pytest.raises(Refused, match="each record stands alone"):
+        train(body=body)

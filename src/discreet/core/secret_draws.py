@@ -8,7 +8,7 @@ batch, and leaving one record out gives all later records other masks.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, final
 
 import numpy as np
@@ -138,9 +138,14 @@ def default_generators() -> tuple[torch.Generator, ...]:
     on_devices: list[torch.Generator] = []
     for backend in (torch.cuda, torch.xpu):
         on_devices += backend.default_generators if backend.is_initialized() else ()
-    if torch.backends.mps.is_available():
+    if _has_mps():
         on_devices.append(torch.mps._get_default_mps_generator())
     return torch.default_generator, *on_devices
+
+
+@cache
+def _has_mps() -> bool:
+    return torch.backends.mps.is_available()  # the same for a whole process
 
 
 def _numpy_state() -> Any:

@@ -94,14 +94,14 @@ class CustomBackwards:
                 "remove register_full_backward_hook and the like; private.step bounds every record's gradient",
             )
         if origin.lineage is PUBLIC:
-            return Origin(MIXED, origin.digest, origin.clock, function, blame=here(_on_weights(function)))
+            return Origin(MIXED, origin.digest, function, blame=here(_on_weights(function)))
         known = self._nodes.get(id(node))
         if known is None:
             known = self._nodes[id(node)] = _Node(node, len(self._nodes))
             node.apply = partial(self._run, known)  # what autograd calls, on this node alone
             known.saved = [values_of(find(one)) for one in node.saved_tensors]
         known.outputs[tensor.output_nr] = origin
-        made_by = hash((origin.digest, function.backward)), origin.clock, function.backward, None, (origin,)
+        made_by = hash((origin.digest, function.backward)), function.backward, None, (origin,)
         return Origin(origin.lineage, *made_by, where=origin.where, output=CUSTOM_GRAPH)
 
     def begin(self, resume: Resume, table: Table) -> None:

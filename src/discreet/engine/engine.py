@@ -156,15 +156,13 @@ class Engine:
         if self._before is not None:
             self._before.compare(self.model)
         rows = records * self._views
-        require(
-            losses.dim() == 1 and losses.shape[0] == rows,
-            f"per-sample losses of shape [{rows}]",
-            f"shape {list(losses.shape)}",
-            'build the loss with reduction="none" and reduce each record to one number',
-        )
+        with torch._C.DisableTorchFunction():  # sizes are no calls to watch
+            shape, needs_grad = list(losses.shape), losses.requires_grad
+        remedy = 'build the loss with reduction="none" and reduce each record to one number'
+        require(shape == [rows], f"per-sample losses of shape [{rows}]", f"shape {shape}", remedy)
         expected, got = "losses computed from the model's forward pass on this batch", "losses that do not depend on it"
         remedy = "call the model on the batch that the iterator gave, outside torch.no_grad()"
-        require(bool(self._passes) and losses.requires_grad, expected, got, remedy)
+        require(bool(self._passes) and needs_grad, expected, got, remedy)
         if self._is_followed:
             self.check(losses)
         each = losses.view(records, self._views).mean(1) if self._views > 1 else losses
@@ -291,8 +289,7 @@ class Engine:
         for recorder in self._recorders:
             recorder.forget()
         self._open, self._passes, self._recorders = [], [], []
-        self._records, self._watching, self._is_followed, self._gradients = None, False, False, None
-        self._units = None
+        self._records, self._watching, self._is_followed, self._gradients, self._units = None, False, False, None, None
 
     def close(self) -> None:
         """Detach from the model, and give its memory back."""
@@ -317,7 +314,7 @@ class Engine:
         The processes of a sharded model ask together. If any of them has to learn, all gather the parameters.
         """
         form = args, kwargs, records, views
-        whole = nullcontext() if self.sharding is None else self.sharding.whole_if(not self._scripts.knows(*form))
+        whole = nullcontext() if self.sharding is None else self.sharding.whole_if(self._scripts.known(*form) is None)
         with self._unscripted.applied(), whole:
             return self._scripts.find(*form)
 
@@ -332,8 +329,11 @@ class Engine:
         learned = self._scripts.learned
         if self._before is not None:
             self._before.compare(self.model)
-        with self.watch.paused():
-            script = self.script(args, kwargs, self._records, self._views)
+        with torch._C.DisableTorchFunction():  # sizes are no calls to watch
+            script = self._scripts.known(args, kwargs, self._records, self._views)
+        if script is None or self.sharding is not None:
+            with self.watch.paused():
+                script = self.script(args, kwargs, self._records, self._views)
         if self._scripts.learned > learned:  # random inputs may have filled a cache
             self._before = Snapshot(self.model)
         with torch._C.DisableTorchFunction():

@@ -40,24 +40,22 @@ from discreet.engine.proof.blame import (
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_transformed
-from discreet.engine.proof.judgement import Judged, judged
+from discreet.engine.proof.judgement import KnownCall, KnownCalls, WatchedCall, judged, slice_written
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, version_of, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
-from discreet.engine.proof.program import BatchKind, KnownPrograms, described
+from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.public_rows import rows_of_memory
-from discreet.engine.proof.verdicts import SIZED, form_of, settings_for
+from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.proof.watched_functions import DATA_GET, FILLS, QUIET, RECURRENT, SPECIAL, TO_MEMORY, is_slice
 from discreet.engine.records_held import tensors_held_by
 from discreet.engine.regions import Regions
-from discreet.engine.surroundings import Generators, Surroundings
+from discreet.engine.surroundings import Generators, Surroundings, autocast_in_words
 from discreet.engine.trace.capture import RecordAxis, tensors_in
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 
-
-def _autocast() -> str:
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return ", ".join(f"{kind} {torch.get_autocast_dtype(kind)}" for kind in kinds)
+Draws = tuple[Origin, ...]
+Calls = list[int] | None
 
 
 class RecordWatch(TorchFunctionMode):
@@ -69,14 +67,12 @@ class RecordWatch(TorchFunctionMode):
         self.table = LineageTable(model, self.backwards.note, wholes)
         self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
-        self._surroundings, self._generators = Surroundings(RecordWatch), Generators()
-        self._regions = Regions(self.table, self._resumed)
+        self._surroundings, self.generators = Surroundings(RecordWatch), Generators()
+        self._regions, self._calls = Regions(self.table, self._resumed), KnownCalls()
         self._records, self.kind = 0, BatchKind.FREE
         self.is_open = self._is_paused = False
         self._is_inside = False  # inside of a function that is proven as a whole
-        self._is_backward = self._is_resumed = (
-            False  # in a backward pass that runs code of the user's, and in that code
-        )
+        self._is_backward = self._is_resumed = False  # in a backward pass that runs the user's code, and in that code
         self._declared: list[Any] = []
         self._numbers: list[Any] = []  # declared ones, in the calls of the batch
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
@@ -96,16 +92,18 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._surroundings.open()
-        self._generators.open()
+        self.generators.open()
         self._records, self.kind = records, kind
         self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
         DECLARED.new_batch()
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
-            blame = UNKNOWN if place is MIXED else None
-            self.table.put(tensor, Origin(where, hash(("batch", index)), blame=blame))
+            digest, is_known = hash(("batch", index)), place is not MIXED
+            origin = self.table.leaf(tensor, where, digest) if is_known else Origin(MIXED, digest, blame=UNKNOWN)
+            self.table.put(tensor, origin)
         self._declared, self._numbers = [], []
+        self._calls.begin(records)
         self._push()
 
     def take_stock(self, private: Any) -> None:
@@ -165,13 +163,8 @@ class RecordWatch(TorchFunctionMode):
         return list(DECLARED.outside_of_steps | self.declarations)
 
     @property
-    def shared_draw(self) -> str | None:
-        """Where one draw goes to several records of a micro-batch, in words; None if it happened in no batch so far."""
-        return None if self._generators.shared is None else described(self._generators.shared)
-
-    @property
     def declared_values(self) -> tuple[Any, ...]:
-        """The choices and the numbers that this batch declared public and used."""
+        """The choices and the numbers of this batch that were declared public."""
         return *self._declared, *self._numbers
 
     def rehearse(self, sizes: Sequence[int]) -> None:
@@ -237,9 +230,7 @@ class RecordWatch(TorchFunctionMode):
                     "keep the record as the first axis",
                 )
             self._surroundings.check()
-            self._generators.check(origin)
-            if self.kind is not BatchKind.REHEARSED:  # those after it make their losses alike
-                self._generators.look_for_shared(origin)
+            self.generators.check(origin, is_new=self.kind is not BatchKind.REHEARSED)
             self._programs.check(origin, self._records, tuple(self._declared), self.kind)
         self._pop()
 
@@ -259,9 +250,7 @@ class RecordWatch(TorchFunctionMode):
         with self.paused():
             require(self.table.is_memory_unchanged(), *TAMPERED)
             made = self.backwards.made()
-            self._generators.check(made)
-            if self.kind is not BatchKind.REHEARSED:
-                self._generators.look_for_shared(made)
+            self.generators.check(made, is_new=self.kind is not BatchKind.REHEARSED)
             self._backward_programs.check(made, self._records, tuple(self._declared), self.kind)
 
     @contextmanager
@@ -293,68 +282,98 @@ class RecordWatch(TorchFunctionMode):
             if is_between:
                 check_caller()
             return func(*args, **kwargs)
-        table = self.table
         if self._is_inside and self.forward is not None:
             return self.forward(func, args, kwargs)
         if func == DATA_GET:
             func = Tensor.detach  # the same, but writes are counted
         self._surroundings.check()
         refuse_transformed()
-        reading = Reading(self._records, values=func not in SIZED)
-        description = reading.describe_call(args, kwargs, table.find)
+        reading, modes = Reading(self._records, values=func not in SIZED), None
+        read = reading.read_call(args, kwargs, self.table.find)
         if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
-            description = (*description, f"gradients {torch.is_grad_enabled()}", _autocast())
-        tensors, is_special = reading.tensors, func in SPECIAL
-        if is_special:
-            self._prepare(func, reading)
-        blamed, on_records = reading.mixed_and_private()
-        region = self._regions.calls_at(func) if blamed is None else None
-        form = form_of(func, description, tuple(reading.declared))
-        self._numbers += reading.declared
-        states = None if form.draws is False else self._generators.before(reading.generators)
-        versions = versions_of(tensors)
-        started = table.clock
-        result = self._run(func, args, kwargs)
+            modes = f"gradients {torch.is_grad_enabled()}", autocast_in_words()
+        call = WatchedCall(func, args, kwargs, reading, (func, read, modes))
+        known = self._calls.find(call)
+        if known is not None and self._regions.is_outside:
+            return self._again(call, known)
+        return self._first(call)
+
+    def _again(self, call: WatchedCall, known: KnownCall) -> Any:
+        """A call that was judged before, on tensors that were made alike (judgement.py says why that is enough)."""
+        table, tensors = self.table, call.reading.tensors
+        versions, started = versions_of(tensors), table.clock
+        result = self._run(call)
         if table.clock != started:
             return result  # taken apart into calls that were watched
-        parents = tuple(reading.origins)
-        read: tuple[Origin, ...] = ()
-        if states is not None:
-            read = self._generators.read(states, form.digest, func, description, reading, line_of_the_call())
-            form.draws, parents = form.draws or bool(read), parents + read
-        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(args[1]):
-            self._write_slice(args)
-            return result
-        if is_special and func in TO_MEMORY and tensors:
-            table.export(tensors[0])
         made = [result] if type(result) is Tensor else tensors_of_result(result)
-        now = versions_of(tensors)
-        written = [] if now == versions else [i for i, version in enumerate(versions) if now[i] != version]
+        if not known.made(made) or versions_of(tensors) != versions:
+            self._judge(call, made, versions)
+            return result
+        table.put_again(made, known.origins, tensors)
+        return result
+
+    def _first(self, call: WatchedCall) -> Any:
+        """A call that is not known, or that has to be looked at each time."""
+        func, reading, form, table = call.func, call.reading, call.form, self.table
+        self._numbers += reading.declared
+        if func in SPECIAL:
+            self._prepare(func, reading)
+        region = self._regions.calls_at(func) if call.mixed is None else None
+        states = None if form.draws is False else self.generators.before(reading.generators)
+        versions, started = versions_of(reading.tensors), table.clock
+        result = self._run(call)
+        if table.clock != started:
+            return result  # taken apart into calls that were watched
+        draws: Draws = ()
+        if states is not None:
+            draws = self.generators.read(states, form.digest, func, call.description, reading, line_of_the_call())
+            form.draws = form.draws or bool(draws)
+        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(call.args[1]):
+            table.tick()
+            table.note_write(*slice_written(call.args, table.find, self._records))
+            return result
+        if func in TO_MEMORY and reading.tensors:
+            table.export(reading.tensors[0])
+        made = [result] if type(result) is Tensor else tensors_of_result(result)
+        self._judge(call, made, versions, draws, region)
+        return result
+
+    def _judge(
+        self, call: WatchedCall, made: list[Tensor], versions: list[int], draws: Draws = (), region: Calls = None
+    ) -> None:
+        """Note what a call made and wrote to.
+
+        versions       how often its arguments had been written to before
+        draws, region  the random numbers that it drew; the calls of the checkpointed region that it is in
+        """
+        form, reading, table = call.form, call.reading, self.table
+        tensors, now = reading.tensors, versions_of(reading.tensors)
+        written = [i for i, version in enumerate(versions) if now[i] != version]
         if written:
             made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
         elif not made:
-            return result
-        clock, where = table.tick(), line_of_the_call()
+            return
+        table.tick()
+        parents = tuple(reading.origins) + draws
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if region is not None:
             region.append(digest)
-        if blamed is not None:
-            places, blame, numbers, rows = Judged([MIXED] * len(made), blamed.blame)
-        else:
-            places, blame, numbers, rows = judged(form, func, args, kwargs, reading, made, on_records=on_records)
-        if numbers is not ALL_FOLLOW:
-            description = settings_for(form, description, numbers, self._records)
-        if blame is None and rows is None and made[0] is result and not written:  # nearly always: one new tensor
-            table.put_made(result, Origin(places[0], digest, clock, func, description, parents, None, where), tensors)
-            return result
-        origins, rows = [], self._generators.rows_of(read, rows)
-        for i, (place, row) in enumerate(zip(places, rows or [None] * len(made), strict=True)):
-            own = blame if place is MIXED else None
-            origins.append(Origin(place, digest + i, clock, func, description, parents, own, where, row, output=i))
+        found = judged(call, made)
+        settings = call.description
+        if found.numbers is not ALL_FOLLOW:
+            settings = settings_for(form, settings, found.numbers, self._records)
+        rows = self.generators.rows_of(draws, found.rows) or [None] * len(made)
+        made_by, where = (call.func, settings, parents), line_of_the_call()
+        origins = [
+            Origin(place, digest + i, *made_by, found.blame if place is MIXED else None, where, row, output=i)
+            for i, (place, row) in enumerate(zip(found.places, rows, strict=True))
+        ]
         table.put_all(made, origins, reading, written)
-        return result
+        if not written and form.draws is False:
+            self._calls.keep(call, made, origins)
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, call: WatchedCall) -> Any:
+        func, args, kwargs = call.func, call.args, call.kwargs
         try:
             self._is_inside = func in RECURRENT
             return func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
@@ -365,33 +384,12 @@ class RecordWatch(TorchFunctionMode):
         finally:
             self._is_inside = False
 
-    def _write_slice(self, args: Any) -> None:
-        """Note `target[index] = value` as a copy into a view: the view shows which entries were written."""
-        target, index, value = args
-        with torch._C.DisableTorchFunction():
-            view = target[index]
-        is_tensor = isinstance(value, Tensor)
-        func: Any = Tensor.copy_ if is_tensor else Tensor.fill_
-        came = self.table.find(value) if is_tensor else Origin(PUBLIC, 0)
-        reading = Reading(self._records, values=func not in SIZED)
-        empty = Origin(PUBLIC, 1, rows=rows_of_memory(view, self._records))
-        description = reading.describe((view, value), lambda tensor: empty if tensor is view else came)
-        form, clock = form_of(func, description, tuple(reading.declared)), self.table.tick()
-        found = Judged([MIXED], came.blame)
-        if came.lineage is not MIXED:
-            found = judged(form, func, (view, value), {}, reading, [view], on_records=came.lineage is not PUBLIC)
-        settings = (description, ()), repr(index)
-        digest = hash((form.digest, settings[1], came.digest))
-        rows = found.rows[0] if found.rows else None
-        origin = Origin(found.places[0], digest, clock, func, settings, (came,), found.blame, rows=rows)
-        self.table.note_write(view, origin)
-
     def _prepare(self, func: Any, reading: Reading) -> None:
         """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
         refuse_out_of_sight(func, reading.tensors)
         if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
             empty, rows = reading.origins[0], rows_of_memory(reading.tensors[0], self._records)
-            made_by = empty.digest, empty.clock, empty.func, empty.settings, empty.parents  # which part of the memory
+            made_by = empty.digest, empty.func, empty.settings, empty.parents  # which part of the memory
             reading.origins[0] = Origin(PUBLIC, *made_by, rows=rows)
 
     def _check_scripted(self, args: Any) -> None:

@@ -22,9 +22,10 @@ from discreet.engine.trace.capture import name_of, tensors_in
 
 
 class _Region(NamedTuple):
-    """Where the inputs of a region come from, and digests of its calls on records, in order."""
+    """Where the inputs of a region come from, and since when; and digests of its calls on records, in order."""
 
     inputs: list[Origin]
+    clock: int
     calls: list[int]
 
 
@@ -39,6 +40,11 @@ class Regions:
 
     def forget(self) -> None:
         self._known, self._repeated = {}, None
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether a call is in no region, nor under another hook on saved tensors."""
+        return self._repeated is None and saved_tensors_hooks(False) is None
 
     def calls_at(self, func: Callable[..., Any]) -> list[int] | None:
         """The calls of the region that a call on records is in; any other hook on saved tensors is refused."""
@@ -55,7 +61,8 @@ class Regions:
                 "remove them, and use a smaller micro_batch, which saves memory too",
             )
         if frame not in self._known:
-            self._known[frame] = _Region([self._table.find(one) for one in tensors_in(frame.get_inputs())], [])
+            inputs = [self._table.find(one) for one in tensors_in(frame.get_inputs())]
+            self._known[frame] = _Region(inputs, self._table.clock, [])
             frame.recompute_fn = partial(self._run_again, frame, frame.recompute_fn)
             frame.early_stop = False  # all calls are compared
         return self._known[frame].calls
@@ -68,10 +75,10 @@ class Regions:
     @contextmanager
     def repeating(self, frame: Any, inputs: Any, resumed: AbstractContextManager[None]) -> Iterator[None]:
         """The block runs a region again, under the watch that `resumed` puts on."""
-        first = self._known.get(frame, _Region([], []))
+        first = self._known.get(frame, _Region([], 0, []))
         held: list[Tensor] = tensors_in(inputs)
         for tensor, origin in zip(held, first.inputs, strict=False):
-            self._table.put(tensor, origin)
+            self._table.put(tensor, origin, first.clock)
         outer, self._repeated = self._repeated, []
         try:
             with resumed:

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, Final, NoReturn, final
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -24,11 +25,18 @@ from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, layouts_of
 from discreet.engine.proof.draws.read_draws import drawn_by, joined
 from discreet.engine.proof.draws.shared_draws import shared_draw
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin, PublicRows, ReadDraws
+from discreet.engine.proof.program import described
 
 count_function_modes: Final = torch._C._len_torch_function_stack
 count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 seed_of_torch: Final = torch.default_generator.initial_seed
 _SMALLEST = 5e-324
+
+
+def autocast_in_words() -> str:
+    """The types in which autocast computes."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return ", ".join(f"{kind} {torch.get_autocast_dtype(kind)}" for kind in kinds)
 
 
 @final
@@ -95,10 +103,11 @@ class Generators:
     """
 
     def __init__(self) -> None:
+        self._starts: list[tuple[torch.Generator, Tensor]] = []  # states at the start of a batch without a draw so far
         self._origins: dict[tuple[int, int], Origin] = {}
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
         self._results: list[Origin] = []  # losses and gradients of the batch
-        self.shared: Origin | None = None  # a call that gives one draw to several records, in any batch so far
+        self._shared: Origin | None = None  # a call that gives one draw to several records, in any batch so far
         self._is_repeated = False  # whether different draws have read one state
         self._has_ways = False  # whether a draw has rows for records along several axes
         self._last: dict[int, int] = {}  # the state that the last draw from a generator left
@@ -108,12 +117,14 @@ class Generators:
         """A batch starts: generators stand wherever they stand."""
         self._origins, self._readers, self._results, self._last = {}, {}, [], {}
         self._is_repeated = self._is_set_back = self._has_ways = False
-        for generator in default_generators():
-            origin = Origin(MIXED, hash(("generator", str(generator.device))))
-            self._origins[id(generator), _state(generator)] = origin
+        self._starts = [(generator, generator.get_state()) for generator in default_generators()]
 
     def before(self, given: Sequence[torch.Generator]) -> States:
         """The states that a call can read: of torch's generators. Those of the user's are refused."""
+        for generator, start in self._starts:
+            origin = Origin(MIXED, hash(("generator", str(generator.device))))
+            self._origins[id(generator), _digest(start)] = origin
+        self._starts = []
         own = default_generators()
         for generator in given:
             if not any(generator is one for one in own):
@@ -139,7 +150,7 @@ class Generators:
             self._is_set_back |= is_ahead and start != self._last.get(id(generator), start)
             self._last[id(generator)] = end
             layouts = layouts or layouts_of(reading)
-            made = hash((origin.digest, digest, layouts)), 0, func, (settings, layouts), (origin,), None, where
+            made = hash((origin.digest, digest, layouts)), func, (settings, layouts), (origin,), None, where
             drawn = Origin(MIXED, *made, output=GENERATOR_STATE)
             self._origins[id(generator), end] = drawn
             readers = self._readers.setdefault(origin.digest, set())
@@ -157,18 +168,23 @@ class Generators:
         self._has_ways |= any(own is not None and len(own.axes) > 1 for own in rows)
         return [own and drawn_by(own, draws[0]) for own in rows]
 
-    def look_for_shared(self, made: Origin) -> None:
-        """Note a draw that several records share on the way to losses or gradients."""
-        self.shared = self.shared or shared_draw(made)
+    @property
+    def shared_at(self) -> str | None:
+        """Where one draw goes to several records of a micro-batch, in words; None if it happened in no batch so far."""
+        return None if self._shared is None else described(self._shared)
 
-    def check(self, made: Origin) -> None:
+    def check(self, made: Origin, *, is_new: bool) -> None:
         """Refuse losses or gradients that two different draws from one state reach. Others may repeat a state.
 
         Refuse those that read one draw in two ways, by which records share its numbers.
 
         Refuse draws behind a sampler that goes by values, too, if a generator was set back: the program may have
         looked ahead, and a record may have chosen the numbers of others.
+
+        is_new  whether no rehearsal has shown how they are made: then draws that records share are noted
         """
+        if is_new:
+            self._shared = self._shared or shared_draw(made)
         self._results.append(made)
         if not (self._is_repeated or self._is_set_back or self._has_ways):
             return
@@ -198,7 +214,11 @@ def _goes_by_values(drawn: Origin) -> bool:
 
 
 def _state(generator: torch.Generator) -> int:
-    return hash(generator.get_state().numpy().tobytes())
+    return _digest(generator.get_state())
+
+
+def _digest(state: Tensor) -> int:
+    return hash(state.numpy().tobytes())
 
 
 def _refuse_seed() -> NoReturn:

@@ -25,6 +25,7 @@ from discreet.training.collate import check_data_apart
 from discreet.training.loader import to_device
 from discreet.training.rehearsal import Rehearsals
 
+SELDOM = 6  # standard deviations above its mean, which a Poisson batch exceeds once in 10^9 steps
 COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
 GIVEN = "the records of Private(rehearsal=...)"  # as the ledger names them
 
@@ -138,11 +139,11 @@ def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: 
 
     It depends only on the shape of the example, the public batch size and the machine. Without an example it is a
     constant. (With a collate_fn there is no example, because the length of the first record is not public.) A Poisson
-    batch rarely exceeds its mean by five standard deviations, so a batch that fits in memory is not split.
+    batch rarely exceeds its mean by six standard deviations, so a batch that fits in memory is not split.
     """
     if example is None:
         return ENOUGH
-    rows = views * math.ceil(batch + 5 * math.sqrt(batch))
+    rows = views * math.ceil(batch + SELDOM * math.sqrt(batch))
     return max(1, micro_batch_for(engine, *example, records=2, batch=rows) // views)
 
 

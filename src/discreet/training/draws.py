@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
@@ -28,13 +29,12 @@ from discreet.engine.shards.sharding import Sharding
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, TruncatedPoisson
 from discreet.stages.unit import SampledUsers
-from discreet.training.binding import as_dataset
+from discreet.training.binding import SELDOM, as_dataset
 from discreet.training.owners import Owners
 
 TESTS: Final = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 USERS: Final = 2**49  # the sub-stream that draws the records of users, likewise
 PLACES: Final = 2**50  # the sub-stream that places records in fixed rows, likewise
-_SELDOM: Final = 6  # standard deviations
 _BY_RECORD: Final = (Poisson, BallsInBins, FullBatch)
 _JOINT: Final = (TruncatedPoisson, FixedSize)
 
@@ -105,30 +105,33 @@ class Cuts:
         size, self._are_places_drawn, self._are_single = plan.horizon.size, slots is not None, micro_batch == 1
         most = plan.sampling.capacity(plan.horizon)
         if most is None:
-            most = min(math.ceil(size.batch + _SELDOM * math.sqrt(size.batch)), size.records)
+            most = min(math.ceil(size.batch + SELDOM * math.sqrt(size.batch)), size.records)
         most *= plan.unit.per_user or 1 if isinstance(plan.unit, SampledUsers) else 1
         self._are_expected = world.size > 1 or (most > micro_batch and not plan.sampling.is_own_loader)
         self._declared: tuple[Any, ...] | None = None  # in the micro-batches of this step so far
 
-    def before_adding(self, watch: RecordWatch, *, is_last: bool) -> None:
-        """The losses of a micro-batch are made."""
-        is_cut = self._declared is not None or not is_last
-        if watch.kind is BatchKind.REHEARSAL or self._are_places_drawn or not is_cut:
-            return
-        self._refuse_shared(watch)
+    @contextmanager
+    def adding(self, watch: RecordWatch, *, is_last: bool) -> Iterator[None]:
+        """The losses of a micro-batch are made, and are added inside the block; those of a rehearsal are looked at."""
+        is_rehearsal, is_cut = watch.kind is BatchKind.REHEARSAL, self._declared is not None or not is_last
+        if is_cut and not is_rehearsal:
+            self._refuse_shared(watch)
+            self._refuse_changed(watch)
+        yield
+        if is_rehearsal and self._are_expected:
+            self._refuse_shared(watch)
+        elif watch.is_rehearsed:
+            self._declared = None if is_last else watch.declared_values
+
+    def _refuse_changed(self, watch: RecordWatch) -> None:
         expected, got = "declared values that stay the same in all micro-batches of a step", "others than before"
         remedy = "choose them anew only after private.step returned True, or pass fixed_rows"
-        check.require(self._declared in (None, watch.declared_values), expected, got, remedy)
-
-    def after_adding(self, watch: RecordWatch, *, is_last: bool) -> None:
-        """The losses of a micro-batch were added; those of a rehearsal were looked at."""
-        if watch.kind is not BatchKind.REHEARSAL:
-            self._declared = None if is_last else watch.declared_values
-        elif self._are_expected and not self._are_places_drawn:
-            self._refuse_shared(watch)
+        is_same = self._are_places_drawn or self._declared in (None, watch.declared_values)
+        check.require(is_same, expected, got, remedy)
 
     def _refuse_shared(self, watch: RecordWatch) -> None:
-        at = None if self._are_single else watch.shared_draw
+        is_harmless = self._are_single or self._are_places_drawn
+        at = None if is_harmless else watch.generators.shared_at
         remedy = (
             "draw a row for each record, as torch.rand(len(x), 1) does; or choose a micro_batch that holds the largest "
             "batch, in one process; or pass fixed_rows"

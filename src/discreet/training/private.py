@@ -124,8 +124,7 @@ class Private:
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
             with self._draws.keyed():
                 example = binding.dry_run(self._engine, data, collate_fn, inputs, self._device)
-            alike = example if collate_fn is None else None
-            given = fixed_rows or micro_batch
+            alike, given = example if collate_fn is None else None, fixed_rows or micro_batch
             self.micro_batch = binding.micro_batch_of(plan, given, self._engine, alike, self.world.size, views)
             self._cuts = Cuts(plan, self.micro_batch, self.world, self._slots)
             with self._engine.watch.reading_records():
@@ -233,30 +232,25 @@ class Private:
         """Process the per-record losses of the current batch. Returns True if the parameters changed."""
         with self._loop.taking():
             assert self._step is not None
-            micro = self._micro
             if self._public is not None and self._step.is_learning:
                 self._step.learn(losses)
-            elif not self._added(losses, micro) and not micro.stands_in:
+            elif not self._add(losses, self._micro) and not self._micro.stands_in:
                 self._loop.postpone()
         self._draws.close()
         moved = self._loop.has_ended(self._turns.have_ended) and self._end_sample()
         self._between.remember()
         return moved
 
-    def _added(self, losses: Tensor, micro: MicroBatch) -> bool:
+    def _add(self, losses: Tensor, micro: MicroBatch) -> bool:
         """Add the losses of a micro-batch to the sums, or to the test of an update; False if they are rehearsed."""
         assert self._step is not None
-        watch = self._engine.watch
-        self._cuts.before_adding(watch, is_last=micro.is_last)
-        if self._step.is_testing:
+        with self._cuts.adding(self._engine.watch, is_last=micro.is_last):
+            if not self._step.is_testing:
+                self._guard.losses(losses)
+                return self._step.add(losses, micro.vacant)
             is_added = self._step.add_to_test(losses, micro.records, self._views, micro.units, micro.vacant)
             self._untested.compare(self.model)
-        else:
-            self._guard.losses(losses)
-            is_added = self._step.add(losses, micro.vacant)
-        if is_added or self.is_rehearsal:
-            self._cuts.after_adding(watch, is_last=micro.is_last)
-        return is_added
+            return is_added
 
     def release(self, losses_of: Callable[[Any], Tensor]) -> bool:
         """Draw a batch and write its released gradient to `.grad`, for trainers that step the optimizer themselves.
@@ -385,8 +379,8 @@ class Private:
     def _begin(self, ledger: str | Path | None) -> Ledger:
         """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
         self._parameters.begin(self.progress.memory, self.world)
-        path = ledger if self.world.is_first else None
-        return checkpoint.new_ledger(path, self.plan, self.streams, fixed_rows=self._fixed_rows)
+        own = ledger if self.world.is_first else None
+        return checkpoint.new_ledger(own, self.plan, self.streams, fixed_rows=self._fixed_rows)
 
     def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
         """Restore a checkpoint and return the reopened ledger, which determines the next step."""

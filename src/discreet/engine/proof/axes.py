@@ -1,14 +1,15 @@
-"""Which axis of a tensor is the record, shown by passes of two sizes and by replacing records."""
+"""Which axis of a tensor is the record: by passes of two sizes and by replacing records, or by its memory."""
 
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
 from discreet.engine.proof.movement import changed, only
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import LARGE, SMALL
@@ -114,3 +115,70 @@ def _close(first: Tensor, second: Tensor) -> bool:
     finite = first[first.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(first, second, rtol=0.0, atol=scale * tolerance, equal_nan=True)
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether several entries of a tensor share one address, as with `expand` and `unfold`; if in doubt, yes."""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step <= reach:
+            return True
+        reach += max(size - 1, 0) * step
+    return False
+
+
+Geometry = tuple[torch.Size, tuple[int, ...], int]
+
+
+def geometry_of(tensor: Tensor) -> Geometry:
+    """Which entries of its memory a tensor has."""
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def place_in_memory(
+    tensor: Tensor, known: Lineage | RecordAxis, geometry: Geometry, records: int, dtype: torch.dtype
+) -> Lineage | RecordAxis:
+    """Where the record lies in a tensor that shares the memory of a known one."""
+    if not isinstance(known, RecordAxis):
+        return known
+    if geometry_of(tensor) == geometry and tensor.dtype == dtype:
+        return known
+    if tensor.dtype != dtype:
+        return MIXED
+    owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
+    write_owner(owner, known, geometry, records)
+    if bool((owner.as_strided(*geometry_of(tensor)) == NOBODY).all()):
+        return PUBLIC
+    return place_by_owner(tensor, owner, records) or MIXED
+
+
+NOBODY: Final = -1
+_PUBLIC_OWNER: Final = -2
+
+
+def write_owner(owner: Tensor, place: Lineage | RecordAxis, geometry: Geometry, records: int) -> None:
+    """Note in `owner`, one entry for each entry of a memory, whose values a write left there."""
+    target = owner.as_strided(*geometry)
+    if isinstance(place, RecordAxis):
+        by_record = place.split(target, records)
+        numbers = torch.arange(records, dtype=torch.int32).view(-1, *[1] * (by_record.dim() - 1))
+        by_record.copy_(numbers.expand_as(by_record))
+    else:
+        target.fill_(_PUBLIC_OWNER)
+
+
+def place_by_owner(tensor: Tensor, owner: Tensor, records: int) -> Lineage | RecordAxis | None:
+    """Where the record lies in a tensor, by the owners of its memory; None if no axis is the record."""
+    seen = owner.as_strided(*geometry_of(tensor))
+    if bool((seen < 0).all()):
+        return PUBLIC
+    numbers = torch.arange(records, dtype=torch.int32)
+    for axis, length in enumerate(tensor.shape):
+        if length % records:
+            continue
+        for minor in (False, True):
+            place = RecordAxis(axis, minor=minor)
+            by_record = place.split(seen, records).reshape(records, -1)
+            if bool(((by_record < 0) | (by_record == numbers.unsqueeze(1))).all()):
+                return place
+    return None

@@ -90,12 +90,15 @@ def user_line() -> str:
     return "an unknown line"
 
 
-_BETWEEN: Final = ("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py")
+_BETWEEN: Final = (
+    *("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py"),
+    "discreet/engine/record_watch.py",
+)
 
 
 def line_of_the_call() -> tuple[CodeType, int]:
     """The line that made the call under way: of the user's code, or of a module's forward()."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
         frame = frame.f_back
     return frame.f_code, frame.f_lineno

@@ -60,49 +60,56 @@ class Reading:
     def __init__(self, records: int, numbers: Numbers = ALL_FOLLOW, *, values: bool = False) -> None:
         self.records, self.numbers, self.values = records, numbers, values
         self.rows: tuple[int | None, ...] = ()  # for each tensor, which axis of a public one has a row for each record
-        self.multiples: list[int] = []  # whole numbers that are multiples of the number of records
+        self.multiples: Sequence[int] = ()  # whole numbers that are multiples of the number of records
         self.tensors: list[Tensor] = []
         self.origins: list[Origin] = []
         self.opaque: Opaque | None = None
-        self.declared: list[Any] = []
-        self.generators: list[torch.Generator] = []
+        self.declared: tuple[Any, ...] = ()
+        self.generators: tuple[torch.Generator, ...] = ()
 
-    def describe_call(self, args: Any, kwargs: Any, find: Callable[[Tensor], Origin]) -> Any:
-        """The arguments of a call without their values; most are tensors and numbers, which take no recursion."""
-        parts, tensors, origins = [], self.tensors, self.origins
+    def read_call(self, args: Any, kwargs: Any, find: Callable[[Tensor], Origin]) -> Any:
+        """The arguments of a call, with origins in the places of tensors; most take no recursion."""
+        tensors, origins = self.tensors, self.origins
+        parts: list[Any] = []
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is nn.Parameter:
                 origin = find(arg)
                 tensors.append(arg)
                 origins.append(origin)
-                form = origin.form
-                if form is None:
-                    form = origin.form = self._form(arg, origin)
-                parts.append(form)
+                parts.append(origin)
             elif kind is float and arg == arg and arg:
                 parts.append(("float", arg))
             else:
-                parts.append(self.describe(arg, find))
-        return tuple(parts), self.describe(kwargs, find) if kwargs else ()
+                parts.append(self.read(arg, find))
+        return tuple(parts), self.read(kwargs, find) if kwargs else ()
 
     def describe(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
         """The argument without its values: equal for calls of one form."""
+        return self.described(self.read(tree, find))
+
+    def described(self, read: Any) -> Any:
+        """What was read, with the form of each tensor in the place of its origin."""
+        for tensor, origin in zip(self.tensors, self.origins, strict=True):
+            if origin.form is None:
+                origin.form = self._form(tensor, origin)
+        return _with_forms(read)
+
+    def read(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
+        """The argument with origins in the places of tensors: equal for calls of one form on tensors made alike."""
         kind = type(tree)
         if kind in TENSORS or isinstance(tree, Tensor):
             origin = find(tree)
             self.tensors.append(tree)
             self.origins.append(origin)
-            if origin.form is None:
-                origin.form = self._form(tree, origin)
-            return origin.form
+            return origin
         if kind is int:
             if self.values or tree < self.records:
                 return tree
             factor = factor_of(tree, self.records)
             if factor is None:
                 return tree
-            self.multiples.append(tree)
+            self.multiples = *self.multiples, tree
             return ("records", factor) if self.numbers.follow(len(self.multiples) - 1) else tree
         if kind in _PLAIN:
             return tree
@@ -111,14 +118,19 @@ class Reading:
         if kind is float:
             return ("float", tree if tree else str(tree)) if tree == tree else ("float", "nan")  # -0.0 is not 0.0
         if kind is tuple or kind is torch.Size:
-            return tuple([self.describe(branch, find) for branch in tree])
+            return tuple([self.read(branch, find) for branch in tree])
         if kind is list:
-            return ("list", *[self.describe(branch, find) for branch in tree])
+            return ("list", *[self.read(branch, find) for branch in tree])
         if kind is slice:
-            return ("slice", *[self.describe(bound, find) for bound in (tree.start, tree.stop, tree.step)])
+            return ("slice", *[self.read(bound, find) for bound in (tree.start, tree.stop, tree.step)])
         if kind is dict:
-            return tuple([(name, self.describe(branch, find)) for name, branch in tree.items()])
+            return tuple([(name, self.read(branch, find)) for name, branch in tree.items()])
         return self._other(tree, find)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the call takes tensors, numbers, words and the like alone, all of which were read."""
+        return self.opaque is None and not self.declared and not self.generators
 
     def mixed_and_private(self) -> tuple[Origin | None, bool]:
         """A mixed origin among the tensors, and whether any of them holds records that are kept apart."""
@@ -134,21 +146,21 @@ class Reading:
         """The rest: exact types alone, as a class of the user's shows what it likes."""
         kind = type(tree)
         if kind is DeclaredFloat or kind is DeclaredInt:
-            self.declared.append(tree)
+            self.declared = *self.declared, tree
             return DECLARED.description_of(tree.declaration)
         if isinstance(tree, tuple):
-            return self.describe(tuple(tuple.__iter__(tree)), find)
+            return self.read(tuple(tuple.__iter__(tree)), find)
         if isinstance(tree, list):  # as an index, a list is not the same as a tuple
-            return self.describe(list(list.__iter__(tree)), find)
+            return self.read(list(list.__iter__(tree)), find)
         if kind in _NUMPY_NUMBERS:
-            return self.describe(tree.item(), find)
+            return self.read(tree.item(), find)
         if isinstance(tree, torch.Generator):
-            self.generators.append(tree)
+            self.generators = *self.generators, tree
             return "generator", str(tree.device)  # torch's own; others are refused
         if kind in _SHOWN:
             return repr(tree)
         if isinstance(tree, enum.Enum):
-            return "enum", self.describe(_value_of(tree), find)
+            return "enum", self.read(_value_of(tree), find)
         if isinstance(tree, np.ndarray):
             self.opaque = Opaque.ARRAY
         else:
@@ -203,6 +215,12 @@ class Reading:
             values=tensor.detach().clone() if exact and whole and place is PUBLIC else None,
             counts=place is PUBLIC and counts(origin) and not exact,
         )
+
+
+def _with_forms(read: Any) -> Any:
+    if type(read) is Origin:
+        return read.form
+    return tuple(map(_with_forms, read)) if type(read) is tuple else read
 
 
 def counts(origin: Origin) -> bool:

@@ -87,19 +87,13 @@ GENERATOR_STATE, CUSTOM_GRAPH = -1, -2
 
 
 class Origin:
-    """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions)."""
+    """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions).
+
+    It holds nothing of a batch: where a call comes again, what it makes has the same origin (judgement.py).
+    """
 
     __slots__ = (
-        "blame",
-        "clock",
-        "digest",
-        "form",
-        "func",
-        "lineage",
-        "output",
-        "parents",
-        "rows",
-        "settings",
+        *("blame", "digest", "form", "func", "is_kept", "lineage", "output", "parents", "rows", "settings"),
         "where",
     )
 
@@ -107,7 +101,6 @@ class Origin:
         self,
         lineage: Lineage | RecordAxis,
         digest: int,
-        clock: int = 0,
         func: Callable[..., Any] | None = None,
         settings: Any = None,
         parents: tuple[Origin, ...] = (),
@@ -116,9 +109,10 @@ class Origin:
         rows: PublicRows | None = None,
         output: int = 0,
     ) -> None:
-        self.lineage, self.digest, self.clock = lineage, digest, clock
+        self.lineage, self.digest = lineage, digest
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.form: Any = None
+        self.is_kept = False  # whether this object also stands for what other batches make alike
         self.where = where  # the line that made the call
         # which tensor of the result; GENERATOR_STATE: the state that a draw left; CUSTOM_GRAPH: the tensor of the
         # parent, with a backward pass of the user's own
@@ -147,17 +141,18 @@ def is_of_records(origin: Origin) -> bool:
 
 
 class SeenTensor:
-    """One tensor object as it was last seen."""
+    """One tensor object as it was last seen; `clock` says up to when its origin accounts for writes."""
 
-    __slots__ = ("node", "origin", "tensor", "version")
+    __slots__ = ("clock", "node", "origin", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, origin: Origin) -> None:
+    def __init__(self, tensor: Tensor, origin: Origin, clock: int) -> None:
         self.tensor = weakref.ref(tensor)  # no tensor lives longer for being watched
         try:
             self.version = tensor._version  # nearly always
         except RuntimeError:
             self.version = -1
-        self.node, self.origin = type(tensor.grad_fn), origin  # an autograd.Function puts its own node on a view
+        self.node = type(tensor.grad_fn)  # an autograd.Function puts its own node on a view
+        self.origin, self.clock = origin, clock
 
 
 class ExistingTensors:
@@ -215,24 +210,6 @@ def version_of(tensor: Tensor) -> int:
 def storage_of(tensor: Tensor) -> int:
     """What the views of one memory have in common."""
     return int(tensor.untyped_storage()._cdata)
-
-
-Geometry = tuple[torch.Size, tuple[int, ...], int]
-
-
-def geometry_of(tensor: Tensor) -> Geometry:
-    """Which entries of its memory a tensor has."""
-    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
-
-
-def overlaps(tensor: Tensor) -> bool:
-    """Whether several entries of a tensor share one address, as with `expand` and `unfold`; if in doubt, yes."""
-    reach = 0
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and step <= reach:
-            return True
-        reach += max(size - 1, 0) * step
-    return False
 
 
 def memory_content(memory: torch.UntypedStorage) -> int:

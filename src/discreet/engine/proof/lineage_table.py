@@ -9,11 +9,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from discreet.core.check import require
+from discreet.engine.proof.axes import (
+    NOBODY,
+    Geometry,
+    geometry_of,
+    overlaps,
+    place_by_owner,
+    place_in_memory,
+    write_owner,
+)
 from discreet.engine.proof.blame import CHANGED, UNKNOWN, here, is_uninitialised, refuse_writing
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.declared import DECLARED
@@ -24,15 +34,12 @@ from discreet.engine.proof.lineage import (
     UNPROVEN_ROWS,
     Blame,
     ExistingTensors,
-    Geometry,
     Lineage,
     Origin,
     SeenTensor,
-    geometry_of,
     has_memory,
     is_of_records,
     memory_content,
-    overlaps,
     storage_of,
     values_of,
     version_of,
@@ -69,6 +76,17 @@ class _Exported:
         return memory_content(self.memory) == self.content
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A parameter or buffer, its sizes and type, and its origins: while it is frozen, and while it is trained."""
+
+    tensor: Tensor
+    kind: tuple[torch.Size, torch.dtype]
+    frozen: Origin
+    trained: Origin
+
+
+_MOST_LEAVES: Final = 10_000
 NoteBackward = Callable[[Tensor, Origin, Callable[[Tensor], Origin]], Origin]
 
 
@@ -79,8 +97,9 @@ class LineageTable:
         self._model, self._with_backward = model, with_backward
         self._wholes = wholes  # the gathered parameters of a sharded model
         self._existing: ExistingTensors | None = None
-        self._held: dict[int, tuple[Tensor, dict[bool, Origin]]] = {}  # parameters and buffers, by `requires_grad`
-        self._held_storages: set[int] = set()
+        self._held: dict[int, _Held] = {}  # parameters and buffers
+        self._held_storages: set[int] | None = None  # their memories, once a write asks for them
+        self._leaves: dict[Any, Origin] = {}
         self._entries: dict[int, SeenTensor] = {}
         self._writes: dict[int, list[_Write]] = {}
         self._empties: dict[int, int] = {}  # memories of torch.empty, and when they were made
@@ -111,10 +130,27 @@ class LineageTable:
         self._records = records
         for number, tensor in enumerate(self._tensors()):
             known = self._held.get(id(tensor))
-            if known is None or known[0] is not tensor:
-                both = {needs: Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True)}
-                self._held[id(tensor)] = tensor, both
-        self._held_storages = {storage_of(tensor) for tensor, _ in self._held.values()}
+            if known is None or known.tensor is not tensor or known.kind != (tensor.shape, tensor.dtype):
+                frozen, trained = (Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True))
+                frozen.is_kept = trained.is_kept = True
+                self._held[id(tensor)] = _Held(tensor, (tensor.shape, tensor.dtype), frozen, trained)
+        self._held_storages = None
+
+    def leaf(self, tensor: Tensor, lineage: Lineage | RecordAxis, digest: int) -> Origin:
+        """The origin of a tensor that no call made: one for all tensors of its kind that stand in its place.
+
+        Its form is that of the tensor, so that sizes, type and the number of records tell origins apart, too.
+        """
+        if not has_memory(tensor):
+            return Origin(lineage, digest)
+        key = lineage, digest, self._records, tensor.shape, tensor.dtype
+        known = self._leaves.get(key)
+        if known is None:
+            if len(self._leaves) >= _MOST_LEAVES:
+                self._leaves.clear()  # calls on them are judged anew
+            known = self._leaves[key] = Origin(lineage, digest)
+            known.is_kept = True
+        return known
 
     def _tensors(self) -> list[Tensor]:  # parameters and buffers
         return [*tensors_of(self._model), *self._wholes]
@@ -144,10 +180,11 @@ class LineageTable:
                 return entry.origin
             return self._after_writes(tensor, entry)
         held = self._held.get(id(tensor))
-        if held is not None and held[0] is tensor:
+        if held is not None and held.tensor is tensor:
             exported = self._exported.get(storage_of(tensor)) if self._exported else None
             is_as_seen = exported is None or exported.is_unchanged()
-            return held[1][tensor.requires_grad] if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
+            own = held.trained if tensor.requires_grad else held.frozen
+            return own if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
         return self._unseen(tensor)
 
     def find_saved(self, tensor: Tensor) -> Origin:
@@ -162,12 +199,12 @@ class LineageTable:
         assert self._existing is not None
         declared = DECLARED.number_of(tensor)
         if declared is not None:
-            return self.put(tensor, Origin(PUBLIC, declared))
+            return self.put(tensor, self.leaf(tensor, PUBLIC, declared), 0)
         if not has_memory(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         if self._existing.has(tensor):
             self._used.append(tensor)
-            return self.put(tensor, Origin(PUBLIC, hash(("existing", id(tensor)))))
+            return self.put(tensor, self.leaf(tensor, PUBLIC, hash(("existing", id(tensor)))), 0)
         if self._existing.existed(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(CHANGED)))
         return self.put(tensor, self._with_backward(tensor, self._alias(tensor), self.find_saved))
@@ -199,18 +236,18 @@ class LineageTable:
         if storage in self._exported and not self._exported[storage].is_unchanged():
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         writes = self._writes.get(storage, [])
-        since = [write for write in writes if write.clock > entry.origin.clock]
+        since = [write for write in writes if write.clock > entry.clock]
         if not since and entry.version != version_of(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         for write in since:
             origin = self._written(tensor, origin, write)
-        return self.put(tensor, origin)
+        return self.put(tensor, origin, since[-1].clock if since else entry.clock)
 
     def _written(self, tensor: Tensor, origin: Origin, write: _Write) -> Origin:
         new = write.origin
         digest, parents = hash((origin.digest, new.digest)), (origin, new)
         if MIXED in (origin.lineage, new.lineage):
-            return Origin(MIXED, digest, new.clock, new.func, new.settings, parents, origin.blame or new.blame)
+            return Origin(MIXED, digest, new.func, new.settings, parents, origin.blame or new.blame)
         place: Lineage | RecordAxis
         if SOLE in (origin.lineage, new.lineage):
             place = SOLE
@@ -219,7 +256,7 @@ class LineageTable:
             if new.lineage is PUBLIC and isinstance(place, RecordAxis) and self._tells_places(tensor, place, write):
                 place = MIXED
         else:
-            place = _place_of(tensor, new.lineage, write.geometry, self._records, write.dtype)
+            place = place_in_memory(tensor, new.lineage, write.geometry, self._records, write.dtype)
             is_whole = geometry_of(tensor) == write.geometry
             equal = (origin.rows or UNPROVEN_ROWS).equal
             if origin.lineage is PUBLIC and not is_whole and place not in (PUBLIC, MIXED, *equal):
@@ -232,19 +269,19 @@ class LineageTable:
             rows = new.rows
         elif place is PUBLIC and (origin.rows, new.rows) != (None, None):
             rows = UNPROVEN_ROWS
-        return Origin(place, digest, new.clock, new.func, new.settings, parents, blame, rows=rows)
+        return Origin(place, digest, new.func, new.settings, parents, blame, rows=rows)
 
     def _tells_places(self, tensor: Tensor, place: RecordAxis, write: _Write) -> bool:
         """Whether public values that were written into a tensor of records differ among these, or reach some alone."""
         if write.dtype != tensor.dtype:
             return True
-        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), _NOBODY, dtype=torch.int32)
-        _write_owner(owner, place, geometry_of(tensor), self._records)
+        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
+        write_owner(owner, place, geometry_of(tensor), self._records)
         seen, numbers = owner.as_strided(*write.geometry), torch.arange(self._records).unsqueeze(1)
         axes = (write.origin.rows or UNPROVEN_ROWS).equal
         rows = [axis.split(seen, self._records).reshape(self._records, -1) for axis in axes]
-        is_alike = any(bool(((own == numbers).all(0) | (own == _NOBODY).all(0)).all()) for own in rows)
-        return not is_alike and bool((seen != _NOBODY).any())
+        is_alike = any(bool(((own == numbers).all(0) | (own == NOBODY).all(0)).all()) for own in rows)
+        return not is_alike and bool((seen != NOBODY).any())
 
     def _filled(self, tensor: Tensor, origin: Origin) -> Origin:
         """The lineage of a tensor of torch.empty: as it was, or that of what was written, if all of it was."""
@@ -254,11 +291,11 @@ class LineageTable:
         writes = [write for write in self._writes.get(storage, []) if write.clock > self._empties[storage]]
         if not writes or any(write.dtype != tensor.dtype or write.origin.lineage is MIXED for write in writes):
             return origin
-        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), _NOBODY, dtype=torch.int32)
+        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
         for write in writes:
-            _write_owner(owner, write.origin.lineage, write.geometry, self._records)
-        place = _place_by_owner(tensor, owner, self._records)
-        if place is None or bool((owner.as_strided(*geometry_of(tensor)) == _NOBODY).any()):
+            write_owner(owner, write.origin.lineage, write.geometry, self._records)
+        place = place_by_owner(tensor, owner, self._records)
+        if place is None or bool((owner.as_strided(*geometry_of(tensor)) == NOBODY).any()):
             return origin
         public = [write for write in writes if write.origin.lineage is PUBLIC]
         if isinstance(place, RecordAxis) and any(self._tells_places(tensor, place, write) for write in public):
@@ -270,20 +307,23 @@ class LineageTable:
         rows = None
         if place is PUBLIC:
             rows = last.rows if writes[-1].geometry == geometry_of(tensor) else UNPROVEN_ROWS
-        return self.put(tensor, Origin(place, digest, last.clock, last.func, last.settings, parents, rows=rows))
+        filled = Origin(place, digest, last.func, last.settings, parents, rows=rows)
+        return self.put(tensor, filled, writes[-1].clock)
 
     # -- noting ----------------------------------------------------------------------------------------
 
-    def put(self, tensor: Tensor, origin: Origin) -> Origin:
-        self._entries[id(tensor)] = SeenTensor(tensor, origin)
+    def put(self, tensor: Tensor, origin: Origin, clock: int | None = None) -> Origin:
+        """Note where a tensor comes from, with all writes up to then: now, unless `clock` says otherwise."""
+        self._entries[id(tensor)] = SeenTensor(tensor, origin, self.clock if clock is None else clock)
         return origin
 
-    def put_made(self, tensor: Tensor, origin: Origin, given: list[Tensor]) -> None:
-        """What a call made of what was given to it, if it did not give that back."""
-        for one in given:
-            if one is tensor and not changes_graph(origin.func):
-                return
-        self._entries[id(tensor)] = SeenTensor(tensor, origin)
+    def put_again(self, made: Sequence[Tensor], origins: Sequence[Origin], given: Sequence[Tensor]) -> None:
+        """What a known call made of what was given to it, unless it gave that back; it changes no graph in place."""
+        self.clock += 1
+        handed = list(map(id, given))
+        for tensor, origin in zip(made, origins, strict=True):
+            if id(tensor) not in handed:
+                self._entries[id(tensor)] = SeenTensor(tensor, origin, self.clock)
 
     def put_all(
         self, made: Sequence[Tensor], origins: Sequence[Origin], reading: Reading, written: Sequence[int]
@@ -294,26 +334,31 @@ class LineageTable:
         for tensor, origin in zip(made, origins, strict=False):
             if id(tensor) in handed and not changes_graph(origin.func):
                 continue  # the call gave back what it got
-            entries[id(tensor)] = SeenTensor(tensor, origin)
+            entries[id(tensor)] = SeenTensor(tensor, origin, self.clock)
             if origin.func in NEW_MEMORY and has_memory(tensor):
-                self._empties[storage_of(tensor)] = origin.clock
+                self._empties[storage_of(tensor)] = self.clock
         for index in written:
             tensor = given[index]
             origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
             storage = storage_of(tensor)
             if origin.lineage is not PUBLIC and overlaps(tensor):
-                origin = Origin(MIXED, origin.digest, origin.clock, blame=here(_WRITTEN))
-                entries[id(tensor)] = SeenTensor(tensor, origin)
-            if origin.lineage is not PUBLIC and (storage in self._held_storages or DECLARED.owns_memory(storage)):
+                origin = Origin(MIXED, origin.digest, blame=here(_WRITTEN))
+                entries[id(tensor)] = SeenTensor(tensor, origin, self.clock)
+            if origin.lineage is not PUBLIC and (self._is_held(storage) or DECLARED.owns_memory(storage)):
                 refuse_writing(origin)
-            write = _Write(origin.clock, geometry_of(tensor), reading.origins[index].lineage, origin, tensor.dtype)
+            write = _Write(self.clock, geometry_of(tensor), reading.origins[index].lineage, origin, tensor.dtype)
             self._writes.setdefault(storage, []).append(write)
             if storage in self._exported:
                 self._exported[storage] = _Exported.of(tensor)
 
+    def _is_held(self, storage: int) -> bool:
+        if self._held_storages is None:
+            self._held_storages = {storage_of(held.tensor) for held in self._held.values()}
+        return storage in self._held_storages
+
     def note_write(self, view: Tensor, origin: Origin) -> None:
         """A part of a memory of torch.empty was written."""
-        write = _Write(origin.clock, geometry_of(view), PUBLIC, origin, view.dtype)
+        write = _Write(self.clock, geometry_of(view), PUBLIC, origin, view.dtype)
         self._writes.setdefault(storage_of(view), []).append(write)
 
     def declare(self, tensor: Tensor) -> None:
@@ -326,7 +371,7 @@ class LineageTable:
                 "a tensor that calls in this step made from the batch",
                 "declare tensors that come from parameters, constants or random numbers only",
             )
-        self.put(tensor, Origin(PUBLIC, DECLARED.number_of(tensor) or 0))
+        self.put(tensor, self.leaf(tensor, PUBLIC, DECLARED.number_of(tensor) or 0), 0)
 
     def export(self, tensor: Tensor) -> None:
         """Something outside torch got hold of the memory, and may write to it unseen."""
@@ -349,51 +394,3 @@ _WRITTEN = Blame(
     "its records can no longer be told apart",
     "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
 )
-
-
-def _place_of(
-    tensor: Tensor, known: Lineage | RecordAxis, geometry: Geometry, records: int, dtype: torch.dtype
-) -> Lineage | RecordAxis:
-    """Where the record lies in a tensor that shares the memory of a known one."""
-    if not isinstance(known, RecordAxis):
-        return known
-    if geometry_of(tensor) == geometry and tensor.dtype == dtype:
-        return known
-    if tensor.dtype != dtype:
-        return MIXED
-    owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), _NOBODY, dtype=torch.int32)
-    _write_owner(owner, known, geometry, records)
-    if bool((owner.as_strided(*geometry_of(tensor)) == _NOBODY).all()):
-        return PUBLIC
-    return _place_by_owner(tensor, owner, records) or MIXED
-
-
-_NOBODY, _PUBLIC_OWNER = -1, -2
-
-
-def _write_owner(owner: Tensor, place: Lineage | RecordAxis, geometry: Geometry, records: int) -> None:
-    """Note in `owner`, one entry for each entry of a memory, whose values a write left there."""
-    target = owner.as_strided(*geometry)
-    if isinstance(place, RecordAxis):
-        by_record = place.split(target, records)
-        numbers = torch.arange(records, dtype=torch.int32).view(-1, *[1] * (by_record.dim() - 1))
-        by_record.copy_(numbers.expand_as(by_record))
-    else:
-        target.fill_(_PUBLIC_OWNER)
-
-
-def _place_by_owner(tensor: Tensor, owner: Tensor, records: int) -> Lineage | RecordAxis | None:
-    """Where the record lies in a tensor, by the owners of its memory; None if no axis is the record."""
-    seen = owner.as_strided(*geometry_of(tensor))
-    if bool((seen < 0).all()):
-        return PUBLIC
-    numbers = torch.arange(records, dtype=torch.int32)
-    for axis, length in enumerate(tensor.shape):
-        if length % records:
-            continue
-        for minor in (False, True):
-            place = RecordAxis(axis, minor=minor)
-            by_record = place.split(seen, records).reshape(records, -1)
-            if bool(((by_record < 0) | (by_record == numbers.unsqueeze(1))).all()):
-                return place
-    return None

@@ -314,13 +314,23 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
         return f"it takes {reading.opaque.value}, which may do anything"
     if any(type(tensor) not in TENSORS or tensor.layout != torch.strided for tensor in reading.tensors):
         return "it takes a tensor that is not dense, or of a class of its own"
-    module = getattr(func, "__module__", None) or "torch"
-    ours = module == "torch" or module.startswith("torch.")
-    if not ours or (module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")):
+    module = _module_of(func)
+    is_operator = module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")
+    if not is_of_torch(func) or is_operator:
         return "it is an operator of its own, which values of ours prove nothing about"
     if module.startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
         return "it runs functions that are not watched"
     return None
+
+
+def _module_of(func: Callable[..., Any]) -> str:
+    return getattr(func, "__module__", None) or "torch"
+
+
+def is_of_torch(func: Callable[..., Any]) -> bool:
+    """Whether a function is torch's: one of the user's (`handle_torch_function`) can read more than its arguments."""
+    module = _module_of(func)
+    return module == "torch" or module.startswith("torch.")
 
 
 def readable(func: Callable[..., Any]) -> str:

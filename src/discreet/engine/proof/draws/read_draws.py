@@ -87,7 +87,7 @@ def given_as_rows(origin: Origin, places: Iterable[Any]) -> Origin:
     if origin.lineage is not PUBLIC or rows is None or not rows.draws:
         return origin
     used = frozenset[frozenset[tuple[int, RecordAxis]]]().union(*(_draws(origin, place) for place in places))
-    made_by = origin.digest, origin.clock, origin.func, origin.settings, origin.parents, origin.blame, origin.where
+    made_by = origin.digest, origin.func, origin.settings, origin.parents, origin.blame, origin.where
     return Origin(PUBLIC, *made_by, rows=replace(rows, used=used), output=origin.output)
 
 
