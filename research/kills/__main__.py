@@ -24,13 +24,14 @@ from typing import Annotated, Any, Final
 
 import torch
 
-from discreet.accounting.chain import LedgerRecord
 from discreet.accounting.ledger import read
+from discreet.accounting.ledger_chain import LedgerRecord
 from discreet.cli import entry
 from discreet.cli.flags import flag
 from discreet.core.files import check_file, write_json
 from research.command import typed
-from research.kills.job import charges, pid_file, plan
+from research.kills.job import pid_file
+from research.kills.train import charges, plan
 
 _MODULE: Final = "research.kills"
 KINDS: Final = ("replicas", "sharded")
