@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import socket
@@ -140,13 +141,18 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def work(rank: int, size: int, batch: int, place: str, port: int) -> None:
+RECIPES: Final = {
+    "dp-sgd": methods.dp_sgd(),
+    "random-freeze": methods.random_freeze(final_rate=_FREEZE, cooling_epochs=1),
+}
+
+
+def work(rank: int, size: int, batch: int, kinds: tuple[str, ...], place: str, port: int) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if size > 1:
         join(rank, size, port)
-    recipes = {"dp-sgd": methods.dp_sgd(), "random-freeze": methods.random_freeze(final_rate=_FREEZE, cooling_epochs=1)}
-    private = {name: private_steps(recipe, batch) for name, recipe in recipes.items()}
+    private = {name: private_steps(RECIPES[name], batch) for name in kinds}
     drawn = {name: streams.noise.spent for name, (_, streams) in private.items()}
     found = measured({"plain": plain_steps(batch)} | {name: step for name, (step, _) in private.items()})
     for name, (_, streams) in private.items():
@@ -156,15 +162,17 @@ def work(rank: int, size: int, batch: int, place: str, port: int) -> None:
     os._exit(0)  # gloo's teardown may abort
 
 
-def row(size: int, batch: int) -> dict[str, Any]:
-    """The mean over the ranks, for each kind of step; bytes are those of all ranks together."""
+def row(size: int, batch: int, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """The mean over the ranks, for a plain step and each of these kinds; bytes are those of all ranks together."""
+    multiprocessing.set_forkserver_preload([_MODULE])  # imported once for all processes
     with tempfile.TemporaryDirectory() as place:
-        mp.start_processes(work, args=(size, batch, place, free_port()), nprocs=size, start_method="spawn")
+        args = size, batch, kinds, place, free_port()
+        mp.start_processes(work, args=args, nprocs=size, start_method="forkserver")
         ranks = [json.loads(Path(place, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
-    kinds: dict[str, Any] = {"ranks": size, "batch": batch}
+    found: dict[str, Any] = {"ranks": size, "batch": batch}
     for kind in ranks[0]:
-        kinds[kind] = {name: sum(own[kind][name] for own in ranks) / size for name in ranks[0][kind]}
-    return kinds
+        found[kind] = {name: sum(own[kind][name] for own in ranks) / size for name in ranks[0][kind]}
+    return found
 
 
 # -- the cost model --------------------------------------------------------------------------------------------
@@ -240,8 +248,8 @@ def ranks(
         "steps": _STEPS,
         "own_network": os.environ.get(_INSIDE) == "1",
         "cores": os.cpu_count(),
-        "measured": [row(number, BATCH) for number in RANKS],
-        "measured_with_a_batch_for_each": [row(number, BATCH * number) for number in RANKS],
+        "measured": [row(number, BATCH, tuple(RECIPES)) for number in RANKS],
+        "measured_with_a_batch_for_each": [row(number, BATCH * number, ("dp-sgd",)) for number in RANKS],
         "model": {
             "dp-sgd": [modelled(number, size, 1.0) for number in MODELLED],
             "random-freeze": [modelled(number, size, 1 - _FREEZE) for number in MODELLED],

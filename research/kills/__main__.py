@@ -28,15 +28,18 @@ from discreet.accounting.ledger import read
 from discreet.accounting.ledger_chain import LedgerRecord
 from discreet.cli import entry
 from discreet.cli.flags import flag
-from discreet.core.files import check_file, write_json
+from discreet.core.files import check_file, write_json, write_text
 from research.command import typed
 from research.kills.job import pid_file
 from research.kills.train import charges, plan
+from research.readme import put
 
 _MODULE: Final = "research.kills"
 KINDS: Final = ("replicas", "sharded")
 _STEPS_A_KILL: Final = 30
 _PATIENCE: Final = 900.0  # seconds without a charge or a new process
+_NEVER: Final = "charged_never_released"
+_LOST: Final = "released_and_lost_with_a_checkpoint"
 _AT_START: Final = 0.25  # of the kills strike while processes start, the others while they train
 
 
@@ -135,8 +138,8 @@ def judged(place: Path, *, ranks: int, steps: int, starts: int) -> tuple[dict[st
         "charges": len(record.entries),
         "epsilon": planned.certificate().epsilon,
         "released": [len(own) for own in released],
-        "charged_never_released": steps - len(any_rank),
-        "released_and_lost_with_a_checkpoint": len(any_rank) - updates,
+        _NEVER: steps - len(any_rank),
+        _LOST: len(any_rank) - updates,
         "updates_of_the_final_model": updates,
         "starts_that_charged": len(keys) // (2 * ranks),
         "starts": starts,
@@ -183,14 +186,37 @@ def total(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def sentences(answer: Mapping[str, Any]) -> str:
+    """What was killed, and what was left."""
+    lines = [
+        f"Measured by `{answer['command']}` ([results/kills.json](../results/kills.json)), on one machine with gloo:",
+        "",
+        "| model | runs under torchrun | processes | kills | planned charges | charges | charged, never released | "
+        "released, lost with a checkpoint | keys, all different | runs with a fault |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, sums in answer["total"].items():
+        own = [run for run in answer["runs"] if run["kind"] == kind]
+        never, lost = (sum(run.get(name, 0) for run in own) for name in (_NEVER, _LOST))
+        processes = " and ".join(str(number) for number in sorted({run["ranks"] for run in own}))
+        cells = [kind, sums["runs"], processes, sums["kills"], sums["planned"], sums["charges"], never, lost]
+        lines.append(f"| {' | '.join(map(str, [*cells, sums['keys'], sums['wrong']]))} |")
+    return "\n".join(lines)
+
+
 def kills(
     out: Annotated[Path, flag("The JSON file to write, after every run.")] = Path("results/kills.json"),
+    page: Annotated[Path | None, flag("Write the table of this page from the file; kill nothing.")] = None,
     kill: Annotated[int, flag("Kills of one run.")] = 20,
     run: Annotated[int, flag("Runs of each kind.")] = 3,
     rank: Annotated[int, flag("Processes of a run.")] = 2,
     seed: Annotated[int, flag("The seed of the first run; the others count on.")] = 1,
 ) -> int:
     """Kill processes of runs of replicas and of sharded models. Runs that the file holds are not repeated."""
+    if page is not None:
+        answer = json.loads(out.read_text(encoding="utf-8"))
+        write_text(page, put(page.read_text(encoding="utf-8"), "kills", sentences(answer)))
+        return 0
     check_file(out)
     runs: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
     held = {(one["kind"], one["seed"]) for one in runs}

@@ -38,7 +38,7 @@ from noise_tests import Values, scale_is_right
 STEPS = 12
 CLIP = 0.5
 SAMPLERS: dict[str, Sampling] = {"full": FullBatch(), "cap": TruncatedPoisson(9)}
-HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 Found = list[dict[str, Any]]
 
 
@@ -47,6 +47,14 @@ def sharded(net: nn.Module, *shape: int, **options: Any) -> nn.Module:
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")) if shape else None
     for part in (net[0], net) if isinstance(net, nn.Sequential) else (net,):
         fully_shard(part, mesh=mesh, **options)
+    return net
+
+
+def in_half(net: nn.Module) -> nn.Module:
+    """The network in shards, which computes in bfloat16 and gives float32."""
+    assert isinstance(net, nn.Sequential)
+    fully_shard(net[0], mp_policy=HALF)
+    fully_shard(net, mp_policy=replace(HALF, output_dtype=torch.float32))
     return net
 
 
@@ -102,10 +110,7 @@ def with_and_without() -> list[list[list[Any]]]:
     x[-1] *= 1000.0
     data, is_last = TensorDataset(x, y), World.current().rank == World.current().size - 1
     fewer = Subset(data, range(len(data) - is_last))
-    return [
-        exact_sums("full", sharded(loop.model(), mp_policy=HALF), each, steps=1, micro_batch=1)
-        for each in (data, fewer)
-    ]
+    return [exact_sums("full", in_half(loop.model()), each, steps=1, micro_batch=1) for each in (data, fewer)]
 
 
 def whole(parameters: Any) -> Tensor:
@@ -288,10 +293,9 @@ def _four(place: str) -> dict[str, Any]:
 def _default(place: str) -> dict[str, Any]:
     return {
         **_sums(),
-        "half": exact_sums("full", sharded(loop.model(), mp_policy=HALF)),
+        "half": exact_sums("full", in_half(loop.model())),
         "apart": with_and_without(),
-        "trained": [trained(partial(sharded, loop.model(), **options)) for options in ({}, {"mp_policy": HALF})]
-        + [trained(frozen)],
+        "trained": [trained(partial(make, loop.model())) for make in (sharded, in_half)] + [trained(frozen)],
         "runs": [goes_on(place, most) for most in (3, loop.STEPS)],
         "starts": [released_noise(Streams.from_os())],
         "one key": released_noise(OneKey.seeded(3)),
