@@ -189,7 +189,7 @@ def total(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def sentences(answer: Mapping[str, Any]) -> str:
     """What was killed, and what was left."""
     lines = [
-        f"Measured by `{answer['command']}` ([results/kills.json](../results/kills.json)), on one machine with gloo:",
+        f"Measured on one machine with gloo ([results/kills.json](../results/kills.json), `{answer['command']}`):",
         "",
         "| model | runs under torchrun | processes | kills | planned charges | charges | charged, never released | "
         "released, lost with a checkpoint | keys, all different | runs with a fault |",
