@@ -33,7 +33,7 @@ from discreet.cli.flags import flag
 from discreet.core.files import check_file, write_json, write_text
 from discreet.core.peak_memory import peak_bytes, resident_bytes, restart_peak
 from discreet.engine.shards.local import local_of
-from research.benchmarks.ranks import alone, free_port, join, sent
+from research.benchmarks.ranks import PRELOAD, alone, free_port, join, sent
 from research.command import typed
 from research.readme import put
 
@@ -175,7 +175,7 @@ def work(rank: int, size: int, place: str, port: int, records: int, length: int)
 
 def row(size: int, records: int, length: int) -> dict[str, Any]:
     """The mean over the ranks; the bytes held are those of the rank that holds most."""
-    multiprocessing.set_forkserver_preload([_MODULE])  # imported once for all processes
+    multiprocessing.set_forkserver_preload(PRELOAD)  # imported once for all processes
     with tempfile.TemporaryDirectory() as place:
         args = size, place, free_port(), records, length
         mp.start_processes(work, args=args, nprocs=size, start_method="forkserver")
