@@ -1,6 +1,6 @@
 """`python -m research.benchmarks.shards`: a private step of a transformer that FSDP2 shards, beside a plain one.
 
-For 1, 2 and 4 processes on one machine: bytes of parameters, sums and optimizer state that a rank holds, bytes that all
+For 1 and 4 processes on one machine: bytes of parameters, sums and optimizer state that a rank holds, bytes that all
 ranks send in a step (counted by the loopback interface of a network namespace of their own), and processor time of a
 rank. Plain and private steps alternate, on the same records.
 """
@@ -8,7 +8,6 @@ rank. Plain and private steps alternate, on the same records.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import statistics
 import sys
@@ -33,13 +32,13 @@ from discreet.cli.flags import flag
 from discreet.core.files import check_file, write_json, write_text
 from discreet.core.peak_memory import peak_bytes, resident_bytes, restart_peak
 from discreet.engine.shards.local import local_of
-from research.benchmarks.ranks import PRELOAD, alone, free_port, join, sent
+from research.benchmarks.ranks import alone, free_port, join, sent
 from research.command import typed
 from research.readme import put
 
 _MODULE: Final = "research.benchmarks.shards"
-RANKS: Final = (1, 2, 4)
-_STEPS: Final = 3
+RANKS: Final = (1, 4)
+_STEPS: Final = 2
 _VOCABULARY, _WIDTH, _HEADS, _LAYERS = 8192, 640, 10, 8
 
 
@@ -175,10 +174,9 @@ def work(rank: int, size: int, place: str, port: int, records: int, length: int)
 
 def row(size: int, records: int, length: int) -> dict[str, Any]:
     """The mean over the ranks; the bytes held are those of the rank that holds most."""
-    multiprocessing.set_forkserver_preload(PRELOAD)  # imported once for all processes
     with tempfile.TemporaryDirectory() as place:
         args = size, place, free_port(), records, length
-        mp.start_processes(work, args=args, nprocs=size, start_method="forkserver")
+        mp.start_processes(work, args=args, nprocs=size, start_method="spawn")
         ranks = [json.loads(Path(place, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
     kinds: dict[str, Any] = {"ranks": size, "setup": max(own["setup"] for own in ranks)}
     for kind in ("plain", "dp-sgd"):
@@ -236,7 +234,6 @@ def shards(
         "records": records,
         "length": length,
         "steps": _STEPS,
-        "cores": os.cpu_count(),
         "measured": [row(number, records, length) for number in RANKS],
     }
     write_json(out, answer)
