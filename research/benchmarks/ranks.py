@@ -1,17 +1,20 @@
 """`python -m research.benchmarks.ranks`: what a step of several processes costs, measured and by the cost model.
 
 For 1, 2 and 4 processes on one machine: bytes that all processes send in a step (counted by the loopback interface of a
-network namespace of their own), processor time of a rank, the fraction of it above plain DistributedDataParallel, and
-normals that a rank draws. The model extends bytes, messages and noise to 1024 ranks.
+network namespace of their own), processor time of a rank beside that of plain DistributedDataParallel, and normals that
+a rank draws. Plain and private steps alternate, on the same records; once with one batch for all ranks together, and
+once with a batch that grows with them. The model extends bytes, messages and noise to 1024 ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,7 +45,7 @@ _INSIDE: Final = "DISCREET_RANKS_INSIDE"  # set in the network namespace
 RANKS: Final = (1, 2, 4)
 MODELLED: Final = (1, 2, 4, 16, 64, 256, 1024)
 BATCH: Final = 2048
-_STEPS: Final = 12
+_STEPS: Final = 8
 _FREEZE: Final = 0.9
 _FLOAT: Final = 4
 
@@ -52,9 +55,9 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     drawn = torch.Generator().manual_seed(1)
-    return torch.randn(BATCH, 256, generator=drawn), torch.randint(0, 10, (BATCH,), generator=drawn)
+    return torch.randn(batch, 256, generator=drawn), torch.randint(0, 10, (batch,), generator=drawn)
 
 
 def sent() -> int:
@@ -63,15 +66,15 @@ def sent() -> int:
     return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
 
 
-def private_steps(recipe: discreet.Recipe) -> tuple[Callable[[], None], Streams]:
+def private_steps(recipe: discreet.Recipe, batch: int) -> tuple[Callable[[], None], Streams]:
     model = network()
     streams = Streams.from_os()
     # Every rank takes its part of one batch at every step, so that plain and private steps do the same work.
     plan = recipe.using(sampling=discreet.FullBatch()).bind(
-        noise=1.0, horizon=discreet.Horizon.of(records=BATCH, batch=BATCH, steps=_STEPS + 2), delta=1e-4
+        noise=1.0, horizon=discreet.Horizon.of(records=batch, batch=batch, steps=_STEPS + 2), delta=1e-5
     )
     private = discreet.Private(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), plan, discreet.own_part(data()), streams=streams
+        model, torch.optim.SGD(model.parameters(), lr=0.1), plan, discreet.own_part(data(batch)), streams=streams
     )
     batches = iter(private)
 
@@ -84,13 +87,11 @@ def private_steps(recipe: discreet.Recipe) -> tuple[Callable[[], None], Streams]
     return step, private.streams
 
 
-def plain_steps() -> Callable[[], None]:
+def plain_steps(batch: int) -> Callable[[], None]:
     model = network()
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    wrapped = DistributedDataParallel(model) if size > 1 else model
+    wrapped = DistributedDataParallel(model) if dist.is_initialized() else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = (column[rank * BATCH // size : (rank + 1) * BATCH // size] for column in data())
+    x, y = discreet.own_part(data(batch))[:]
 
     def step() -> None:
         optimizer.zero_grad()
@@ -100,16 +101,26 @@ def plain_steps() -> Callable[[], None]:
     return step
 
 
-def measured(step: Callable[[], None]) -> dict[str, float]:
-    """Bytes of all ranks and processor seconds of this rank, for one step; the first one is not counted."""
-    step()
-    _meet()
-    before, clock = sent(), time.process_time()
-    for _ in range(_STEPS):
-        step()
-    clock = time.process_time() - clock
-    _meet()
-    return {"bytes": (sent() - before) / _STEPS, "seconds": clock / _STEPS}
+def measured(steps: dict[str, Callable[[], None]]) -> dict[str, dict[str, float]]:
+    """For a step of each kind: bytes of all ranks, and the median of the processor seconds of this rank.
+
+    The kinds take turns. The first step of each is not counted.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    counted: dict[str, list[int]] = {name: [] for name in steps}
+    for turn in range(_STEPS + 1):
+        for name, step in steps.items():
+            _meet()
+            before, clock = sent(), time.process_time()
+            step()
+            clock = time.process_time() - clock
+            _meet()
+            if turn:
+                seconds[name].append(clock)
+                counted[name].append(sent() - before)
+    return {
+        name: {"bytes": statistics.mean(counted[name]), "seconds": statistics.median(seconds[name])} for name in steps
+    }
 
 
 def _meet() -> None:
@@ -130,35 +141,39 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def work(rank: int, size: int, place: str, port: int) -> None:
+PRELOAD: Final = ["discreet.training.private", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+RECIPES: Final = {
+    "dp-sgd": methods.dp_sgd(),
+    "random-freeze": methods.random_freeze(final_rate=_FREEZE, cooling_epochs=1),
+}
+
+
+def work(rank: int, size: int, batch: int, kinds: tuple[str, ...], place: str, port: int) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if size > 1:
         join(rank, size, port)
-    found: dict[str, Any] = {"plain": measured(plain_steps())}
-    for name, recipe in (
-        ("dp-sgd", methods.dp_sgd()),
-        ("random-freeze", methods.random_freeze(final_rate=_FREEZE, cooling_epochs=1)),
-    ):
-        step, streams = private_steps(recipe)
-        drawn = streams.noise.spent
-        found[name] = measured(step)
-        found[name]["normals"] = 2 * (streams.noise.spent - drawn) / (_STEPS + 1)
+    private = {name: private_steps(RECIPES[name], batch) for name in kinds}
+    drawn = {name: streams.noise.spent for name, (_, streams) in private.items()}
+    found = measured({"plain": plain_steps(batch)} | {name: step for name, (step, _) in private.items()})
+    for name, (_, streams) in private.items():
+        found[name]["normals"] = 2 * (streams.noise.spent - drawn[name]) / (_STEPS + 1)
     Path(place, f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     _meet()
     os._exit(0)  # gloo's teardown may abort
 
 
-def row(size: int) -> dict[str, Any]:
-    """The mean over the ranks, for each kind of step; bytes are those of all ranks together."""
-    port = free_port()
+def row(size: int, batch: int, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """The mean over the ranks, for a plain step and each of these kinds; bytes are those of all ranks together."""
+    multiprocessing.set_forkserver_preload(PRELOAD)  # imported once for all processes
     with tempfile.TemporaryDirectory() as place:
-        mp.start_processes(work, args=(size, place, port), nprocs=size, start_method="spawn")
+        args = size, batch, kinds, place, free_port()
+        mp.start_processes(work, args=args, nprocs=size, start_method="forkserver")
         ranks = [json.loads(Path(place, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
-    kinds: dict[str, Any] = {"ranks": size}
+    found: dict[str, Any] = {"ranks": size, "batch": batch}
     for kind in ranks[0]:
-        kinds[kind] = {name: sum(own[kind][name] for own in ranks) / size for name in ranks[0][kind]}
-    return kinds
+        found[kind] = {name: sum(own[kind][name] for own in ranks) / size for name in ranks[0][kind]}
+    return found
 
 
 # -- the cost model --------------------------------------------------------------------------------------------
@@ -193,16 +208,17 @@ def tables(answer: dict[str, Any]) -> str:
         f"one step; `random_freeze` releases {1 - answer['frozen']:.0%} of the coordinates.",
         "",
         "| processes | bytes, plain DDP | bytes, dp_sgd | model | bytes, random_freeze | model | normals a process | "
-        "model | processor time / plain DDP |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"model | processor time / plain DDP, batch {answer['batch']:,} | batch {answer['batch']:,} a process |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for own in answer["measured"]:
+    grown_rows = [answer["measured"][0], *answer["measured_with_a_batch_for_each"]]  # one process has one batch
+    for own, grown in zip(answer["measured"], grown_rows, strict=True):
         model, thin = by_ranks[own["ranks"]]
         private = own["dp-sgd"]
         cells = [own["ranks"], *(f"{own[kind]['bytes']:,.0f}" for kind in ("plain", "dp-sgd"))]
         cells += [f"{model['bytes_sent']:,.0f}", f"{own['random-freeze']['bytes']:,.0f}", f"{thin['bytes_sent']:,.0f}"]
         cells += [f"{private['normals']:,.0f}", f"{model['normals']:,.0f}"]
-        cells += [f"{private['seconds'] / own['plain']['seconds']:.2f}"]
+        cells += [f"{one['dp-sgd']['seconds'] / one['plain']['seconds']:.2f}" for one in (own, grown)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "The model for more of them:", ""]
     lines += [
@@ -233,7 +249,9 @@ def ranks(
         "batch": BATCH,
         "steps": _STEPS,
         "own_network": os.environ.get(_INSIDE) == "1",
-        "measured": [row(number) for number in RANKS],
+        "cores": os.cpu_count(),
+        "measured": [row(number, BATCH, tuple(RECIPES)) for number in RANKS],
+        "measured_with_a_batch_for_each": [row(number, BATCH * number, ("dp-sgd",)) for number in RANKS[1:]],
         "model": {
             "dp-sgd": [modelled(number, size, 1.0) for number in MODELLED],
             "random-freeze": [modelled(number, size, 1 - _FREEZE) for number in MODELLED],

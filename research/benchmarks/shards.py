@@ -175,13 +175,19 @@ def work(rank: int, size: int, place: str, port: int, records: int, length: int)
 def row(size: int, records: int, length: int) -> dict[str, Any]:
     """The mean over the ranks; the bytes held are those of the rank that holds most."""
     with tempfile.TemporaryDirectory() as place:
-        mp.start_processes(work, args=(size, place, free_port(), records, length), nprocs=size, start_method="spawn")
+        args = size, place, free_port(), records, length
+        mp.start_processes(work, args=args, nprocs=size, start_method="spawn")
         ranks = [json.loads(Path(place, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
     kinds: dict[str, Any] = {"ranks": size, "setup": max(own["setup"] for own in ranks)}
     for kind in ("plain", "dp-sgd"):
         kinds[kind] = {name: sum(own[kind][name] for own in ranks) / size for name in ranks[0][kind]}
     kinds["held"] = {name: max(own["held"][name] for own in ranks) for name in ranks[0]["held"]}
     return kinds
+
+
+def modelled(ranks: int, parameters: int) -> int:
+    """Bytes that all ranks send in a step: parameters are gathered for both passes, and sums go to their shards."""
+    return 3 * 4 * parameters * (ranks - 1)
 
 
 def table(answer: dict[str, Any]) -> str:
@@ -194,14 +200,18 @@ def table(answer: dict[str, Any]) -> str:
         "sums and optimizer state; bytes sent are those of all processes in one step.",
         "",
         "| processes | bytes held by one, dp_sgd | of one process | bytes sent, plain FSDP2 | bytes sent, dp_sgd | "
-        "ratio | processor time / plain |",
-        "|---|---|---|---|---|---|---|",
+        "model | of plain FSDP2 | processor time / plain FSDP2 |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for own in answer["measured"]:
         held, plain, private = sum(own["held"].values()), own["plain"], own["dp-sgd"]
         sent_ratio = f"{private['bytes'] / plain['bytes']:.2f}" if own["ranks"] > 1 else ""
         cells = [own["ranks"], f"{held:,}", f"{held / whole:.2f}", f"{plain['bytes']:,.0f}", f"{private['bytes']:,.0f}"]
-        cells += [sent_ratio, f"{private['seconds'] / plain['seconds']:.2f}"]
+        cells += [
+            f"{modelled(own['ranks'], answer['parameters']):,}",
+            sent_ratio,
+            f"{private['seconds'] / plain['seconds']:.2f}",
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

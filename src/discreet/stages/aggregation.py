@@ -163,7 +163,8 @@ class Aggregation:
         holders = self._engine.holders(world)  # a sharded model has summed over the others already
         for vector in self._vectors:
             self._sum_(vector, holders.sum_parts_ if in_parts else holders.sum_, holders)
-        world.sum_(self._scalars)
+        if len(self._scalars):  # a public number
+            world.sum_(self._scalars)
         bounded, hidden = self._vectors[: self._bounded], self._vectors[self._bounded :].clone()
         # Hidden sums get their own storage: saving a view of a released sum would write its whole storage.
         self._vectors[self._bounded :].zero_()

@@ -91,7 +91,8 @@ class GaussianNoise(Mechanism):
 
     def prepare(self, context: StepContext) -> None:
         if context.mask is None and str(context.device) == "cpu":
-            context.streams.noise.prepare(context.layout.size)
+            own = context.world.part(context.layout.size)
+            context.streams.noise.prepare(own.stop - own.start)
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

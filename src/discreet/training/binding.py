@@ -18,6 +18,7 @@ from discreet.engine.memory import ENOUGH, micro_batch_for
 from discreet.engine.proof.lineage import places_in
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.selfcheck import self_check
+from discreet.engine.shards.local import to_shards
 from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
 from discreet.stages.unit import SampledUsers
@@ -172,8 +173,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def bare_model(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel, with a warning; any other model as it is."""
+    """The module inside DistributedDataParallel, with a warning; any other model as it is, in its shards."""
     if not isinstance(model, DistributedDataParallel):
+        to_shards(model)
         return model
     told = "discreet trains the module inside DistributedDataParallel and adds up over the processes itself: "
     warnings.warn(f"{told}call private.model(...) in the loop, not the wrapper", stacklevel=3)

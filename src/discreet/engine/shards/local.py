@@ -6,11 +6,20 @@ from torch import Tensor, nn
 
 from discreet.core.world import World
 
+_FSDP = "torch.distributed.fsdp"
+
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor. Asking by name saves the import of torch.distributed.tensor."""
     kind = type(tensor)
     return kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed.")
+
+
+def to_shards(model: nn.Module) -> None:
+    """Free the parameters that FSDP2 has left gathered: after a pass it keeps those of the model as a whole."""
+    for module in model.modules():
+        if any(kind.__name__ == "FSDPModule" and kind.__module__.startswith(_FSDP) for kind in type(module).__mro__):
+            module.reshard()  # type: ignore[operator]
 
 
 def local_of(tensor: Any) -> Tensor:

@@ -2,7 +2,8 @@
 
 FSDP gathers the parameters of one module before its forward pass. Here they are freed after it, and gathered again when
 autograd reads them in the backward pass. FSDP's own hooks run with gradients turned off: it registers nothing for the
-backward pass, sees no gradient and reduces none. Weighted sums go to the shards by `SumsByShard` (sums.py).
+backward pass, sees no gradient and reduces none. Weighted sums go to the shards by `SumsByShard` (sums.py). The casts
+of its mixed precision are made before it (precision.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from discreet.core.world import World
 from discreet.engine.layout import Layout
 from discreet.engine.proof.lineage import storage_of, version_of
 from discreet.engine.shards.local import is_sharded, local_of
+from discreet.engine.shards.precision import Casts
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -69,7 +71,7 @@ class Sharding:
         self._is_whole = self._is_watched = self._has_run = False
         self._recent: list[FSDPModule] = []  # gathered in the backward pass, the newest last
         self._quiet = ExitStack()
-        self._output: Any = None  # of the module that FSDP is done with
+        self._casts = {module: Casts(module) for module in self._modules}
         self.wholes: dict[str, Tensor] = {}
         self.groups: list[list[str]] = []  # the names of parameters that are gathered together
         self._owners: dict[int, FSDPModule] = {}
@@ -192,16 +194,18 @@ class Sharding:
     def _attached(self, module: Any) -> list[Any]:
         """Hooks right before and right after those of FSDP."""
         return [
-            module.register_forward_pre_hook(self._begin, prepend=True),
-            module.register_forward_pre_hook(self._turn_back),
+            module.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
+            module.register_forward_pre_hook(self._turn_back, with_kwargs=True),
             module.register_forward_hook(self._finish, prepend=True),
             module.register_forward_hook(self._free),
         ]
 
-    def _begin(self, module: Any, *_: Any) -> None:
+    def _begin(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._has_run = True
+        cast: tuple[Any, Any] = self._casts[module].inputs(args, kwargs)  # as a call of the model, which is watched
         self._turn_quiet()
         self._unshard(module)  # FSDP finds it done, so that a process that is lost gets one message
+        return cast
 
     def _turn_quiet(self) -> None:
         """FSDP's own calls are not the user's; in a pass of the engine's it registers nothing for the backward pass."""
@@ -209,21 +213,28 @@ class Sharding:
         if self._is_watched or self._is_whole:
             self._quiet.enter_context(torch.no_grad())
 
-    def _turn_back(self, *_: Any) -> None:
+    def _turn_back(self, module: Any, args: Any, kwargs: Any) -> None:
         self._quiet.close()
+        self._check_kept(module, (args, kwargs))
 
-    def _finish(self, module: Any, inputs: Any, output: Any) -> None:
-        self._output = output
+    def _finish(self, module: Any, inputs: Any, output: Any) -> Any:
+        cast = self._casts[module].output(output)
         self._turn_quiet()
+        return cast
 
     def _free(self, module: Any, inputs: Any, output: Any) -> None:
         self._quiet.close()
-        is_same, self._output = output is self._output, None
-        remedy = "leave mp_policy of fully_shard out, and use torch.autocast around the model"
-        require(is_same or not self._is_watched, "outputs as the module made them", "a cast of output_dtype", remedy)
+        self._check_kept(module, output)
         if not self._is_whole:
             with torch._C.DisableTorchFunction():
                 module.reshard()
+
+    def _check_kept(self, module: Any, value: Any) -> None:
+        """Refuse tensors that FSDP's hook exchanged, in a watched pass."""
+        if self._is_watched:
+            self._casts[module].check_kept(value)
+        else:
+            self._casts[module].forget()
 
     def close(self) -> None:
         """Give the model back to FSDP, with its usual settings."""
@@ -287,11 +298,12 @@ def _worlds(shards: dict[str, Any], world: World) -> tuple[World, World]:
 
 
 def _check_twins(shards: Mapping[str, Tensor], wholes: dict[str, Tensor]) -> None:
+    """Parameters are gathered where they are stored, and as they are stored or, by `mp_policy`, in bfloat16."""
     for name, shard in shards.items():
         whole, local = wholes[name], local_of(shard)
-        if (whole.dtype, whole.device) != (local.dtype, local.device):
+        if whole.device != local.device or whole.dtype not in (local.dtype, torch.bfloat16):
             refuse(
-                "parameters that are gathered as they are stored",
+                "parameters that are gathered as they are stored, or in bfloat16",
                 f"{name} in {local.dtype} on {local.device}, gathered in {whole.dtype} on {whole.device}",
-                "leave mp_policy and offload_policy of fully_shard out, and use torch.autocast around the model",
+                "use MixedPrecisionPolicy(param_dtype=torch.bfloat16) or none, and leave offload_policy out",
             )

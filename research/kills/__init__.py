@@ -1,0 +1,1 @@
+"""Runs under torchrun whose processes are killed at random moments."""
