@@ -123,7 +123,8 @@ def test_expectations_are_for_the_nearest_measurement() -> None:
 
     assert "about 0.8 to 2.4 points" in expected(records=60_000, epsilon=3.0, data="image")
     assert "about 2.4 points" in expected(records=60_000, epsilon=3.0, data="fashion-mnist")
-    assert "measured on reviews" in expected(records=500, epsilon=1.0, data="text")
+    assert "more than 1.1 points below" in expected(records=500, epsilon=1.0, data="text")
+    assert "at most 1.1 points below" in expected(records=10**6, epsilon=1.0, data="text")
     assert "not measured" in expected(records=500, epsilon=1.0)
 
 

@@ -343,7 +343,9 @@ def _expected(of: Wanted) -> Line:
     nearest = [loss for loss in near if distance(loss) <= min(map(distance, near)) + 1e-9]
     points = sorted({f"{loss[4]:.1f}" for loss in nearest}, key=float)
     places = (f"{data}: {records:,} records, epsilon {epsilon:g}" for _, data, records, epsilon, _ in nearest)
-    value = f"about {' to '.join(points)} points below training without privacy"
+    ahead = size - math.log(nearest[0][2] * nearest[0][3])  # more records or budget lose less
+    bound = "about" if abs(ahead) <= math.log(2.5) else ("at most" if ahead > 0 else "more than")
+    value = f"{bound} {' to '.join(points)} points below training without privacy"
     return Line(name="expect", value=value, reason=f"measured on {' and '.join(places)}")
 
 
