@@ -51,7 +51,7 @@ CHOICES: Final = {
         settings={"data": "digits"},
         changes={
             "model": ("cnn-digits", "mlp"),
-            "batch": (128, 256, 512),
+            "batch": (256, 512),
             "steps": (150, 300),
             "average": (0.9, 0.97),
             "clip": (0.2,),
