@@ -26,6 +26,9 @@ def test_the_noise_stays_within_the_budget(kind: str) -> None:
     again = recipe.for_budget(epsilon=2.0, delta=found.delta, records=50_000, batch=found.batch, steps=found.steps)
     assert found.noise == again.noise
     assert found.delta <= 1 / (10 * 50_000)
+    made: dict[str, Any] = {"methods": methods}
+    exec(found.python, made)
+    assert (made["plan"].noise, made["plan"].horizon.steps) == (found.noise, found.steps)
     names = {"delta", "batch", "steps", "clip", "learning rate", "average", "expect", "own loader"}
     assert names <= {line.name for line in found.lines}
     assert all(line.value and line.reason for line in found.lines)

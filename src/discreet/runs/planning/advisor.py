@@ -27,6 +27,7 @@ from discreet.runs.presets import (
     usual_size,
 )
 from discreet.stages.delta import check_delta
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
 
@@ -202,7 +203,7 @@ class Line:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Settings, the reason for each, and the command that uses them."""
+    """Settings, the reason for each, and the command and the line of Python that use them."""
 
     method: str
     delta: float
@@ -217,6 +218,7 @@ class Advice:
     noise: float
     lines: tuple[Line, ...]
     command: str
+    python: str
 
     def to_json(self) -> dict[str, Any]:
         return dict(plain(self))
@@ -273,6 +275,7 @@ def advise(of: Wanted) -> Advice:
     }
     lines = _lines(of, rule, found, late, reach)
     command = _command(of, rule, found, preset is not None and protected is None)
+    python = _python(plan, of.epsilon)
     if protected is not None:
         better, other = protected
         said = f"noise on the mean gradient {better.effective:.3g} clips, with the other way {other.effective:.3g}"
@@ -280,8 +283,9 @@ def advise(of: Wanted) -> Advice:
             Line(name="unit", value=f"{better.words}, at most {of.per_user} records of a user", reason=said),
             *lines,
         )
-        command = _user_command(of, command, better)
-    return Advice(**found, lines=lines, command=command)
+        python = _python(plan, of.epsilon, f".using(unit=discreet.{type(plan.unit).__name__}(per_user={of.per_user}))")
+        command = _user_command(of, command, better) if ".csv" in command else python
+    return Advice(**found, lines=lines, command=command, python=python)
 
 
 def _preset(of: Wanted) -> Preset | None:
@@ -377,12 +381,14 @@ def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) ->
 
 
 def _user_command(of: Wanted, command: str, way: Way) -> str:
-    """The command for a table, which has a column of owners; for other data the line of Python that builds the plan."""
-    size, steps = way.plan.horizon.size, way.plan.horizon.steps
-    if ".csv" in command:
-        drawn = f"--unit COLUMN --per-user {of.per_user} --sample {way.words.removeprefix('sample ')}"
-        return command.replace(f"--records {of.records}", f"--records {size.records} {drawn}")
-    budget = f"epsilon={of.epsilon:g}, delta={way.plan.delta:g}"
-    numbers = f"records={size.records}, batch={size.batch:g}, steps={steps}"
-    unit, clip = f"discreet.{type(way.unit).__name__}(per_user={of.per_user})", way.plan.queries(1.0)[0].sensitivity
-    return f"plan = methods.dp_sgd(clip={clip:g}).using(unit={unit}).for_budget({budget}, {numbers})"
+    """The command for a table, which has a column of owners."""
+    drawn = f"--unit COLUMN --per-user {of.per_user} --sample {way.words.removeprefix('sample ')}"
+    return command.replace(f"--records {of.records}", f"--records {way.plan.horizon.size.records} {drawn}")
+
+
+def _python(plan: Plan, epsilon: float, using: str = "") -> str:
+    """The line of Python that builds the plan."""
+    clip, size = plan.queries(1.0)[0].sensitivity, plan.horizon.size
+    batch = int(size.batch) if size.batch == int(size.batch) else size.batch
+    numbers = f"delta={plan.delta:g}, records={size.records}, batch={batch}, steps={plan.horizon.steps}"
+    return f"plan = methods.dp_sgd(clip={clip:g}){using}.for_budget(epsilon={epsilon:g}, {numbers})"
