@@ -53,7 +53,7 @@ CHOICES: Final = {
             "model": ("cnn-digits", "mlp"),
             "batch": (256, 512),
             "steps": (150, 300),
-            "average": (0.9, 0.97),
+            "average": (0.97,),
             "clip": (0.2,),
             "reach": (0.8,),
         },
