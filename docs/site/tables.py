@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-LONG = 14  # letters that fit into a column on a telephone
+LONG = 9  # letters that fit into a column on a telephone
 _CELL = re.compile(r"(<t[dh][^>]*>)(.*?)(</t[dh]>)", re.DOTALL)
 _TEXT_OR_TAG = re.compile(r"(<[^>]*>)")
-_JOINTS = re.compile(r"(?<=[\w)\]])([-_./=(])(?=[\w\"'])")
+_JOINTS = re.compile(r"(?<=[\w)\]])([-_/=(]|\.(?=[A-Za-z]))(?=[\w\"'])")  # numbers stay whole
 
 
 def breakable(html: str) -> str:
@@ -15,8 +15,8 @@ def breakable(html: str) -> str:
 
     >>> breakable("<td>set_experts_implementation</td><p>left_as_it_is_here</p>")
     '<td>set_<wbr>experts_<wbr>implementation</td><p>left_as_it_is_here</p>'
-    >>> breakable('<td><a href="a-very-long-address.html">1,234.5</a></td>')
-    '<td><a href="a-very-long-address.html">1,234.5</a></td>'
+    >>> breakable('<td><a href="a-very-long-address.html">1,234,567.5</a></td>')
+    '<td><a href="a-very-long-address.html">1,234,567.5</a></td>'
     """
     return _CELL.sub(lambda cell: f"{cell[1]}{_words(cell[2])}{cell[3]}", html)
 
