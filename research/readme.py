@@ -4,7 +4,8 @@ PAGE is README.md, docs/comparison.md or docs/trainers.md. Each part is between 
 part whose file is missing stays unchanged.
 
 records     RESULTS/records.json: the figure and a row for each record
-comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
+comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command; `comparison-PART` is the
+            same for RESULTS/long-comparison/PART
 e2e         RESULTS/trainers/e2e-*.json: the SFT example beside its peers
 truth       RESULTS/truth-table.json: the claims that an attack refutes
 speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
@@ -27,9 +28,13 @@ from discreet.core.plain import from_plain
 from discreet.report import page, wording
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
 from discreet.runs.comparison.values import FORMAT, Comparison, MethodResult
+from research.long_comparison import KEPT as LONG
+from research.long_comparison import PARTS as LONG_PARTS
 from research.records.page import table as record_table
 
-COMPARISON = "fashion-mnist"
+COMPARISONS = {"comparison": "fashion-mnist"} | {
+    f"comparison-{part}": f"{LONG.name}/{part}" for part in LONG_PARTS
+}  # the part of a page, and the folder of its report
 TRUTH = "truth-table.json"
 RECORDS = "records.json"
 _NOT_PRIVATE = ("plain", "floor")
@@ -61,9 +66,10 @@ def parts(results: Path, place: str) -> Iterator[tuple[str, str]]:
     """The parts whose files are there; `place` is the folder of results as the page's links name it."""
     if (results / RECORDS).is_file():
         yield "records", records(json.loads((results / RECORDS).read_text(encoding="utf-8")), place)
-    file = results / COMPARISON / page.DATA
-    if file.is_file():
-        yield "comparison", comparison(read_comparison(file), f"{place}/{COMPARISON}")
+    for name, folder in COMPARISONS.items():
+        file = results / folder / page.DATA
+        if file.is_file():
+            yield name, comparison(read_comparison(file), f"{place}/{folder}")
     examples = [(about, results / "trainers" / name) for name, about in E2E.items()]
     if any(file.is_file() for _, file in examples):
         held = [(about, json.loads(file.read_text("utf-8"))) for about, file in examples if file.is_file()]

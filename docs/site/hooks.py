@@ -21,6 +21,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 import reference  # noqa: E402
+import tables  # noqa: E402
 
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PAGES |= {"SECURITY.md": "security.md"}
@@ -96,6 +97,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: Files) -> str:
     text = _DESCRIBE.sub(lambda match: reference.described(match[1]), markdown)
     return outside_code(text, lambda part: _LINK.sub(lambda match: _rewritten(match, page.file.src_uri), part))
+
+
+def on_page_content(html: str, *, page: Any, config: MkDocsConfig, files: Files) -> str:
+    return tables.breakable(html)
 
 
 def outside_code(text: str, change: Any) -> str:

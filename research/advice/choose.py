@@ -30,7 +30,8 @@ class Choice:
     """Settings of a task, and what is tried around them.
 
     settings  as `RunConfig` takes them
-    changes   the values that are tried for each setting; `reach` is learning rate times clip
+    changes   the values that are tried for each setting: `clip`, `reach` (learning rate times clip) and fields of
+              `RunConfig`
     records   how many of the training records are used; None: all
     """
 
@@ -47,7 +48,15 @@ _NUMBERS: Final = {"clip": (0.5, 1.0, 2.0, 4.0), "reach": (0.65, 1.3, 2.6, 5.2)}
 
 CHOICES: Final = {
     "digits-network": Choice(
-        settings={"data": "digits", "model": "cnn-digits"}, changes={"clip": (0.1, 0.2, 0.5), "reach": (0.4, 0.8, 1.6)}
+        settings={"data": "digits"},
+        changes={
+            "model": ("cnn-digits", "mlp"),
+            "batch": (256, 512),
+            "steps": (150, 300),
+            "average": (0.97,),
+            "clip": (0.2,),
+            "reach": (0.8,),
+        },
     ),
     "image": Choice(
         settings={"data": "digits", "preset": "best"},
@@ -88,9 +97,10 @@ def _tried(choice: Choice, folder: Path) -> Iterator[tuple[dict[str, Any], list[
             shared["task"] = "regression"
             columns = len(json.loads(shared["schema"])) - 1
     for values in choice.grid():
+        fields = {name: value for name, value in values.items() if name not in ("clip", "reach")}
         public, clip = values.get("public_records"), values["clip"]
         rate = values["reach"] / columns / clip
-        config = runs.RunConfig(**shared, public_records=public, parameters=(("clip", clip),), learning_rate=rate)
+        config = runs.RunConfig(**shared, **fields, parameters=(("clip", clip),), learning_rate=rate)
         if public not in tasks:
             tasks[public] = _first(load_task(runs.complete(config)), choice.records)
         scores = []

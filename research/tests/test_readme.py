@@ -42,6 +42,18 @@ def test_parts_are_written_from_their_files_and_the_rest_stays(tmp_path: Path, m
     assert rewritten(readme, results, monkeypatch) == text
 
 
+def test_the_long_comparison_fills_parts_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme, results = tmp_path / "README.md", tmp_path / "results"
+    names = ("comparison", "comparison-features", "comparison-cnn-small")
+    readme.write_text("".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in names))
+    write(synthetic.full(), results / "long-comparison" / "features")
+    text = rewritten(readme, results, monkeypatch)
+    assert "results/long-comparison/features/figures/frontier.svg" in text
+    assert [name for name in names if f"old {name}<" in text] == ["comparison", "comparison-cnn-small"]
+    marks = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    assert all(f"<!-- {name} -->" in marks for name in names)
+
+
 def test_only_broken_claims_are_in_the_truth_part() -> None:
     text = snippets.truth(synthetic.full().truth)
     assert "| GeoDP as published | beta 1, how one step | 4.85 | 7.81 (analytic: 249) | no proven guarantee |" in text

@@ -53,7 +53,7 @@ def test_features_without_public_records_or_with_the_private_ones_are_refused(tm
 
 def test_a_preset_is_for_dp_sgd_unless_another_method_is_named(tmp_path: Path) -> None:
     words = ("--data", "digits", "--preset", "no-such", "--epsilon", "3", "--delta", "1e-5", "--out", tmp_path / "run")
-    refused(run("train", *words), "a preset for digits (best, image, text, table)")
+    refused(run("train", *words), "a preset for digits (best, image, photo, text, table)")
 
 
 @pytest.mark.slow

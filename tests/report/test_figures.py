@@ -13,6 +13,7 @@ import synthetic
 
 from discreet.methods import METHODS
 from discreet.report import charts, figures, svg
+from discreet.runs.comparison.values import PlanTimeline
 
 Vector = npt.NDArray[np.float64]
 
@@ -122,6 +123,19 @@ def test_the_axis_shows_half_of_a_line_that_rises_to_its_end() -> None:
     flat, steep = line(0.0, 0.9), line(0.04, 0.9)
     assert figures._where_lines_end([flat])[0] == 0.75
     assert figures._where_lines_end([flat, steep])[0] == pytest.approx(0.5)  # at its half it is at 0.54
+
+
+def test_of_many_courses_the_most_unusual_are_named() -> None:
+    """With too many bright lines none had a label: nobody could tell whose noise was far from the others'."""
+    names = [name for name in METHODS if METHODS[name].certified][:14]
+    noises = {name: 2.0 if place < 3 else 2.0 + 0.1 * place for place, name in enumerate(names)}
+    rows = [
+        synthetic.entry(name, course=PlanTimeline(noise=((0, noise),), density=((0, 1.0),)))
+        for name, noise in noises.items()
+    ]
+    (chart,) = figures.courses(synthetic.comparison(tuple(rows)))
+    named = {line.name for line in charts.labelled(chart)}
+    assert named == {"dp-sgd", *names[-charts.MOST_LABELS + 1 :]}
 
 
 def test_a_chart_without_lines_is_drawn_empty() -> None:

@@ -40,7 +40,7 @@ LOST = row("dicesgd", 0.10, 0.11, 0.09)
         (
             (SGD, NEAR),
             "dp-sgd suffices: 81.0 % at epsilon 3; without privacy 97.1 %; "
-            "one other method cannot be told apart from the best, psac.",
+            "by three runs each one other method cannot be told apart from the best, psac.",
         ),
         (
             (SGD, CLEAR),

@@ -54,7 +54,8 @@ def advise(flags: AdviceFlags, as_json: JsonFlag = False) -> None:
 
     rows = [(line.name, line.value, line.reason) for line in found.lines]
     title = f"{wanted.records:,} records at epsilon {wanted.epsilon:g}"
-    terminal.show(terminal.plain_table(title, ("", "advice", "because"), rows), found.command)
+    more = () if found.python == found.command else (f"in Python: {found.python}",)
+    terminal.show(terminal.plain_table(title, ("", "advice", "because"), rows), found.command, *more)
 
 
 def _measured(model: str, data: str | None) -> StepCost:

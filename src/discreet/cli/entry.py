@@ -74,6 +74,7 @@ _SUMMARIES = {
     "predict": "The prediction for every record of a file, with the probability of each class; costs no privacy.",
     "evaluate": "Measure a run: on records that need no protection, or on private ones by a charged noisy count.",
     "schema": "Draft a schema: from public data for free, or noisy bounds of private columns, which are charged.",
+    "images": "Store folders of pictures as one .npz file for `train` and `compare`; without --classes for `predict`.",
     "tune": "Search settings at random within one budget that also pays for the choice; rerun the command to resume.",
     "budget": "Make the budget file of a dataset, or show what is left of it.",
     "compare": "Train every certified method at equal budgets, rank them, and write one page; "

@@ -130,7 +130,8 @@ class TaskFlags:
 
 def schema_text(path: Path) -> str:
     """The schema of a file, in one form, so that a run can be resumed wherever the file is."""
-    check.require(path.is_file(), "a schema file", f"no file {path}", "write one: `discreet schema` drafts it")
+    remedy = 'write one from public knowledge: {"age": {"bounds": [18, 90]}, "city": {"categories": ["a", "b"]}, ...}'
+    check.require(path.is_file(), "a schema file", f"no file {path}", remedy)
     try:
         return json.dumps(json.loads(path.read_text(encoding="utf-8")), sort_keys=False)
     except ValueError as error:

@@ -26,6 +26,7 @@ RESERVED = frozenset(
         *("accept_delta", "accept_uncertified", "as_json", "average", "batch", "budget", "calibrate_to_claim"),
         *(
             "folder",
+            "grey",
             "held_out",
             "keep_best",
             "missing",
@@ -34,6 +35,7 @@ RESERVED = frozenset(
             "release",
             "runs",
             "score_on_test",
+            "size",
             "runs_shape",
             "space",
         ),

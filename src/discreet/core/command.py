@@ -8,8 +8,11 @@ from pathlib import Path
 
 
 def command_line() -> str:
-    """The command as it was typed, without the folder of its program."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command as it was typed, without the folder of its program; a module as `python -m MODULE`."""
+    program = Path(sys.argv[0])
+    if program.name != "__main__.py":
+        return shlex.join([program.name, *sys.argv[1:]])
+    return shlex.join(["python", "-m", program.parent.name, *sys.argv[1:]])
 
 
 def package_versions(*names: str) -> dict[str, str]:

@@ -99,6 +99,9 @@ def load(
     if is_own(name):
         remedy = "tables are for --data of `discreet train` and `discreet compare`; store public records as .npz"
         refuse("a dataset's name or an npz file here", name, remedy)
+    if Path(name).is_dir() and name not in DATASETS:
+        remedy = "store its pictures in one file first: `discreet images FOLDER --classes a,b --out pictures.npz`"
+        refuse("a dataset's name or a file", f"the folder {name}", remedy)
     if name not in DATASETS:
         close = get_close_matches(str(name), DATASETS, n=1)
         remedy = f"the nearest name is {close[0]}" if close else "choose one of these"
@@ -140,10 +143,13 @@ def load_npz(
     keys = ("x_train", "y_train", "x_test", "y_test")
     try:
         with np.load(file, allow_pickle=False) as held:
+            if not set(keys) <= set(held.files):
+                raise KeyError(f"only {', '.join(held.files)}")
             arrays = {key: held[key] for key in keys}
     except (OSError, EOFError, ValueError, KeyError) as error:
+        got = error.args[0] if isinstance(error, KeyError) else error  # a KeyError would be quoted
         remedy = "write it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
-        refuse(f"an npz file with {', '.join(keys)}, without pickled objects", error, remedy)
+        refuse(f"an npz file with {', '.join(keys)}, without pickled objects", got, remedy)
     shape, kind = arrays["x_train"].shape[1:], arrays["x_train"].dtype
     alike = (shape, kind) == (arrays["x_test"].shape[1:], arrays["x_test"].dtype)
     require(alike, f"x_test like x_train, {kind} of shape {shape}", arrays["x_test"].dtype, "store both alike")

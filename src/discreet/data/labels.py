@@ -6,6 +6,7 @@ A message never says which record or which value it is about: it may end up in a
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, final
 
@@ -147,8 +148,9 @@ def label_reader(task: str, label: str, description: Mapping[str, Any]) -> Label
     names = [name.strip() for name in label.split(",")] if task == "multilabel" else [label]
     known = ", ".join(list(description)[:8])
     for name in names:
-        expected, remedy = f"the label {name!r} in the schema", f"describe it: {{{name!r}: {{'categories': [0, 1]}}}}"
-        require(name in description, expected, f"a schema of {known}", remedy)
+        close = get_close_matches(name, description, n=1)
+        remedy = f"the nearest name is {close[0]}" if close else f"describe it: {{{name!r}: {{'categories': [0, 1]}}}}"
+        require(name in description, f"the label {name!r} in the schema", f"a schema of {known}", remedy)
     return READERS[task](Schema.of({name: description[name] for name in names}).columns)
 
 

@@ -36,7 +36,7 @@ MARKERS = (
 )
 
 GREY = "#b9bec5"
-MOST_LABELS = 6
+MOST_LABELS = 8
 
 Interval = tuple[float, float]
 Points = tuple[tuple[float, float, float, float], ...]  # (x, mean, low, high) in order of x

@@ -115,12 +115,17 @@ def courses(comparison: Comparison) -> tuple[Chart, ...]:
 
 
 def _unusual(series: list[Series]) -> tuple[Series, ...]:
-    """The lines, of which the baseline and those that differ from the most common one are bright."""
+    """The lines; bright are the baseline and those farthest from the most common one, as many as can have labels."""
     common = collections.Counter(line.points for line in series).most_common(1)
     same = common[0][0] if common and common[0][1] > 1 else None
-    return tuple(
-        dataclasses.replace(line, bright=line.points != same or line.name == standing.BASELINE) for line in series
-    )
+
+    def distance(line: Series) -> float:
+        return math.inf if same is None else max(abs(point[1] - same[-1][1]) for point in line.points)
+
+    others = [line for line in series if line.points != same and line.name != standing.BASELINE]
+    shown = sorted(others, key=distance, reverse=True)[: charts.MOST_LABELS - 1]
+    names = {standing.BASELINE, *(line.name for line in shown)}
+    return tuple(dataclasses.replace(line, bright=line.name in names) for line in series)
 
 
 def _course(key: str, title: str, label: str, percent: bool, series: tuple[Series, ...], end: int) -> Chart:

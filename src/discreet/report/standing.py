@@ -58,7 +58,7 @@ def verdict(of: Comparison) -> str:
         parts.append("one run each, so differences may be due to chance")
     elif near:
         others, top = wording.counted(len(near), "other method"), "it" if shown is best else f"the best, {best.name}"
-        parts.append(f"{others} cannot be told apart from {top}")
+        parts.append(f"by {wording.counted(of.repeats, 'run')} each {others} cannot be told apart from {top}")
     elif len(of.finished) > 1:
         parts.append("no other method is as good")
     return "; ".join(parts) + "."

@@ -172,6 +172,7 @@ def comparison_table(found: Comparison) -> RenderableType:
         rows.append((str(rank), _bold(entry.name), *numbers))
     rows += [("", Text(one.name), _reference(one), "-", "-", "-") for one in found.references]
     notes = [f"{entry.name}: {line}" for entry in found.entries for line in wording.failures(entry)]
+    notes += [f"{one.name}: {one.about}" for one in found.references if one.accuracy is None]
     notes += [f"not comparable: {o.method} ({o.reason or o.guarantee})" for o in found.excluded]
     if found.close_to_best:
         names = ", ".join(entry.name for entry in found.close_to_best)

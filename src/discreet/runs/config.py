@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self, final
 
@@ -189,6 +190,8 @@ class RunConfig:
             check.require(is_own(self.data), "a file of your own with task", self.data, remedy)
         if not is_table(self.data, self.label):
             remedy = "leave them out, or pass a table"
+            if Path(self.data).is_dir():
+                remedy = f"for a folder of pictures: `discreet images {self.data} --classes a,b --out pictures.npz`"
             check.require(not given, f"no {', '.join(given)} with {self.data}", "them", remedy)
             return
         missing = [name for name in ("label", "schema") if name not in given]

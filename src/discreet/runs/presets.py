@@ -185,6 +185,13 @@ PRESETS: Final = (
         slower=HEAD_SLOWER,
     ),
     Preset(
+        name="photo",
+        data="",
+        about="photographs: linear head on a network trained on ImageNet",
+        budgets=((1.0, _head("efficientnet-lite2", clip=0.1, reach=40.0, batch=0)),),
+        slower=HEAD_SLOWER,
+    ),
+    Preset(
         name="text",
         data="",
         about="texts as bytes: linear head on a sentence encoder",

@@ -68,7 +68,7 @@ class Backbone:
 
     @torch.inference_mode()
     def __call__(self, records: Tensor) -> Tensor:
-        check_images(self.name, records, least=8)
+        check_images(self.name, tuple(records.shape[1:]), least=8)
         x = records.expand(-1, 3, -1, -1) * (255 / 128) - 127 / 128  # as the weights were trained
         x = F.interpolate(x, size=(self.side, self.side), mode="bicubic", align_corners=False)  # as in its training
         means: Tensor = self._network(x.contiguous(memory_format=torch.channels_last)).flatten(1)

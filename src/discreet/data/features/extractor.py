@@ -101,10 +101,23 @@ def images_like(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     return images.contiguous()
 
 
-def check_images(name: str, records: Tensor, least: int) -> None:
-    got, shape = f"shape {tuple(records.shape[1:])}", records.shape[1:]
+def check_images(name: str, shape: tuple[int, ...], least: int = 1) -> None:
+    """Refuse records of a shape that is not channel, row, column, and say how to store them.
+
+    >>> check_images("patches", (32, 32, 3), 8)
+    Traceback (most recent call last):
+    ...
+    discreet.core.check.Refused: Expected images (channel, row, column) of at least 8 x 8 for patches, \
+got shape (32, 32, 3). Remedy: store the channel first: x.transpose(0, 3, 1, 2).
+    """
     if len(shape) != 3 or min(shape[1:]) < least:
-        refuse(f"images (channel, row, column) of at least {least} x {least} for {name}", got, "choose other features")
+        remedy = "use features for this kind of records"
+        if len(shape) == 2 and min(shape) >= least:
+            remedy = "store grey images with a channel: x[:, None]"
+        elif len(shape) == 3 and shape[2] in (1, 3, 4):
+            remedy = "store the channel first: x.transpose(0, 3, 1, 2)"
+        expected = f"images (channel, row, column) of at least {least} x {least} for {name}"
+        refuse(expected, f"shape {tuple(shape)}", remedy)
 
 
 def digest_of(values: Tensor) -> str:

@@ -48,7 +48,7 @@ class Patches:
 
     @torch.no_grad()
     def __call__(self, records: Tensor) -> Tensor:
-        check_images(self.name, records, least=SIDE)
+        check_images(self.name, tuple(records.shape[1:]), least=SIDE)
         patches = _normalised(F.unfold(records, SIDE).mT)  # [n, places, pixels]
         responses = (patches - self._mean) @ (self._filters @ self._whitening).T
         rows, columns = (side - SIDE + 1 for side in records.shape[2:])

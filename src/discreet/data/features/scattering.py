@@ -36,7 +36,7 @@ class Scattering:
         self, public: PublicRecords, shape: tuple[int, ...], *, width: int = 2000, unit_length: bool = True
     ) -> None:
         check.count("how many axes are kept at most", width=width)
-        check.require(len(shape) == 3, "images (channel, row, column)", shape, "choose other features")
+        check_images(self.name, shape)
         self.public, self._shape, self._width, self._unit_length = public, shape, width, unit_length
         self._wavelets = Wavelets((shape[1], shape[2]), scales=_scales(shape))
         found = torch.cat([self._normalised(some) for some in images_like(public.records, shape).split(200)])
@@ -58,7 +58,7 @@ class Scattering:
 
     @torch.no_grad()
     def __call__(self, records: Tensor) -> Tensor:
-        check_images(self.name, records, least=8)
+        check_images(self.name, tuple(records.shape[1:]), least=8)
         turned = self._channels.T @ (self._normalised(records) - self._mean) @ self._places
         features = turned.flatten(1)[:, self._kept] * self._scale
         return F.normalize(features, dim=1) if self._unit_length else features
@@ -83,7 +83,7 @@ class ScatteringMaps:
     at_once = 50
 
     def __init__(self, public: PublicRecords, shape: tuple[int, ...]) -> None:
-        check.require(len(shape) == 3, "images (channel, row, column)", shape, "choose other features")
+        check_images(self.name, shape)
         self.public, self._shape = public, shape
         self._wavelets = Wavelets((shape[1], shape[2]), scales=_scales(shape))
         found = torch.cat([self._maps(some) for some in images_like(public.records, shape).split(200)])
@@ -99,7 +99,7 @@ class ScatteringMaps:
 
     @torch.no_grad()
     def __call__(self, records: Tensor) -> Tensor:
-        check_images(self.name, records, least=8)
+        check_images(self.name, tuple(records.shape[1:]), least=8)
         return (self._maps(records) - self._mean) / self._deviation
 
     def _maps(self, images: Tensor) -> Tensor:

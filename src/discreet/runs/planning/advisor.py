@@ -1,10 +1,12 @@
 """Settings for a budget and a number of records: rules from measurements on public data.
 
-`python -m research.advice` repeats the measurements and writes results/advice.json; a test compares it with `LOSSES`.
+`python -m research.advice` repeats the measurements and writes results/advice.json. `python -m research.records` finds
+what the best settings reach; a test compares that with `LOSSES`.
 """
 
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final, final
 
@@ -25,6 +27,7 @@ from discreet.runs.presets import (
     usual_size,
 )
 from discreet.stages.delta import check_delta
+from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
 
@@ -123,13 +126,23 @@ KINDS: Final = MappingProxyType(
 Loss = tuple[str, str, int, float, float]  # kind, data, records, epsilon, points below training without privacy
 
 LOSSES: Final[tuple[Loss, ...]] = (
-    ("image", "digits", 1437, 1.0, 8.6),
-    ("image", "digits", 1437, 3.0, 3.6),
-    ("image", "digits", 1437, 8.0, 3.1),
-    ("table", "adult", 32561, 1.0, 0.5),
-    ("table", "adult", 32561, 3.0, 0.4),
-    ("table", "adult", 32561, 8.0, 0.3),
+    ("image", "digits", 1437, 1.0, 9.7),
+    ("image", "digits", 1437, 2.0, 5.8),
+    ("image", "digits", 1437, 3.0, 3.5),
+    ("image", "digits", 1437, 8.0, 2.8),
+    ("image", "fashion-mnist", 60000, 1.0, 3.7),
+    ("image", "fashion-mnist", 60000, 3.0, 2.4),
+    ("image", "mnist", 60000, 3.0, 0.8),
+    ("photo", "cifar10", 50000, 1.0, 2.5),
+    ("photo", "cifar10", 50000, 2.0, 1.7),
+    ("photo", "cifar10", 50000, 3.0, 1.5),
+    ("photo", "cifar10", 50000, 8.0, 1.2),
+    ("table", "adult", 32561, 1.0, 0.4),
+    ("table", "adult", 32561, 3.0, 0.3),
+    ("table", "adult", 32561, 8.0, 0.1),
+    ("text", "reviews", 18113, 3.0, 1.1),
 )
+"""What the best settings lost, from results/records.json."""
 
 
 @final
@@ -160,7 +173,9 @@ class Wanted:
         check.require(both, "users and per_user together", "one of them", remedy)
         check.positive("the budget of the whole run, e.g. 2", epsilon=self.epsilon)
         known = (*RULES, *KINDS)
-        check.require(self.data in known, f"data to be one of {', '.join(known)}", repr(self.data), "name the kind")
+        close = get_close_matches(self.data, known, n=1)
+        remedy = f"the nearest is {close[0]}" if close else "name the kind"
+        check.require(self.data in known, f"data to be one of {', '.join(known)}", repr(self.data), remedy)
         if self.delta is not None:
             check_delta(self.delta, self.records, accepted=False)
         if self.parameters is not None:
@@ -188,7 +203,7 @@ class Line:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Settings, the reason for each, and the command that uses them."""
+    """Settings, the reason for each, and the command and the line of Python that use them."""
 
     method: str
     delta: float
@@ -203,6 +218,7 @@ class Advice:
     noise: float
     lines: tuple[Line, ...]
     command: str
+    python: str
 
     def to_json(self) -> dict[str, Any]:
         return dict(plain(self))
@@ -259,6 +275,7 @@ def advise(of: Wanted) -> Advice:
     }
     lines = _lines(of, rule, found, late, reach)
     command = _command(of, rule, found, preset is not None and protected is None)
+    python = _python(plan, of.epsilon)
     if protected is not None:
         better, other = protected
         said = f"noise on the mean gradient {better.effective:.3g} clips, with the other way {other.effective:.3g}"
@@ -266,8 +283,9 @@ def advise(of: Wanted) -> Advice:
             Line(name="unit", value=f"{better.words}, at most {of.per_user} records of a user", reason=said),
             *lines,
         )
-        command = _user_command(of, command, better)
-    return Advice(**found, lines=lines, command=command)
+        python = _python(plan, of.epsilon, f".using(unit=discreet.{type(plan.unit).__name__}(per_user={of.per_user}))")
+        command = _user_command(of, command, better) if ".csv" in command else python
+    return Advice(**found, lines=lines, command=command, python=python)
 
 
 def _preset(of: Wanted) -> Preset | None:
@@ -316,14 +334,23 @@ def _lines(of: Wanted, rule: Rule, found: dict[str, Any], late: str, reach: floa
 
 
 def _expected(of: Wanted) -> Line:
-    """What accuracy to expect, from the nearest measurement of the same kind."""
+    """What accuracy to expect, from the nearest measurements of the same kind, or of the dataset itself."""
     near = [loss for loss in LOSSES if loss[0] == of.kind]
+    near = [loss for loss in near if loss[1] == of.data] or near
     if not near:
         return Line(name="expect", value="not measured", reason="compare on public data like yours: discreet compare")
     size = math.log(of.epsilon * of.records)
-    _, data, records, epsilon, points = min(near, key=lambda one: abs(math.log(one[2] * one[3]) - size))
-    value = f"about {max(points, 0):.1f} points below training without privacy"
-    return Line(name="expect", value=value, reason=f"measured on {data}: {records:,} records, epsilon {epsilon:g}")
+
+    def distance(loss: Loss) -> float:
+        return abs(math.log(loss[2] * loss[3]) - size)
+
+    nearest = [loss for loss in near if distance(loss) <= min(map(distance, near)) + 1e-9]
+    points = sorted({f"{loss[4]:.1f}" for loss in nearest}, key=float)
+    places = (f"{data}: {records:,} records, epsilon {epsilon:g}" for _, data, records, epsilon, _ in nearest)
+    ahead = size - math.log(nearest[0][2] * nearest[0][3])  # more records or budget lose less
+    bound = "about" if abs(ahead) <= math.log(2.5) else ("at most" if ahead > 0 else "more than")
+    value = f"{bound} {' to '.join(points)} points below training without privacy"
+    return Line(name="expect", value=value, reason=f"measured on {' and '.join(places)}")
 
 
 def _own_loader(of: Wanted, found: dict[str, Any]) -> Line:
@@ -354,12 +381,14 @@ def _command(of: Wanted, rule: Rule, found: dict[str, Any], has_preset: bool) ->
 
 
 def _user_command(of: Wanted, command: str, way: Way) -> str:
-    """The command for a table, which has a column of owners; for other data the line of Python that builds the plan."""
-    size, steps = way.plan.horizon.size, way.plan.horizon.steps
-    if ".csv" in command:
-        drawn = f"--unit COLUMN --per-user {of.per_user} --sample {way.words.removeprefix('sample ')}"
-        return command.replace(f"--records {of.records}", f"--records {size.records} {drawn}")
-    budget = f"epsilon={of.epsilon:g}, delta={way.plan.delta:g}"
-    numbers = f"records={size.records}, batch={size.batch:g}, steps={steps}"
-    unit, clip = f"discreet.{type(way.unit).__name__}(per_user={of.per_user})", way.plan.queries(1.0)[0].sensitivity
-    return f"plan = methods.dp_sgd(clip={clip:g}).using(unit={unit}).for_budget({budget}, {numbers})"
+    """The command for a table, which has a column of owners."""
+    drawn = f"--unit COLUMN --per-user {of.per_user} --sample {way.words.removeprefix('sample ')}"
+    return command.replace(f"--records {of.records}", f"--records {way.plan.horizon.size.records} {drawn}")
+
+
+def _python(plan: Plan, epsilon: float, using: str = "") -> str:
+    """The line of Python that builds the plan."""
+    clip, size = plan.queries(1.0)[0].sensitivity, plan.horizon.size
+    batch = int(size.batch) if size.batch == int(size.batch) else size.batch
+    numbers = f"delta={plan.delta:g}, records={size.records}, batch={batch}, steps={plan.horizon.steps}"
+    return f"plan = methods.dp_sgd(clip={clip:g}){using}.for_budget(epsilon={epsilon:g}, {numbers})"
