@@ -53,6 +53,11 @@ class Unit(Protocol):
     def is_record(self) -> bool:
         return self.per_user is None
 
+    @property
+    def counted(self) -> int:
+        """With how many records a user counts at most, where right predictions are counted."""
+        return 1
+
     def bill(self, sampling: Sampling, release: Any, horizon: Horizon) -> events.Event:
         """The privacy event of a release on a batch of this sampler."""
         return sampling.bill(release, horizon)
