@@ -100,8 +100,8 @@ def evaluate(
         count = _count(config if data is None else dataclasses.replace(config, data=data), folder, sigma)
     except Exception as error:
         raise RunStopped(1, path, "the same command, which is charged again") from error
-    accuracy, error = accuracy_of(count, records), unit.counted * sigma / records
-    return Evaluation(accuracy=accuracy, error=error, certified=proven, ledger=path, unit=unit.name)
+    accuracy, deviation = accuracy_of(count, records), unit.counted * sigma / records
+    return Evaluation(accuracy=accuracy, error=deviation, certified=proven, ledger=path, unit=unit.name)
 
 
 def _count(config: RunConfig, folder: RunFolder, sigma: float) -> float:
