@@ -15,11 +15,9 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -35,42 +33,20 @@ from discreet.accounting.events import Gaussian
 from discreet.core.command import package_versions
 from discreet.core.files import write_json
 from discreet.integrations.flower import PrivateStrategy, bounded_update
-from discreet.stages.plan import Plan, Recipe
+from discreet.stages.plan import Recipe
+from research.federated.clients import app_of
 from research.federated.grid import InProcessGrid
-from research.federated.tasks import Federation, features, images
+from research.federated.settings import SETTINGS, Setting, plan_of
+from research.federated.tasks import Federation
 
+DATA: Final = "fashion-mnist"
 FROZEN: Final = 0.9
 SHOWN: Final = 5  # accuracies over the rounds
 ROWS: Final = ("discreet", "discreet, frozen", "flower")
 
 
-@final
-@dataclass(frozen=True)
-class Setting:
-    """A task with the public numbers of its runs."""
-
-    federation: Callable[[int], Federation]
-    clients: int
-    batch: int
-    steps: int
-    clip: float
-
-
-SETTINGS: Final = {
-    "cnn": Setting(images, clients=1000, batch=60, steps=25, clip=0.5),
-    "linear": Setting(features, clients=10_000, batch=200, steps=25, clip=1.0),
-}
-
-
-def plan_of(setting: Setting, recipe: Recipe, epsilon: float) -> Plan:
-    """The least noise that certifies epsilon for every client."""
-    delta, stages = 0.1 / setting.clients, recipe.using(unit=discreet.SampledUsers(per_user=64, name="client"))
-    numbers = {"records": setting.clients, "batch": setting.batch, "steps": setting.steps}
-    return stages.for_budget(epsilon=epsilon, delta=delta, **numbers)
-
-
 def train(strategy: Strategy, grid: InProcessGrid, of: Federation, model: nn.Module, rounds: int) -> dict[str, Any]:
-    """Run a strategy of Flower from the initial model; returns accuracies, bytes and seconds."""
+    """Run a strategy of Flower from the initial model; returns accuracies, bytes and processor time."""
     curve: dict[int, float] = {}
     shown = {round(rounds * (place + 1) / SHOWN) for place in range(SHOWN)}
 
@@ -80,11 +56,16 @@ def train(strategy: Strategy, grid: InProcessGrid, of: Federation, model: nn.Mod
             curve[server_round] = of.accuracy(model)
         return None
 
-    start = time.perf_counter()
+    start = time.process_time()
     strategy.start(grid, ArrayRecord(of.build().state_dict()), num_rounds=rounds, evaluate_fn=evaluate)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     per_reply = {"up": grid.up / grid.messages, "down": grid.down / grid.messages}
-    return {"accuracy": curve[rounds], "curve": curve, "bytes_per_reply": per_reply, "seconds": round(seconds, 1)}
+    return {
+        "accuracy": curve[rounds],
+        "curve": curve,
+        "bytes_per_reply": per_reply,
+        "processor_seconds": round(seconds, 1),
+    }
 
 
 def ours(setting: Setting, of: Federation, recipe: Recipe, epsilon: float, seed: int) -> dict[str, Any]:
@@ -92,7 +73,7 @@ def ours(setting: Setting, of: Federation, recipe: Recipe, epsilon: float, seed:
     plan, model = plan_of(setting, recipe, epsilon), of.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     strategy = PrivateStrategy(model, optimizer, plan, streams=discreet.Streams.seeded(seed))
-    grid = InProcessGrid(of.app([bounded_update(recipe)]), of.clients)
+    grid = InProcessGrid(app_of(setting, of, [bounded_update(recipe)]), of.clients)
     found = train(strategy, grid, of, of.build(), strategy.left)
     certified = strategy.rounds.spent().certified.epsilon
     strategy.close()
@@ -106,16 +87,16 @@ def flowers(setting: Setting, of: Federation, epsilon: float, seed: int) -> dict
     np.random.seed(seed)  # and its noise
     inner = FedAvg(fraction_train=setting.batch / of.clients, fraction_evaluate=0.0, min_available_nodes=setting.batch)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, noise, setting.clip, setting.batch)
-    found = train(strategy, InProcessGrid(of.app([]), of.clients), of, of.build(), setting.steps)
+    found = train(strategy, InProcessGrid(app_of(setting, of, []), of.clients), of, of.build(), setting.steps)
     charge = Charge(((Gaussian(noise), setting.steps),), None, ())
     relation = discreet.Neighbouring.ADD_REMOVE
-    unamplified = certify(charge, delta=0.1 / of.clients, relation=relation).epsilon
+    unamplified = certify(charge, delta=setting.delta, relation=relation).epsilon
     return {**found, "without_amplification": unamplified, "noise": noise}
 
 
 def measure(setting: Setting, row: str, epsilon: float, seed: int) -> dict[str, Any]:
     """One row of a task at one epsilon."""
-    of = setting.federation(setting.clients)
+    of = setting.federation(DATA, setting.clients)
     if row == "flower":
         return flowers(setting, of, epsilon, seed)
     frozen = methods.random_freeze(clip=setting.clip, final_rate=FROZEN, cooling_epochs=1)
@@ -127,7 +108,8 @@ def case_of(held: dict[str, Any], name: str, epsilon: float, seed: int) -> dict[
     """The entry of a task at one epsilon, with its public numbers."""
     setting = SETTINGS[name]
     public = {"clients": setting.clients, "batch": setting.batch, "rounds": setting.steps, "clip": setting.clip}
-    fresh = {"epsilon": epsilon, "delta": 0.1 / setting.clients, "seed": seed, **public, "rows": {}}
+    public |= {"rate": setting.rate, "batches": setting.batches}
+    fresh = {"epsilon": epsilon, "delta": setting.delta, "seed": seed, **public, "rows": {}}
     case: dict[str, Any] = held["cases"].setdefault(f"{name}, epsilon {epsilon:g}", fresh)
     return case
 

@@ -205,6 +205,26 @@ def test_adaptive_clipping_follows_the_norms_that_clients_report() -> None:
     assert norms[2] < 8.0 * run.rounds.progress.scale < norms[5]
 
 
+def test_with_correlated_noise_a_node_comes_back_once_an_epoch(tmp_path: Path) -> None:
+    recipe = methods.dp_ftrl(clip=CLIP, bands=4).using(unit=UNIT)
+    which = plan(recipe, noise=1.0, steps=6, batch=CLIENTS / 3)
+    grid, joined = Spy(app(recipe)), dict[int, list[int]]()
+    run = strategy(which, folder=tmp_path)
+    for step in range(6):
+        if step == 4:  # the server restarts
+            run.close()
+            run = strategy(which, folder=tmp_path)
+        before = len(grid.replies)
+        run.start(grid, run.arrays, num_rounds=1)
+        for reply in grid.replies[before:]:
+            joined.setdefault(reply.metadata.src_node_id, []).append(step)
+    assert len(joined) == CLIENTS
+    assert all(later - earlier == 3 for earlier, later in joined.values())
+    assert run.rounds.spent().certified.epsilon == which.certificate().epsilon
+    run.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "ledger.jsonl"]  # no key is left
+
+
 def test_clients_are_not_asked_to_evaluate() -> None:
     run = strategy()
     assert run.configure_evaluate(1, run.arrays, ConfigRecord(), Spy(app())) == []
@@ -247,10 +267,28 @@ def test_the_mod_refuses_another_strategy_and_another_recipe() -> None:
 
 def test_a_simulation_on_flowers_engine(tmp_path: Path) -> None:
     """The example, on Ray: 100 clients."""
+    assert "add/remove of one client" in simulated("federated_flower.py", tmp_path / "run", rounds=3)
+    assert read(tmp_path / "run" / "ledger.jsonl").length == 3
+
+
+@pytest.mark.slow
+def test_a_simulation_of_a_thousand_clients(tmp_path: Path) -> None:
+    """Fashion-MNIST over 1,000 clients, on Ray."""
+    try:
+        discreet.data.load("fashion-mnist")
+    except discreet.Refused:
+        pytest.skip("Fashion-MNIST is not on this machine")
+    said = simulated("federated_fashion_mnist.py", tmp_path / "run", rounds=2)
+    assert "1000 clients" in said
+    assert "add/remove of one client" in said
+    assert read(tmp_path / "run" / "ledger.jsonl").length == 2
+
+
+def simulated(name: str, folder: Path, *, rounds: int) -> str:
+    """What an example prints on Flower's simulation engine."""
     pytest.importorskip("ray", reason="flwr[simulation] is not installed here: run make test-flower")
-    command = [sys.executable, str(ROOT / "examples" / "federated_flower.py"), str(tmp_path / "run"), "3"]
+    command = [sys.executable, str(ROOT / "examples" / name), str(folder), str(rounds)]
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "add/remove of one client" in done.stdout
-    assert read(tmp_path / "run" / "ledger.jsonl").length == 3
+    return done.stdout

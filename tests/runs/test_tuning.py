@@ -25,7 +25,7 @@ from discreet.core.errors import RunStopped
 from discreet.core.streams import Streams
 from discreet.runs.budget import Budget, BudgetLimit
 from discreet.runs.config import RunConfig
-from discreet.runs.scoring import noisy_count
+from discreet.runs.scoring import Scored
 from discreet.runs.tuning import sweep
 from discreet.runs.tuning.bill import TuneSettings, bill_of, candidate_config
 from discreet.runs.tuning.scaling import scale_linearly
@@ -195,7 +195,8 @@ def test_each_record_joins_a_part_by_its_own_coin(config: RunConfig) -> None:
     x, y = task.train.tensors
     less = type(task)(**{**vars(task), "train": torch.utils.data.TensorDataset(x[:-1], y[:-1])})
     for key in (bytes(32), bytes(range(32))):
-        (whole, scored), (fewer, fewer_scored) = (sweep.split_task(one, 0.3, key) for one in (task, less))
+        (whole, held), (fewer, fewer_held) = (sweep.split_task(one, 0.3, key) for one in (task, less))
+        scored, fewer_scored = held.data, fewer_held.data
         assert len(whole.train) + len(scored) == 240
         assert 30 < len(scored) < 120
         both = (len(whole.train) - len(fewer.train), len(scored) - len(fewer_scored))
@@ -208,6 +209,7 @@ def test_each_record_joins_a_part_by_its_own_coin(config: RunConfig) -> None:
 def test_the_score_is_a_count_with_the_noise_that_is_charged() -> None:
     """2000 draws; a deviation off by 6 % fails with a false-alarm rate below 1e-3, and half the noise fails."""
     right, noise = torch.tensor([True] * 60 + [False] * 40), Streams.from_os().noise
+    noisy_count = Scored(torch.utils.data.TensorDataset(right)).noisy_count
     draws = np.array([noisy_count(right, 3.0, noise) for _ in range(2000)])
     assert abs(draws.mean() - 10) < 4 * 3 / np.sqrt(2000)
     assert 0.94 < draws.std() / 3 < 1.06

@@ -30,10 +30,6 @@ def recipe_of(name: str) -> Recipe:
 @pytest.mark.parametrize("name", METHODS)
 def test_sampled_users_cost_what_records_cost(name: str) -> None:
     recipe = recipe_of(name)
-    if recipe.selection.counting is not None:
-        with pytest.raises(Refused, match="without counts of touched rows"):
-            recipe.using(unit=SampledUsers(per_user=5))
-        return
     if not recipe.analysis.covers_users:
         with pytest.raises(Refused, match="an analysis that is proven for users"):
             recipe.using(unit=SampledUsers(per_user=5))
@@ -51,10 +47,6 @@ REFUSED = ["dicesgd", "dicesgd-automatic", "dp-ftrl", "bandmf"]
 @pytest.mark.parametrize("name", METHODS)
 def test_capped_records_are_priced_or_refused_by_name(name: str) -> None:
     recipe, unit = recipe_of(name), CappedRecords(per_user=5)
-    if recipe.selection.counting is not None:
-        with pytest.raises(Refused, match="without counts of touched rows"):
-            recipe.using(unit=unit)
-        return
     if name in REFUSED:
         with pytest.raises(Refused, match="for capped records of users"):
             bind(recipe, unit=unit)

@@ -362,7 +362,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (bound(flat.using(unit=UNIT, sampling=discreet.BallsInBins())), "decides for each client alone"),
         (bound(flat.using(unit=UNIT, sampling=discreet.TruncatedPoisson(8))), "decides for each client alone"),
         (bound(methods.ranked_freeze(clip=CLIP, cooling_epochs=1).using(unit=UNIT)), "from a public key"),
-        (bound(methods.d2p2_sgd().using(unit=UNIT)), "independent Gaussian noise"),
+        (bound(methods.d2p2_sgd().using(unit=UNIT)), "independent or correlated Gaussian noise"),
         (flat.using(unit=UNIT).bind(noise=1.0, horizon=Horizon.of_rate(rate=0.1, steps=3), delta=1e-3), "batch size"),
     ):
         with pytest.raises(Refused, match=match):

@@ -51,9 +51,10 @@ def evaluate(
     if as_json:
         emit(found.to_json())
         return
+    whom = found.certified.relation if found.unit == "record" else f"{found.certified.relation} of one {found.unit}"
     rows = (
         ("accuracy", f"{found.accuracy:.2%} ± {2 * found.error:.2%} (noise of the count)"),
-        ("epsilon, certified", f"{found.certified.epsilon:.4g} at delta {found.certified.delta:g}"),
+        ("epsilon, certified", f"{found.certified.epsilon:.4g} at delta {found.certified.delta:g}, {whom}"),
         ("ledger", str(found.ledger)),
     )
     terminal.show(terminal.plain_table("evaluation on private records", ("", ""), rows))

@@ -91,6 +91,11 @@ class TaskFlags:
     schema: Annotated[Path | None, flag("A table's public schema, a JSON file.", "Data")] = None
     test: Annotated[Path | None, flag("Test records, which no epsilon protects.", "Data")] = None
     hold_out: Annotated[float | None, flag("Share of rows to test on; not protected.", "Data")] = None
+    unit: Annotated[str | None, flag("Column of owners, who are protected.", "Data")] = None
+    per_user: Annotated[int | None, flag("Most records of one owner that are used.", "Data", rare=True)] = None
+    sample: Annotated[
+        Literal["users", "records"] | None, flag("What is drawn with --unit (default: users).", "Data", rare=True)
+    ] = None
     classes: Annotated[int | None, flag("Public number of classes of an .npz file.", "Data")] = None
     records: Annotated[int | None, flag("Public number of records of your own file.", "Data")] = None
     public_data: Annotated[bool, flag("The training records are public.", "Data", rare=True)] = False

@@ -46,11 +46,6 @@ class TrainFlags:
         bool, flag("Publish the best checkpoint by the test records, declared public.", "Training", rare=True)
     ] = False
     checkpoint_every: Annotated[int | None, flag("Steps between checkpoints.", "Training", rare=True)] = None
-    unit: Annotated[str | None, flag("Column of owners, who are protected.", "Data")] = None
-    per_user: Annotated[int | None, flag("Most records of one owner that are used.", "Data", rare=True)] = None
-    sample: Annotated[
-        Literal["users", "records"] | None, flag("What is drawn with --unit (default: users).", "Data", rare=True)
-    ] = None
     fixed_rows: Annotated[
         int | None, flag("Rows of every forward pass: certify how gradients are rounded, too.", "Guarantee", rare=True)
     ] = None

@@ -52,6 +52,7 @@ class Task:
     public     whether the training records are public, so that values derived from them may be shown
     classes    how many numbers a model gives for a record: the number of classes, of labels, or 1 for a number
     owners     the name of the owner of each training record, which is private; None if records are protected
+    test_owners  likewise of each test record; also None if they are not known
     scale      means and deviations by channel that the values were scaled with, so that it can be undone; None: none
     target     what the labels are; None: classes
 
@@ -69,6 +70,7 @@ class Task:
     constants: str
     scale: Scale | None = None
     owners: tuple[str, ...] | None = field(default=None, repr=False)
+    test_owners: tuple[str, ...] | None = field(default=None, repr=False)
     target: Target | None = None
 
     @property

@@ -145,14 +145,16 @@ def load_table(
     require((test is None) != (hold_out is None), "a test file or a share to hold out", given, remedy)
     reader, columns = TableReader(schema, label, task), read(path)
     x, y = reader.features(columns), reader.labels.read(columns)
-    owners = None if unit is None else _owners(columns, unit, schema)
+    owners, test_owners = None if unit is None else _owners(columns, unit, schema), None
     if hold_out is None:
         assert test is not None
         other = read(test)
         train, held = TensorDataset(x, y), TensorDataset(reader.features(other), reader.labels.read(other))
+        test_owners = _owners(other, unit, schema) if unit in other else None
     else:
         out = _held_out(columns if unit is None else {unit: columns[unit]}, hold_out)
-        owners = None if owners is None else tuple(compress(owners, (~out).tolist()))
+        if owners is not None:
+            owners, test_owners = (tuple(compress(owners, part.tolist())) for part in (~out, out))
         train, held = TensorDataset(x[~out], y[~out]), TensorDataset(x[out], y[out])
     digest = hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest() if public else PRIVATE_CHECKSUM
     constants = f"the public schema of {len(reader.schema.columns)} columns"
@@ -169,6 +171,7 @@ def load_table(
         constants=constants,
         target=target,
         owners=owners,
+        test_owners=test_owners,
     )
 
 

@@ -55,7 +55,6 @@ from discreet.engine.trace.capture import RecordAxis, tensors_in
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 
 Draws = tuple[Origin, ...]
-Calls = list[int] | None
 
 
 class RecordWatch(TorchFunctionMode):
@@ -339,7 +338,7 @@ class RecordWatch(TorchFunctionMode):
         return result
 
     def _judge(
-        self, call: WatchedCall, made: list[Tensor], versions: list[int], draws: Draws = (), region: Calls = None
+        self, call: WatchedCall, made: list[Tensor], versions: list[int], draws: Draws = (), region: Any = None
     ) -> None:
         """Note what a call made and wrote to.
 

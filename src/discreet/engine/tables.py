@@ -6,7 +6,7 @@ Index legend: N records, P positions, B columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, final
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import refuse
+from discreet.engine.factors.groups import Joined
 from discreet.engine.factors.linear import OneHot
 from discreet.engine.factors.parts import BoundedFactors, Factors
 from discreet.engine.support import modules_in, trainable
@@ -46,6 +47,8 @@ class TouchedRows:
     rows        the rows, counted through all tables
     records     the records that touch them
     per_record  how many rows each record touches, [N]; 0 for a record whose gradient is not finite
+
+    If the micro-batch has users, they take the place of records: a row counts once for all records of a user.
     """
 
     rows: Tensor
@@ -59,17 +62,25 @@ class TouchedRows:
         rows, records, start = [none], [none], 0
         for table in tables:
             own = factors[table]
-            if own is not None:
-                part = _lookup(own, layout.names[table])
+            for part, first in () if own is None else _lookups(own, layout.names[table]):
                 # Several lookups of a row are one entry, and the entries that this leaves over are zero. So are rows
                 # with entries so small that their squares vanish.
                 touched = torch.linalg.vector_norm(part.right_NPB, dim=-1) != 0
-                record, place = (touched & finite_N.unsqueeze(1)).nonzero(as_tuple=True)
+                is_finite = finite_N[first : first + part.records]
+                record, place = (touched & is_finite.unsqueeze(1)).nonzero(as_tuple=True)
                 rows.append(part.index_NP[record, place] + start)
-                records.append(record)
+                records.append(record + first)
             start += layout.shapes[table][0]
         each = torch.cat(records)
         return cls(torch.cat(rows), each, torch.bincount(each, minlength=len(finite_N)))
+
+
+def _lookups(factors: Factors, name: str) -> Iterator[tuple[OneHot, int]]:
+    """The lookups of a table, and the first record of each; users with equally many records have one of their own."""
+    members, first = factors.members if isinstance(factors, Joined) else (factors,), 0
+    for member in members:
+        yield _lookup(member, name), first
+        first += member.records
 
 
 def _lookup(factors: Factors, name: str) -> OneHot:

@@ -93,7 +93,7 @@ class PrivateStrategy(Strategy):
         """Draw the clients of a round and send them the strategy's own model, not `arrays`."""
         time.sleep(self._pause)
         nodes = sorted(set(grid.get_node_ids()))
-        self._places = {nodes[place]: place for place in self.rounds.draw(len(nodes)).tolist()}
+        self._places = {nodes[place]: place for place in self.rounds.draw(nodes).tolist()}
         told = ConfigRecord({**config, "server-round": server_round, TASK: self.rounds.task.to_json()})
         content = RecordDict({ARRAYS: self.arrays, CONFIG: told})
         return [Message(content, dst_node_id=node, message_type=MessageType.TRAIN) for node in self._places]

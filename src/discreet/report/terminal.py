@@ -112,7 +112,7 @@ def tune_table(result: TuneResult) -> RenderableType:
         ("score", f"{result.score:.2%}" + (" (noisy count)" if result.held_out else " (test records)")),
         ("test accuracy", test),
         ("epsilon, certified", _bold(f"{format_epsilon(proven.epsilon)} for the whole search")),
-        ("delta, relation", f"{proven.delta:g}, {proven.relation} ({proven.accountant})"),
+        ("delta, relation", f"{proven.delta:g}, {_neighbours(proven.relation, result.unit)} ({proven.accountant})"),
         ("number of runs", f"secret, {result.runs:g} expected (shape {result.shape:g})"),
         ("directory", str(result.directory)),
     ]
@@ -143,7 +143,7 @@ def budget_table(name: str, state: BudgetState) -> RenderableType:
     limit = state.limit
     rows: list[tuple[RenderableType, ...]] = [
         ("records", state.data or "not described"),
-        ("limit", f"epsilon {limit.epsilon:g} at delta {limit.delta:g}, {limit.relation}"),
+        ("limit", f"epsilon {limit.epsilon:g} at delta {limit.delta:g}, {_neighbours(limit.relation, limit.unit)}"),
         ("spent", _bold(f"epsilon {format_epsilon(state.spent)}, {wording.counted(len(state.entries), 'charge')}")),
         ("left", _bold(f"one more release of all records of epsilon {math.floor(state.left * 1000) / 1000:g}")),
     ]
@@ -234,6 +234,11 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Renderabl
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _neighbours(relation: object, unit: str) -> str:
+    """The relation, with its unit if that is not a record."""
+    return f"{relation}" if unit == "record" else f"{relation} of one {unit}"
 
 
 def _bold(text: str) -> Text:

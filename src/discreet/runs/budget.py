@@ -65,11 +65,15 @@ class BudgetEntry:
 @final
 @dataclass(frozen=True, kw_only=True)
 class BudgetLimit:
-    """What a dataset may cost in all."""
+    """What a dataset may cost in all.
+
+    unit  whom the limit protects: every record, or every owner of this name, with all records
+    """
 
     epsilon: float
     delta: float
     relation: Neighbouring = Neighbouring.ADD_REMOVE
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         check.positive("the limit for all commands on these records together, e.g. 3", epsilon=self.epsilon)
@@ -153,6 +157,7 @@ class Budget:
         """Make the file with its limit; a file that exists is refused."""
         path = Path(path)
         header = {"epsilon": limit.epsilon, "delta": limit.delta, "relation": str(limit.relation), "data": data}
+        header |= {} if limit.unit == "record" else {"unit": limit.unit}
         body = {"format": FORMAT, "budget": os.urandom(16).hex(), "header": header}
         new = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
@@ -173,14 +178,18 @@ class Budget:
         with self._locked(fcntl.LOCK_SH) as descriptor:
             return self._scan(descriptor)[0]
 
-    def charge(self, charge: Charge, *, entry: str, what: str, part: str | None = None) -> BudgetState:
+    def charge(
+        self, charge: Charge, *, entry: str, what: str, part: str | None = None, unit: str = "record"
+    ) -> BudgetState:
         """Charge BEFORE the records are read: when this returns, the charge is on the disk. Refuses what does not fit.
 
-        An entry that is in the file already is not charged again; with another charge it is refused.
+        An entry that is in the file already is not charged again; with another charge it is refused. So is a charge
+        for another unit than that of the file: what one record costs says nothing about a user with several.
         """
         new = BudgetEntry(entry=entry, what=what, charge=charge, part=part)
         with self._locked(fcntl.LOCK_EX) as descriptor:
             state, digest, end = self._scan(descriptor)
+            self._check_unit(state.limit, unit, part)
             known = next((old for old in state.entries if old.entry == entry), None)
             if known is not None:
                 same = (known.charge.certified, known.part) == (charge.certified, part)
@@ -199,6 +208,13 @@ class Budget:
     def holds(self, entry: str) -> bool:
         """Whether this entry has been charged."""
         return any(one.entry == entry for one in self.read().entries)
+
+    def _check_unit(self, limit: BudgetLimit, unit: str, part: str | None) -> None:
+        expected, got = f"a charge for every {limit.unit}, whom {self.path} protects", f"one for every {unit}"
+        remedy = f"use --unit with a column of that name, or a budget file for every {unit}"
+        check.require(unit == limit.unit, expected, got, remedy)
+        whole, remedy = part is None or unit == "record", "charge all records: a user may have some in several parts"
+        check.require(whole, f"no part in a budget for every {unit}", f"part {part!r}", remedy)
 
     def _check(self, state: BudgetState, new: BudgetEntry) -> None:
         limit = state.limit
@@ -240,7 +256,10 @@ class Budget:
             header = body["header"]
             known = body["format"] == FORMAT
             limit = BudgetLimit(
-                epsilon=header["epsilon"], delta=header["delta"], relation=Neighbouring(header["relation"])
+                epsilon=header["epsilon"],
+                delta=header["delta"],
+                relation=Neighbouring(header["relation"]),
+                unit=header.get("unit", "record"),
             )
             entries = []
             for number, line in enumerate(lines[1:], 2):

@@ -199,28 +199,21 @@ class RunConfig:
         check.require(not missing, f"{' and '.join(missing)} for the table {self.data}", "none", remedy)
 
     def _check_unit(self) -> None:
-        """Owners come with a table and a cap, and without a budget file, which counts records."""
+        """Owners come with a table and a cap."""
         _one_of("sample", self.sample, UNITS)
         fits = is_table(self.data) or self.unit is None
         check.require(fits, "a table with --unit", self.data, "pass a .csv or .parquet file, or use discreet.Private")
         both = (self.unit is None) == (self.per_user is None)
         remedy = "give --unit COLUMN and --per-user N, the largest number of records of one owner"
         check.require(both, "unit and per_user together", "one of them", remedy)
-        remedy = "leave --budget out: a budget file counts what single records have spent"
-        check.require(self.unit is None or self.budget is None, "no budget file with --unit", str(self.budget), remedy)
         if self.unit is not None:
             self.protected()
-
-    def check_records(self, what: str) -> None:
-        """Refuse settings that protect users, for what is charged by the record."""
-        remedy = "leave --unit out, or use `discreet train`: a user would move its counts by more than one"
-        check.require(self.unit is None, f"settings without a unit for {what}", f"unit={self.unit!r}", remedy)
 
     def protected(self) -> Unit:
         """Whom the run protects: every record, or the owners that the column names ("patient_id": patients)."""
         if self.unit is None or self.per_user is None:
             return EachRecord()
-        return UNITS[self.sample](per_user=self.per_user, name=_noun(self.unit))
+        return UNITS[self.sample](per_user=self.per_user, name=noun_of(self.unit))
 
     def _check_either(self, one: str, other: str, is_valid: bool) -> None:
         got = f"{one}={getattr(self, one)!r} and {other}={getattr(self, other)!r}"
@@ -254,10 +247,10 @@ class RunConfig:
             check.require(same, f"{field.name}={expected!r}, as the run began", got, remedy)
 
 
-def _noun(column: str) -> str:
+def noun_of(column: str) -> str:
     """The name of a unit from that of its column.
 
-    >>> _noun("patient_id"), _noun("userID"), _noun("id")
+    >>> noun_of("patient_id"), noun_of("userID"), noun_of("id")
     ('patient', 'user', 'user')
     """
     words = re.sub(r"[^A-Za-z0-9]+", " ", re.sub(r"[\W_]*(id|Id|ID)$", "", column)).strip()

@@ -63,7 +63,7 @@ def _load_own_table(settings: RunConfig | CompareSettings) -> Task:
         hold_out=settings.hold_out,
         records=settings.records,
         public=settings.public_data,
-        unit=settings.unit if isinstance(settings, RunConfig) else None,
+        unit=settings.unit,
     )
 
 

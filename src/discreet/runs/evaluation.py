@@ -18,29 +18,36 @@ from discreet.core.own_files import require_classes
 from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
+from discreet.data import Task
 from discreet.runs.budget import Budget
 from discreet.runs.config import RunConfig
 from discreet.runs.defaults import load_task, settle
 from discreet.runs.folder import RunFolder
 from discreet.runs.making import make_model
-from discreet.runs.scoring import accuracy_of, noisy_count, right_predictions
+from discreet.runs.scoring import Scored, accuracy_of, right_predictions
 from discreet.runs.training import load_config
 from discreet.stages.delta import check_delta
+from discreet.training.owners import Owners
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The accuracy on private records: within two times `error` of the truth in 19 of 20 cases."""
+    """The accuracy on private records: within two times `error` of the truth in 19 of 20 cases.
+
+    unit  whom the certificate protects; if users are sampled, the accuracy is the mean over users
+    """
 
     accuracy: float
     error: float
     certified: Certificate
     ledger: Path
+    unit: str = "record"
 
     def to_json(self) -> dict[str, Any]:
         held = {"accuracy": self.accuracy, "error": self.error, "ledger": str(self.ledger)}
-        return {**held, "certified": self.certified.to_json()}
+        protected = {} if self.unit == "record" else {"unit": self.unit}
+        return {**held, **protected, "certified": self.certified.to_json()}
 
 
 def evaluate(
@@ -56,7 +63,7 @@ def evaluate(
 ) -> Evaluation:
     """Count the right predictions of a run's model on the test records of `data`, with noise.
 
-    records  a public number near the number of these records
+    records  a public number near the number of these records; of their owners, if the run sampled users
     data     a dataset or an npz file; None: the data of the run
     part     the part of the budget's records that they are; None: all records pay
 
@@ -64,7 +71,7 @@ def evaluate(
     """
     folder, config = RunFolder(directory), load_config(directory)
     require_classes(config.task, "an evaluation on private records")
-    config.check_records("a noisy count of right predictions")
+    unit = config.protected()
     check.count("records is a public number, about the number of test records", records=records)
     check.require(folder.model.is_file(), "a trained model", f"no {folder.model}", "finish the run first")
     check_delta(delta, records, accepted=accept_large_delta)
@@ -79,11 +86,12 @@ def evaluate(
     number = len(list(folder.directory.glob("evaluation-*.jsonl")))
     path = folder.directory / f"evaluation-{number}.jsonl"
     header = {"relation": str(relation), "delta": delta, "plan": digest(["evaluation", sigma]), "seeded": False}
+    header |= {} if unit.is_record else {"unit": unit.name}
     with Ledger.create(path, header) as ledger:
         if budget is not None:
             entry, what = f"{ledger.digest}", f"evaluate {directory} on {data or config.data}"
             try:
-                Budget(budget).charge(charge, entry=entry, what=what, part=part)
+                Budget(budget).charge(charge, entry=entry, what=what, part=part, unit=unit.name)
             except check.Refused:
                 path.unlink()  # nothing was charged
                 raise
@@ -92,7 +100,8 @@ def evaluate(
         count = _count(config if data is None else dataclasses.replace(config, data=data), folder, sigma)
     except Exception as error:
         raise RunStopped(1, path, "the same command, which is charged again") from error
-    return Evaluation(accuracy=accuracy_of(count, records), error=sigma / records, certified=proven, ledger=path)
+    accuracy, deviation = accuracy_of(count, records), unit.counted * sigma / records
+    return Evaluation(accuracy=accuracy, error=deviation, certified=proven, ledger=path, unit=unit.name)
 
 
 def _count(config: RunConfig, folder: RunFolder, sigma: float) -> float:
@@ -101,4 +110,14 @@ def _count(config: RunConfig, folder: RunFolder, sigma: float) -> float:
     streams = Streams.from_os()
     model = make_model(chosen, task, plan, streams)
     model.load_state_dict(torch.load(folder.model, weights_only=True))
-    return noisy_count(right_predictions(model, task.test, chosen.device), sigma, streams.noise)
+    right = right_predictions(model, task.test, chosen.device)
+    return _scored(config, task).noisy_count(right, sigma, streams.noise)
+
+
+def _scored(config: RunConfig, task: Task) -> Scored:
+    """The test records, with their owners if the run protects users."""
+    if config.unit is None:
+        return Scored(task.test)
+    remedy = f"add the column {config.unit!r} to the table of test records"
+    check.require(task.test_owners is not None, "owners of the test records", "none", remedy)
+    return Scored(task.test, Owners(task.test_owners or ()), config.protected())

@@ -19,7 +19,9 @@ def is_paid(budget: str | Path, directory: Path) -> bool:
     return receipt.exists() and Budget(budget).holds(read_json(receipt)["entry"])
 
 
-def pay(budget: str | Path, directory: Path, charge: Charge, relation: Neighbouring, *, what: str) -> None:
+def pay(
+    budget: str | Path, directory: Path, charge: Charge, relation: Neighbouring, *, what: str, unit: str = "record"
+) -> None:
     """Charge a run to the budget file, once for its directory. Call it before the records are read.
 
     The entry's name is drawn when the directory is first paid for. So a run that is resumed is not charged again, and a
@@ -32,4 +34,4 @@ def pay(budget: str | Path, directory: Path, charge: Charge, relation: Neighbour
     if not receipt.exists():
         directory.mkdir(parents=True, exist_ok=True)
         write_json(receipt, {"budget": str(Path(budget).absolute()), "entry": os.urandom(16).hex()})
-    file.charge(charge, entry=read_json(receipt)["entry"], what=what)
+    file.charge(charge, entry=read_json(receipt)["entry"], what=what, unit=unit)

@@ -1,5 +1,8 @@
 """Scores of a model: on unprotected records, or noisy counts of right predictions on private ones."""
 
+from dataclasses import dataclass
+from typing import final
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -8,8 +11,11 @@ from discreet.core.streams import Stream
 from discreet.core.world import World
 from discreet.data.targets import Classes, Target
 from discreet.stages.aggregation import sum_of_numbers
+from discreet.stages.unit import EachRecord, Unit
+from discreet.training.owners import Owners
 
 _AT_ONCE = 2048
+_RECORD = EachRecord()
 
 
 def measure(model: nn.Module, data: TensorDataset, device: str = "cpu") -> tuple[float, float]:
@@ -45,13 +51,32 @@ def right_predictions(model: nn.Module, data: TensorDataset, device: str = "cpu"
     return torch.cat(right) if right else torch.zeros(0, dtype=torch.bool)
 
 
-def noisy_count(right: Tensor, sigma: float, noise: Stream) -> float:
-    """The number of right predictions minus that of half the records, with noise N(0, sigma^2).
+@final
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Private records that score a model, and whom the score protects.
 
-    Guarantee: every record adds -1/2 or +1/2, so this is `CountQuery(sigma)`.
+    owners  who owns each record; None if the unit is a record
     """
-    total = sum_of_numbers(right.double() - 0.5, 0.5, World.current())
-    return float(noise.add_normal_(total.value.clone(), sigma))
+
+    data: TensorDataset
+    owners: Owners | None = None
+    unit: Unit = _RECORD
+
+    def noisy_count(self, right: Tensor, sigma: float, noise: Stream) -> float:
+        """The number of right predictions minus that of half the records, with noise of deviation sigma * counted.
+
+        A user adds the mean over all of its records, times their number or `unit.counted`, whichever is smaller: if
+        users are sampled, every user counts once; if records are capped, as many records as the cap.
+
+        Guarantee: every record, or user, moves the count by at most counted / 2, so this is `CountQuery(sigma)`.
+        """
+        each, most = right.double() - 0.5, self.unit.counted
+        if self.owners is not None:
+            own = [each[self.owners.records_of(user)] for user in range(len(self.owners))]
+            each = torch.tensor([float(some.mean()) * min(len(some), most) for some in own], dtype=torch.float64)
+        total = sum_of_numbers(each / most, 0.5, World.current())
+        return most * float(noise.add_normal_(total.value.clone(), sigma))
 
 
 def accuracy_of(count: float, records: float) -> float:

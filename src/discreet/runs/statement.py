@@ -71,7 +71,14 @@ def run_statement(config: RunConfig, plan: Plan, task: Task, spent: Spent, resum
 def tune_statement(plan: Plan, task: Task, settings: TuneSettings, bill: TuneBill, result: TuneResult) -> str:
     """What a search has released and what it cost, as a Markdown page."""
     proven = bill.certificate
-    spent = Spent(certified=proven, claimed=None, steps=plan.horizon.steps, statement=KEYED, warnings=plan.warnings)
+    spent = Spent(
+        certified=proven,
+        claimed=None,
+        steps=plan.horizon.steps,
+        statement=KEYED,
+        warnings=plan.warnings,
+        unit=plan.unit.name,
+    )
     space = "; ".join(f"{name}: {_axis(axis)}" for name, axis in settings.space.axes)
     scored = (
         f"a share of {settings.held_out:g} of the records, by a count with Gaussian noise of deviation {bill.sigma:.4g}"

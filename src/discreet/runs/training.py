@@ -88,7 +88,7 @@ def _train(
     def paid() -> None:
         folder.check_begun() if resume else folder.check_new()
         what = f"train {config.method} into {config.out}"
-        pay(budget, folder.directory, plan.charge(), plan.relation, what=what)
+        pay(budget, folder.directory, plan.charge(), plan.relation, what=what, unit=plan.unit.name)
 
     world.from_first(paid)
     try:

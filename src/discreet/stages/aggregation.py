@@ -63,10 +63,11 @@ def _of_records(contribution_map: Callable[[Tensor], Tensor], vacant: Tensor | N
 
 @final
 class RowCounts:
-    """Counts, over one logical batch, the records that touch each row of the tables.
+    """Counts, over one logical batch, the records (or users) that touch each row of the tables.
 
     Guarantee: adding or removing one record moves the counts by at most the sensitivity of the query (L2): a record
-    adds one weight to each of the k rows that it touches, and weight * sqrt(k) is at most the sensitivity.
+    adds one weight to each of the k rows that it touches, and weight * sqrt(k) is at most the sensitivity. If users are
+    sampled, this holds for a user, whose records touch k rows together.
     """
 
     def __init__(self, counting: RowCounting, engine: Engine) -> None:

@@ -13,7 +13,8 @@ OnePass        your own stream, in which no record comes twice
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -75,6 +76,19 @@ class FixedBins(Participation):
         bins = stream.again(_ASSIGNMENT).integers(size, below=horizon.steps_per_epoch)
         for step in range(start, horizon.steps):
             yield (bins == step % horizon.steps_per_epoch).nonzero()[0]
+
+    def named(self, names: Sequence[str], horizon: Horizon, stream: Stream, step: int) -> Indices:
+        """The places, in `names`, of those who take part in a step.
+
+        Guarantee: whether one takes part follows from its name, the step and the key alone, so it comes back after
+        `steps_per_epoch` steps and never before, whoever else is there.
+        """
+        import numpy as np
+
+        key, places = stream.again(_ASSIGNMENT).uniform64(4).tobytes(), horizon.steps_per_epoch
+        hashed = (hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in names)
+        bins = np.fromiter((int.from_bytes(one) % places for one in hashed), np.int64, len(names))
+        return np.flatnonzero(bins == step % places)
 
 
 @final

@@ -53,6 +53,11 @@ class Unit(Protocol):
     def is_record(self) -> bool:
         return self.per_user is None
 
+    @property
+    def counted(self) -> int:
+        """With how many records a user counts at most, where right predictions are counted."""
+        return 1
+
     def bill(self, sampling: Sampling, release: Any, horizon: Horizon) -> events.Event:
         """The privacy event of a release on a batch of this sampler."""
         return sampling.bill(release, horizon)
@@ -105,7 +110,6 @@ class SampledUsers(Unit):
         drawn = not stages.sampling.is_own_loader
         check.require(drawn, "a sampler that draws users from a dataset", f"sampling={sampler}()", remedy)
         analysis, remedy = type(stages.analysis).__name__, "use a method that charges every step, such as dp-sgd"
-        _check_counts(stages)
         check.require(stages.analysis.covers_users, "an analysis that is proven for users", analysis, remedy)
 
     @property
@@ -135,11 +139,14 @@ class CappedRecords(Unit):
     def __post_init__(self) -> None:
         _check(self.per_user, self.name)
 
+    @property
+    def counted(self) -> int:
+        return self.per_user
+
     def bill(self, sampling: Sampling, release: Any, horizon: Horizon) -> events.Event:
         return events.GroupPoissonSampled(horizon.rate, self.per_user, release)
 
     def check(self, stages: Pipeline) -> None:
-        _check_counts(stages)
         for stage, kinds, use in (
             (stages.sampling, (Poisson,), "sampling=discreet.Poisson()"),
             (stages.analysis, (Composition, Unproven), "a method that charges every step, such as dp-sgd"),
@@ -151,13 +158,6 @@ class CappedRecords(Unit):
     @property
     def assumptions(self) -> tuple[str, ...]:
         return tuple(text.format(name=self.name) for text in _ONE_OWNER)
-
-
-def _check_counts(stages: Pipeline) -> None:
-    """Refuse counts of touched rows: their bound is proven for one record."""
-    remedy = "use another method, such as dp-sgd"
-    alone = stages.selection.counting is None
-    check.require(alone, "a selection without counts of touched rows, for users", stages.method, remedy)
 
 
 def _check(per_user: int, name: str) -> None:

@@ -109,7 +109,7 @@ class CompareSettings:
     other_repeats        runs of each row at those budgets; None: as many as at `epsilon`
     data, data_dir, download, classes, records, public_data   as in a run
     public_records       as in a run, for the methods and features that need them; without it such methods are left out
-    preset, features, schedule, label, schema, test, hold_out, task   as in a run
+    preset, features, schedule, label, schema, test, hold_out, task, unit, per_user, sample   as in a run
     rows                 methods with their settings; None: every certified method
     seeds                repeatable experiments, marked "seeded: not private";
                          None: `repeats` runs of each row with randomness of the operating system
@@ -143,6 +143,9 @@ class CompareSettings:
     test: str | None = None
     hold_out: float | None = None
     task: str | None = None
+    unit: str | None = None
+    per_user: int | None = None
+    sample: str = "users"
     model: str | None = None
     batch: int | None = None
     epochs: int | None = None

@@ -38,7 +38,7 @@ from discreet.stages.sampling import Horizon
 _SHARED = (
     *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta", "preset", "features"),
-    *("schedule", "label", "schema", "test", "hold_out", "task"),
+    *("schedule", "label", "schema", "test", "hold_out", "task", "unit", "per_user", "sample"),
 )
 """Settings of a comparison that each of its runs has."""
 _OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row
@@ -237,6 +237,8 @@ class ComparisonRunner:
             repeats=len(of.keys),
             public=task.public,
             measure=task.predicts.measure,
+            unit=shared.protected().name,
+            sampled=shared.protected().sampled,
             entries=Comparison.ranked(self._entry(row) for row in rows if not row.unfit),
             excluded=_excluded(rows),
             together=together(self.ledgers, of.delta, str(shared.relation)),
@@ -295,15 +297,16 @@ def charge_runs(settings: CompareSettings) -> None:
     public = settings.tune_on is None
     remedy = "tune on the stand-in first and name the settings: the search reads the private records' shape"
     check.require(public, "--budget without --tune-on", f"--tune-on {settings.tune_on}", remedy)
-    total, relation = Charge(), None
+    total, relation, unit = Charge(), None, "record"
     for epsilon in (settings.epsilon, *settings.others):
         at = settings.at(epsilon)
         for row in at.chosen:
             with contextlib.suppress(check.Refused):  # a row that cannot be planned is not trained
                 _, plan = settle(config_of(at, row), None)
                 total, relation = total + plan.charge() * len(at.keys), plan.relation
+                unit = plan.unit.name
     if relation is not None:
-        pay(str(settings.budget), settings.out, total, relation, what=f"compare into {settings.out}")
+        pay(str(settings.budget), settings.out, total, relation, what=f"compare into {settings.out}", unit=unit)
 
 
 def config_of(settings: CompareSettings, candidate: Candidate) -> runs.RunConfig:

@@ -24,7 +24,8 @@ from discreet.runs.defaults import features_of, load_task, public_of, usual_lear
 from discreet.runs.presets import defaults_for, usual
 
 FOLDER, STAND_IN = "tuning", "stand-in.npz"
-_NO_TABLE: dict[str, Any] = dict.fromkeys(("label", "schema", "test", "hold_out", "task"))  # of stand-in data
+# Of stand-in data, which have no owners.
+_NO_TABLE: dict[str, Any] = dict.fromkeys(("label", "schema", "test", "hold_out", "task", "unit", "per_user"))
 LONGEST = 300  # the most steps of a trial
 SEED = 20_000  # the seed of all trials, which use public data; comparisons do not use it by default
 RATES, CLIPS = (0.5, 1.0, 2.0), (1.0, 4.0)  # factors on the learning rate and the clipping norm

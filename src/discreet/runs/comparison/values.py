@@ -259,6 +259,8 @@ class Comparison:
     measure   what accuracies are: accuracy, R² of a regression, label accuracy of several labels
     together  the epsilon of publishing all runs of the page, by composition; None if unknown
     public    whether the training records are public, so that repeating and tuning cost nothing
+    unit      whom the budget protects
+    sampled   what `records` and `batch` count, as a plural
     """
 
     data: str
@@ -285,6 +287,13 @@ class Comparison:
     tuned: TuningSummary | None = None
     references: tuple[Reference, ...] = ()
     measure: str = "accuracy"
+    unit: str = "record"
+    sampled: str = "records"
+
+    @property
+    def neighbours(self) -> str:
+        """The relation, with its unit if that is not a record."""
+        return self.relation if self.unit == "record" else f"{self.relation} of one {self.unit}"
 
     @staticmethod
     def ranked(entries: Iterable[MethodResult]) -> tuple[MethodResult, ...]:

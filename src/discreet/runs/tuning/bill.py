@@ -52,7 +52,6 @@ class TuneSettings:
     def __post_init__(self) -> None:
         config = self.config
         require_classes(config.task, "discreet tune")
-        config.check_records("a search")
         remedy = "give the budget of the whole search: epsilon=3, --epsilon 3"
         check.require(config.epsilon is not None and not config.calibrate_to_claim, "epsilon", "none", remedy)
         check.require(config.seed is None, "secret randomness", f"seed={config.seed}", "drop the seed: it reveals K")
@@ -82,7 +81,8 @@ class TuneBill:
 
     noises  the noise multiplier of each planned combination of settings
     sigma   the standard deviation of the noise on the held-out count; 0: the score is public
-    records the public number of training records of a candidate
+    records the public number of training records (or users) of a candidate
+    unit    whom the certificate protects
     """
 
     event: BestOfRuns
@@ -90,6 +90,7 @@ class TuneBill:
     noises: Mapping[Planned, float]
     sigma: float
     records: int
+    unit: str = "record"
 
     @property
     def law(self) -> RunLaw:
@@ -145,7 +146,8 @@ def bill_of(settings: TuneSettings) -> TuneBill:
         target *= 0.998 * epsilon / certificate.epsilon
     within, got = certificate.epsilon <= epsilon, f"epsilon={certificate.epsilon:.4g}"
     check.require(within, "candidates within one budget", got, "search fewer settings that change the cost")
-    return TuneBill(event=event, certificate=certificate, noises=noises, sigma=sigma, records=records)
+    unit = config.protected().name
+    return TuneBill(event=event, certificate=certificate, noises=noises, sigma=sigma, records=records, unit=unit)
 
 
 def candidate_config(settings: TuneSettings, bill: TuneBill, drawn: Mapping[str, Setting], out: str) -> RunConfig:

@@ -27,6 +27,7 @@ from discreet.runs.paying import pay
 from discreet.runs.results import RunResult
 from discreet.runs.training import train_on
 from discreet.runs.tuning.sweep import score_of, split_task
+from discreet.stages.unit import Unit
 
 _SCORE_SIGMA = 20.0  # of each noisy count: far below what thousands of held-out records vary by
 
@@ -65,7 +66,6 @@ def scaling_bill(
 ) -> ScalingBill:
     """Calibrate the final run so that everything together is within the budget, before a record is read."""
     low, high = shares
-    config.check_records("a search")
     check.require(
         config.seed is None, "secret randomness", f"seed={config.seed}", "drop the seed: all runs would share it"
     )
@@ -103,10 +103,11 @@ def scale_linearly(
     bill, out = scaling_bill(config, rates, shares=shares, held_out=held_out), Path(config.out)
     proven = bill.certificate
     if config.budget is not None:
-        pay(config.budget, out, bill.charge, proven.relation, what=f"linear scaling rule into {out}")
-    _write_ledger(out, bill.charge, proven)
+        what = f"linear scaling rule into {out}"
+        pay(config.budget, out, bill.charge, proven.relation, what=what, unit=config.protected().name)
+    _write_ledger(out, bill.charge, proven, config.protected())
     task = load_task(config)
-    training, scoring = split_task(task, held_out, Streams.from_os().init.public_key)
+    training, scoring = split_task(task, held_out, Streams.from_os().init.public_key, config.protected())
     best: dict[float, float] = {}
     trials: list[tuple[float, float, float]] = []
     for epsilon, trial in bill.trials.items():
@@ -133,13 +134,14 @@ def extrapolated(best: Mapping[float, float], epsilon: float, rates: Sequence[fl
     return float(f"{min(max(found, min(rates) / 2), 2 * max(rates)):.4g}")
 
 
-def _write_ledger(out: Path, total: Charge, proven: Certificate) -> None:
+def _write_ledger(out: Path, total: Charge, proven: Certificate, unit: Unit) -> None:
     """Charge all trials and the final run before the first record is read."""
     ledger = out / "ledger.jsonl"
     out.mkdir(parents=True, exist_ok=True)
     body: dict[str, Any] = {"events": [[event.to_json(), count] for event, count in total.certified]}
     write_json(out / "scaling.json", body)
     header = {"relation": str(proven.relation), "delta": proven.delta, "plan": digest(body), "seeded": False}
+    header |= {} if unit.is_record else {"unit": unit.name}
     with Ledger.create(ledger, header) as writer:
         for event, count in total.certified:
             for _ in range(count):

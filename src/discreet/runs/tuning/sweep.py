@@ -4,9 +4,11 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
@@ -25,13 +27,15 @@ from discreet.runs.defaults import load_task, settle
 from discreet.runs.folder import RunFolder, read_json
 from discreet.runs.making import make_model
 from discreet.runs.paying import pay
-from discreet.runs.scoring import accuracy_of, measure, noisy_count, right_predictions
+from discreet.runs.scoring import Scored, accuracy_of, measure, right_predictions
 from discreet.runs.statement import tune_statement
 from discreet.runs.training import train_on
 from discreet.runs.tuning.bill import TuneBill, TuneSettings, bill_of, candidate_config
 from discreet.runs.tuning.hidden import HiddenDraw, HiddenFolder
 from discreet.runs.tuning.space import Axis, LogRange, Setting, Space
+from discreet.stages.unit import EachRecord, Unit
 from discreet.stages.values import PrivateState
+from discreet.training.owners import Owners
 
 __all__ = ["LogRange", "TuneResult", "tune", "tune_with"]
 
@@ -41,6 +45,7 @@ Listener = Callable[[float], None]
 _SETTINGS: Final = "tune.json"
 _HIDDEN: Final = "hidden"
 _CHECKPOINT_EVERY: Final = 100
+_RECORD: Final = EachRecord()
 
 
 @final
@@ -53,6 +58,7 @@ class TuneResult:
     test_accuracy  on the test records, which are unprotected; None if there are none
     certified      of the whole search: the chosen model, its settings and its score
     candidates     (settings, score) of all candidates if the records are public; otherwise None
+    unit           whom the certificate protects
     """
 
     settings: Mapping[str, Setting]
@@ -65,6 +71,7 @@ class TuneResult:
     held_out: float
     candidates: tuple[tuple[Mapping[str, Setting], float], ...] | None
     directory: Path
+    unit: str = "record"
 
     def to_json(self) -> dict[str, Any]:
         held = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -116,7 +123,7 @@ def tune_with(settings: TuneSettings, *, on_progress: Listener | None = None) ->
             return _result_from_json(read_json(folder.result), out)
         budget = settings.config.budget
         if budget is not None:
-            pay(budget, out, bill.charge, bill.relation, what=f"tune into {out}")
+            pay(budget, out, bill.charge, bill.relation, what=f"tune into {out}", unit=bill.unit)
         draw = sweep.charge()
         try:
             return sweep.complete(draw)
@@ -162,6 +169,7 @@ class _Sweep:
             "delta": self._bill.certificate.delta,
             "plan": digest(self._settings.to_json()),
             "seeded": False,
+            **({} if self._bill.unit == "record" else {"unit": self._bill.unit}),
         }
         opened = Ledger.resume(ledger, planned=lambda _: event) if ledger.exists() else Ledger.create(ledger, header)
         with opened as writer:
@@ -236,6 +244,7 @@ class _Sweep:
             held_out=settings.held_out,
             candidates=shown,
             directory=folder.directory,
+            unit=bill.unit,
         )
         write_text(folder.statement, tune_statement(plan, task, settings, bill, result))
         write_json(folder.run, {"config": dataclasses.replace(chosen, records=settings.config.records).to_json()})
@@ -255,40 +264,48 @@ def train_candidate(order: Mapping[str, Any], tell: Callable[[Any], None]) -> No
     hidden = HiddenFolder(Path(order["hidden"]))
     config, index = RunConfig.from_json(order["config"]), int(order["index"])
     whole = load_task(RunConfig.from_json(order["task"]))
-    task, scoring = split_task(whole, order["held_out"], bytes.fromhex(order["split"]))
+    task, scoring = split_task(whole, order["held_out"], bytes.fromhex(order["split"]), config.protected())
     folder = RunFolder(config.out)
     train_on(task, config, on_progress=lambda news: tell(None), resume=folder.run.is_file(), is_paid_once=True)
     hidden.keep_score(index, {"score": _score(config, task, scoring, order["sigma"])})
 
 
-def _score(config: RunConfig, task: Task, scoring: TensorDataset, sigma: float) -> float:
+def _score(config: RunConfig, task: Task, scoring: Scored, sigma: float) -> float:
     """The noisy count of a trained run; with sigma = 0, its accuracy on public records."""
     chosen, plan = settle(config, task)
     streams = Streams.from_os()
     model = make_model(chosen, task, plan, streams)
     model.load_state_dict(torch.load(RunFolder(config.out).model, weights_only=True))
-    right = right_predictions(model, scoring, chosen.device)
-    return noisy_count(right, sigma, streams.noise) if sigma else float(right.double().mean())
+    right = right_predictions(model, scoring.data, chosen.device)
+    return scoring.noisy_count(right, sigma, streams.noise) if sigma else float(right.double().mean())
 
 
-def score_of(config: RunConfig, task: Task, scoring: TensorDataset, sigma: float, records: float) -> float:
+def score_of(config: RunConfig, task: Task, scoring: Scored, sigma: float, records: float) -> float:
     """The accuracy of a trained run on private records, by `CountQuery(sigma)`; `records` is their public number."""
     check.positive("a score on private records needs noise", sigma=sigma)
     return accuracy_of(_score(config, task, scoring, sigma), records)
 
 
-def split_task(task: Task, share: float, split: bytes) -> tuple[Task, TensorDataset]:
-    """The training part and the records that score: each record joins one of them by its own secret coin."""
+def split_task(task: Task, share: float, split: bytes, unit: Unit = _RECORD) -> tuple[Task, Scored]:
+    """The training part and the records that score: each record, or user, joins one of them by its own secret coin."""
     if share == 0:
         remedy = "hold out private records instead: held_out=0.1"
         check.require(len(task.test) > 0, "public test records to score on", "none", remedy)
-        return task, task.test
+        return task, Scored(task.test)
     x, y = task.train.tensors
-    held = torch.from_numpy(Stream(split, name="split", replayable=True).bernoulli(len(y), share))
-    nothing = TensorDataset(x[:0], y[:0])
-    return dataclasses.replace(task, train=TensorDataset(x[~held], y[~held]), test=nothing), TensorDataset(
-        x[held], y[held]
-    )
+    coins, names = Stream(split, name="split", replayable=True), task.owners
+    held, owners = torch.zeros(len(y), dtype=torch.bool), None
+    if names is None:
+        held = torch.from_numpy(coins.bernoulli(len(y), share))
+    else:
+        users = Owners(names)
+        for user in np.flatnonzero(coins.bernoulli(len(users), share)).tolist():
+            held[users.records_of(user)] = True
+        owners = Owners(tuple(compress(names, held.tolist())))
+        names = tuple(compress(names, (~held).tolist()))
+    training = TensorDataset(x[~held], y[~held])
+    left = dataclasses.replace(task, train=training, test=TensorDataset(x[:0], y[:0]), owners=names, test_owners=None)
+    return left, Scored(TensorDataset(x[held], y[held]), owners, unit)
 
 
 def _result_from_json(body: dict[str, Any], directory: Path) -> TuneResult:

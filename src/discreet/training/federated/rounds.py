@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, final
@@ -21,6 +22,7 @@ from discreet.engine.layout import Layout
 from discreet.engine.model_state import ModelBetweenBatches
 from discreet.engine.support import trainable
 from discreet.engine.tables import tables_of
+from discreet.stages.participation import FixedBins
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import FullBatch, Poisson
 from discreet.stages.unit import SampledUsers
@@ -29,18 +31,20 @@ from discreet.stages.values import StepContext
 from discreet.training import checkpoint
 from discreet.training.binding import check_optimizer, check_public
 from discreet.training.federated.round_task import RoundTask
+from discreet.training.noise_keys import recalled
 from discreet.training.payment import Payment
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
 # Samplers that decide for each client by itself. Where a cap binds, a client takes another's place; what that one sends
 # later may depend on it, and no release accounts for this.
-_EACH_CLIENT: Final = (Poisson, FullBatch)
+_EACH_CLIENT: Final = (Poisson, FullBatch, FixedBins)
 ASSUMED: Final = (
     "one client for each person",
     "when rounds begin and end, and which other clients are connected, depends on no single client",
     "who was drawn, who replied and what they sent stays private",
 )
+NAMED: Final = "every client keeps its name for the whole run"  # assumed where it must come back at its own place
 _REMEDY: Final = "use a recipe such as methods.dp_sgd(clip=...).using(unit=discreet.SampledUsers(per_user=..., ...))"
 
 
@@ -59,6 +63,7 @@ class PrivateRounds:
     sum is divided by the public batch size of the plan, and a round without any reply releases noise. So the
     certificate is that of the plan (docs/proofs/PrivateRounds.md). Who was drawn, who replied and what they sent is
     private: only the model, the task of a round and what `spent` says may leave the server. Threads may share it.
+    With correlated noise (`methods.dp_ftrl`) each client joins one round of every epoch, found from its name.
 
     model, optimizer  the model on the server, and what updates it: SGD with lr=1 averages updates
     plan              a plan for `discreet.SampledUsers`; its `records` and `batch` count clients
@@ -101,10 +106,13 @@ class PrivateRounds:
         with ExitStack() as opened:
             opened.callback(unpack, optimizer)
             opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None else None))
-            begun = checkpoint.new_ledger(ledger, plan, self.streams, ASSUMED) if resume is None else None
+            begun = checkpoint.new_ledger(ledger, plan, self.streams, _assumed(plan)) if resume is None else None
             self.ledger: Ledger = opened.enter_context(begun or self._resume(resume, ledger, used))
             self._parameters.begin(self.progress.memory, self._world)
             self._pay = Payment(plan, self.ledger, self.streams, used)
+            size = self._vectors.layout.size
+            self._keys = recalled(plan, ledger, self.ledger, self.progress, self.streams, size)
+            self._sampling = self.streams.sampling if self._keys is None else self._keys.sampling
             self._opened = opened.pop_all()
 
     @property
@@ -112,21 +120,36 @@ class PrivateRounds:
         """How many rounds the plan has left."""
         return self.plan.horizon.steps - self.progress.step
 
-    def draw(self, clients: int) -> Indices:
-        """Begin a round: the places, among `clients` that are there now, of those who join it. They are private."""
+    def draw(self, clients: int | Sequence[int | str]) -> Indices:
+        """Begin a round: the places, among the clients that are there now, of those who join it. They are private.
+
+        clients  how many are there, or their names, by which correlated noise finds the rounds of a client
+        """
         with self._lock:
             return self._draw(clients)
 
-    def _draw(self, clients: int) -> Indices:
+    def _draw(self, clients: int | Sequence[int | str]) -> Indices:
         check.require(not self._is_broken, "a run without an error", "one that failed", "resume from its checkpoint")
         check.require(self.left > 0, "a round that is left of the plan", "none", "build a plan with more steps")
         remedy = "call release() first, also if no client replied: what was drawn is used once"
         check.require(self._step is None, "a round that has ended", "an open one", remedy)
-        plan, step = self.plan, self.progress.step
-        drawn = next(plan.sampling.batches(clients, plan.horizon, self.streams.sampling, step))
-        self._step = PrivateStep(plan, self._vectors, self.progress, self.streams, self._pay, self._world)
+        drawn = self._joining(clients)
+        self._step = PrivateStep(self.plan, self._vectors, self.progress, self.streams, self._pay, self._world)
         self._waiting = set(drawn.tolist())
         return drawn
+
+    def _joining(self, clients: int | Sequence[int | str]) -> Indices:
+        sampling, horizon, step = self.plan.sampling, self.plan.horizon, self.progress.step
+        if not isinstance(sampling, FixedBins):
+            count = clients if isinstance(clients, int) else len(clients)
+            return next(sampling.batches(count, horizon, self._sampling, step))
+        if isinstance(clients, int):
+            remedy = "pass the names of the clients: a client must come back in the same round of every epoch"
+            check.refuse("names of clients for correlated noise", f"the number {clients}", remedy)
+        names = [str(name) for name in clients]
+        apart, remedy = len(set(names)) == len(names), "name every client once"
+        check.require(apart, "clients with different names", "a name twice", remedy)
+        return sampling.named(names, horizon, self._sampling, step)
 
     @property
     def task(self) -> RoundTask:
@@ -176,6 +199,7 @@ class PrivateRounds:
             self._step, self._waiting, self._is_broken = None, set(), True
             self._parameters.take(step.release())
             self._is_broken = False
+            self._discard_keys()
 
     def spent(self) -> Spent:
         """The privacy spent so far: certified, and for a finished run also claimed."""
@@ -190,7 +214,13 @@ class PrivateRounds:
 
     def close(self) -> None:
         """Close the ledger."""
+        self._discard_keys()
         self._opened.close()
+
+    def _discard_keys(self) -> None:
+        """Delete the keys of correlated noise if the run has ended: its noise is not needed again."""
+        if self._keys is not None and not self.left:
+            self._keys.discard()
 
     def _open(self) -> PrivateStep:
         if self._step is None:
@@ -235,14 +265,19 @@ def _check_plan(plan: Plan) -> None:
     plan.certificate()  # refuses a plan that cannot be certified
     check_public(plan, None, None)
     unit, sampling, mechanism = plan.unit, plan.sampling, plan.mechanism
+    separated = mechanism.remembers and isinstance(sampling, FixedBins)
     for fits, expected, got in (
         (isinstance(unit, SampledUsers), "a plan that protects users, with SampledUsers", type(unit).__name__),
         (isinstance(sampling, _EACH_CLIENT), "a sampler that decides for each client alone", type(sampling).__name__),
-        (mechanism.is_independent, "independent Gaussian noise in each round", type(mechanism).__name__),
+        (mechanism.is_independent or separated, "independent or correlated Gaussian noise", type(mechanism).__name__),
         (not plan.has_tests, "updates that are kept without a test", plan.method),
         (plan.analysis.visible, "a certificate for all models that clients see", type(plan.analysis).__name__),
     ):
         check.require(fits, expected, got, _REMEDY)
+
+
+def _assumed(plan: Plan) -> tuple[str, ...]:
+    return (*ASSUMED, NAMED) if isinstance(plan.sampling, FixedBins) else ASSUMED
 
 
 def _lengthened(values: Tensor, norm: float) -> Tensor:
