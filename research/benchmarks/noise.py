@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +17,17 @@ from typing import Any, Final
 import torch
 
 from discreet.core import normals
-from discreet.core.generators import exact, on_device
+from discreet.core.generators import ahead, exact, on_device
 from discreet.core.streams import Stream, Streams
+from research.benchmarks.models import MODELS
+from research.benchmarks.rows import own_copy, plain, private
 from research.benchmarks.table import machine, versions
+from research.benchmarks.timing import interleave
 from research.command import typed
 
 VALUES: Final = 4_000_000
 ROUNDS: Final = 7
+SMALL: Final = "vit-tiny-8"  # a large model on a small batch, where noise takes most of a step
 
 
 def main(values: int = VALUES, rounds: int = ROUNDS) -> dict[str, Any]:
@@ -67,6 +72,9 @@ def main(values: int = VALUES, rounds: int = ROUNDS) -> dict[str, Any]:
             "compiled": large_draw(stream, compiled),
             "pure, as before it was compiled": large_draw(stream, None),
         },
+        "share_of_a_step": {f"{SMALL}, {threads} threads": share_of_step(SMALL, threads) for threads in (1, 2)},
+        "milliseconds_after_a_call_of_torch": None if compiled is None else after_a_call(stream),
+        "step_over_plain": {f"mlp, {threads} threads": overlap("mlp", threads) for threads in (1, 2)},
         "command": typed("research.benchmarks.noise"),
         "versions": versions(),
         "machine": machine(),
@@ -90,6 +98,75 @@ def large_draw(stream: Stream, generator: Any, values: int = 10**8, rounds: int 
     torch.set_num_threads(before)
     normals.compiled = compiled
     return {kind: round(min(one[at] for one in taken), 3) for at, kind in enumerate(("wall", "cpu"))}
+
+
+def share_of_step(model: str, threads: int, rounds: int = 9) -> dict[str, float]:
+    """Medians of the milliseconds of a private step and of its noise, and of their ratio."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    drawing: list[float] = []
+    draw = Stream.add_normal_
+
+    def timed(stream: Stream, value: torch.Tensor, std: float) -> torch.Tensor:
+        start = time.perf_counter()
+        noisy = draw(stream, value, std)
+        drawing.append(time.perf_counter() - start)
+        return noisy
+
+    step, taken = private(MODELS[model].make()), []
+    step()
+    with unittest.mock.patch.object(Stream, "add_normal_", timed):
+        for _ in range(rounds):
+            drawing.clear()
+            start = time.perf_counter()
+            step()
+            taken.append((time.perf_counter() - start, sum(drawing)))
+    torch.set_num_threads(before)
+    return {
+        "step_ms": round(1e3 * statistics.median(whole for whole, _ in taken), 2),
+        "noise_ms": round(1e3 * statistics.median(noise for _, noise in taken), 2),
+        "share": round(statistics.median(noise / whole for whole, noise in taken), 4),
+    }
+
+
+def after_a_call(stream: Stream, values: int = 535_818, rounds: int = 101) -> dict[str, float]:
+    """Medians for the noise of a small step on two threads, right after a product: on torch's threads and on others."""
+    flat, before, matrix = torch.zeros(values), torch.get_num_threads(), torch.randn(512, 784)
+    torch.set_num_threads(2)
+    taken: dict[str, list[float]] = {"torch's threads": [], "own threads": []}
+    for _ in range(rounds):
+        for name, own in taken.items():
+            normals.compiled.use_openmp(name == "torch's threads")
+            matrix @ matrix.T
+            start = time.perf_counter()
+            stream.add_normal_(flat, 1.0)
+            own.append(1e3 * (time.perf_counter() - start))
+    normals.compiled.use_openmp(True)
+    torch.set_num_threads(before)
+    return {name: round(statistics.median(own), 3) for name, own in taken.items()}
+
+
+def overlap(model: str, threads: int, rounds: int = 61) -> dict[str, float]:
+    """A private step over a plain one, with noise that is drawn beside the passes, and without."""
+    before, free = torch.get_num_threads(), ahead.core_is_free
+    torch.set_num_threads(threads)
+    task = MODELS[model].make()
+    step = private(own_copy(task))
+
+    def drawing(beside: bool) -> Callable[[], None]:
+        def taken() -> None:
+            ahead.core_is_free = lambda: beside
+            step()
+
+        return taken
+
+    steps = {"plain": plain(task), "beside the passes": drawing(True), "after them": drawing(False)}
+    try:
+        timings = interleave(steps, repeats=rounds, patience=60)
+    finally:
+        ahead.core_is_free = free
+        torch.set_num_threads(before)
+    return {name: round(timing.ratio, 3) for name, timing in timings.items() if name != "plain"}
 
 
 if __name__ == "__main__":
