@@ -136,8 +136,8 @@ def _library(make: Callable[[int], nn.Module], batch: int, length: int) -> Task:
     return Task(make(CLASSES), torch.randint(0, 1000, (batch, length)), _labels(batch))
 
 
-def _vit_tiny() -> Task:
-    return Task(library.vit_tiny(CLASSES), torch.randn(64, 3, 224, 224), _labels(64))
+def _vit_tiny(batch: int) -> Task:
+    return Task(library.vit_tiny(CLASSES), torch.randn(batch, 3, 224, 224), _labels(batch))
 
 
 _GPT_256 = "GPT-2 with d=256 L=8, T=128, batch 8"
@@ -200,7 +200,8 @@ MODELS: MappingProxyType[str, Model] = MappingProxyType(
             kind=ADAPTED,
             make=lambda: _library(library.PROBE, 32, 64),
         ),
-        "vit-tiny": Model(about="ViT-tiny of timm, 224x224, batch 64", kind=TRANSFORMER, make=_vit_tiny),
+        "vit-tiny": Model(about="ViT-tiny of timm, 224x224, batch 64", kind=TRANSFORMER, make=lambda: _vit_tiny(64)),
+        "vit-tiny-8": Model(about="ViT-tiny of timm, 224x224, batch 8", kind=TRANSFORMER, make=lambda: _vit_tiny(8)),
         "gpt2": Model(
             about="GPT-2 small, 124M, T=64, batch 8", kind=TRANSFORMER, make=lambda: _library(library.gpt2, 8, 64)
         ),

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from discreet.data.features.vision_operators import declare_vision_operators
 from research.benchmarks.models import Task
 from research.benchmarks.rows import BY_HAND, CLIP, NOISE, OWN, RATE, AbsentError, Row, Step
 
@@ -74,6 +75,7 @@ def opacus_ghost(task: Task) -> Step:
 
 def fast_dp(task: Task) -> Step:
     """fastDP, its default: mixed ghost clipping with book-keeping."""
+    declare_vision_operators()  # it imports transformers, whatever the model
     engine = _module("fastDP").PrivacyEngine(
         task.model,
         batch_size=task.batch,

@@ -165,7 +165,10 @@ def _add(key: bytes, first: int, values: Values, std: float) -> None:
 
 
 def add_scaled(values: Values, noise: Floats, std: float) -> None:
-    """values += std * noise in float64, rounded once. The noise is overwritten."""
+    """values += std * noise in float64, rounded once. The noise may be overwritten."""
+    if compiled is not None and values.dtype == np.float32 and values.flags.c_contiguous:
+        compiled.add_scaled(values, noise, std)  # type: ignore[arg-type]
+        return
     noise *= std
     np.add(values, noise, out=values, casting="same_kind")
 

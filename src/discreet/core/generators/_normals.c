@@ -3,9 +3,12 @@
    Same words, positions and formula as there. It needs a processor with AES, AVX2 and FMA instructions; elsewhere the
    import fails and normals.py does the work.
 
-   Threads live for one call only, so none is missing after a fork. They take small pieces from a common counter, so a
-   busy core delays a call by one piece at most. They run without the interpreter lock and block all signals. */
+   Threads take small pieces from a common counter, so a busy core delays a call by one piece at most. They are those of
+   the OpenMP library that torch has loaded: these wait actively after each of torch's own calls, and a thread of ours
+   would get no core beside them. In a forked process, where OpenMP's threads are missing, and without OpenMP, threads
+   live for one call only and block all signals. All run without the interpreter lock. */
 
+#define _GNU_SOURCE /* RTLD_DEFAULT */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -16,6 +19,7 @@ PyMODINIT_FUNC PyInit__normals(void) {
 }
 #else
 
+#include <dlfcn.h>
 #include <immintrin.h>
 #include <pthread.h>
 #include <signal.h>
@@ -40,9 +44,15 @@ typedef struct {
 } Kernel;
 
 #define BYTES 64
+#define CIPHER 64
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,vaes,fma,prefer-vector-width=512")))
 #include "_normals_lanes.h"
 #define BYTES 32
+#define CIPHER 32
+#define TARGET __attribute__((target("aes,vaes,avx2,fma")))
+#include "_normals_lanes.h"
+#define BYTES 32
+#define CIPHER 16
 #define TARGET __attribute__((target("aes,avx2,fma")))
 #include "_normals_lanes.h"
 
@@ -98,6 +108,11 @@ __attribute__((target("avx2"))) static void add_part(const Job *job, size_t star
     }
 }
 
+/* The same for normals that were drawn before. */
+__attribute__((target("avx2"))) static void add_given(double std, const double *noise, size_t count, float *out) {
+    for (size_t i = 0; i < count; i++) out[i] = (float)(out[i] + std * noise[i]);
+}
+
 static void *work(void *given) {
     Job *job = given;
     for (;;) {
@@ -108,8 +123,20 @@ static void *work(void *given) {
     }
 }
 
+/* GOMP_parallel of the OpenMP library that torch has loaded, which the common names of the process include. */
+typedef void (*Parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+static Parallel openmp;
+
+static void forget_openmp(void) { openmp = NULL; }
+
+static void work_in_team(void *given) { work(given); }
+
 /* This thread works too, so a thread that cannot be had costs time only. */
 static void share_out(Job *job, long threads) {
+    if (openmp && threads > 1) {
+        openmp(work_in_team, job, (unsigned)threads, 0);
+        return;
+    }
     pthread_t others[MOST_THREADS];
     sigset_t all, before;
     long begun = 0;
@@ -145,14 +172,36 @@ static PyObject *add(PyObject *module, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     expand(key, &job.key);
     long useful = (long)((job.count + PIECE - 1) / PIECE);
-    threads = threads < useful ? threads : useful;
+    /* OpenMP ends threads that a smaller team leaves over, and torch would start them again: all or none. */
+    if (!openmp || useful == 1) threads = threads < useful ? threads : useful;
     share_out(&job, threads < MOST_THREADS ? threads : MOST_THREADS);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
 
-/* For tests: the transform of chosen words, and the narrower kernel on a processor that has both. */
+static PyObject *add_scaled(PyObject *module, PyObject *args) {
+    PyObject *array, *given;
+    double std;
+    Py_buffer target, noise;
+    if (!PyArg_ParseTuple(args, "OOd", &array, &given, &std)) return NULL;
+    if (PyObject_GetBuffer(array, &target, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) return NULL;
+    if (PyObject_GetBuffer(given, &noise, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
+        PyBuffer_Release(&target);
+        return NULL;
+    }
+    int fits = strcmp(target.format, "f") == 0 && strcmp(noise.format, "d") == 0 && 2 * target.len == noise.len;
+    Py_BEGIN_ALLOW_THREADS
+    if (fits) add_given(std, noise.buf, (size_t)noise.len / sizeof(double), target.buf);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&noise);
+    if (fits) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "add_scaled takes an array of float32, and as many normals in float64");
+    return NULL;
+}
+
+/* For tests: the transform of chosen words, other threads, and narrower kernels on a processor that has several. */
 
 static PyObject *transform(PyObject *module, PyObject *args) {
     PyObject *given, *made;
@@ -176,23 +225,31 @@ static const Kernel *widest(long bytes) {
     if (bytes >= 64 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vaes"))
         return &kernel64;
-    if (__builtin_cpu_supports("aes") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return &kernel32;
-    return NULL;
+    if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return NULL;
+    return bytes >= 32 && __builtin_cpu_supports("vaes") ? &kernel32 : &kernel16;
 }
 
 static PyObject *use_width(PyObject *module, PyObject *args) {
     long bytes;
     if (!PyArg_ParseTuple(args, "l", &bytes)) return NULL;
     kernel = widest(bytes);
-    return PyLong_FromLong(kernel == &kernel64 ? 64 : 32);
+    return PyLong_FromLong(kernel == &kernel64 ? 64 : kernel == &kernel32 ? 32 : 16);
+}
+
+static PyObject *use_openmp(PyObject *module, PyObject *args) {
+    int wanted;
+    if (!PyArg_ParseTuple(args, "p", &wanted)) return NULL;
+    openmp = wanted ? (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    return PyBool_FromLong(openmp != NULL);
 }
 
 static PyMethodDef methods[] = {
     {"add", add, METH_VARARGS,
      "add(key, lane, first, array, std, threads): array += std * the normals from pair `first` on."},
+    {"add_scaled", add_scaled, METH_VARARGS, "add_scaled(array, normals, std): array += std * normals."},
     {"transform", transform, METH_VARARGS, "transform(words, normals): Box-Muller, pair by pair."},
-    {"use_width", use_width, METH_VARARGS, "use_width(bytes): use vectors of at most so many bytes; the size used."},
+    {"use_openmp", use_openmp, METH_VARARGS, "use_openmp(wanted): whether torch's threads do the work from now on."},
+    {"use_width", use_width, METH_VARARGS, "use_width(bytes): encrypt at most so many bytes at once (16, 32 or 64); the size used."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -201,6 +258,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_normals", NULL,
 PyMODINIT_FUNC PyInit__normals(void) {
     __builtin_cpu_init();
     kernel = widest(64);
+    openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    pthread_atfork(NULL, NULL, forget_openmp);
     if (kernel) return PyModule_Create(&definition);
     PyErr_SetString(PyExc_ImportError, "compiled noise needs a processor with AES, AVX2 and FMA instructions");
     return NULL;

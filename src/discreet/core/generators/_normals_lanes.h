@@ -1,13 +1,14 @@
-/* Box-Muller on the lanes of one vector width. _normals.c includes this file once per width.
+/* Box-Muller on the lanes of one vector width. _normals.c includes this file once for each kind of processor.
 
    BYTES   size of a vector (64 or 32)
-   TARGET  the instructions that the width needs
+   CIPHER  size of a vector of cipher blocks (64, 32 or 16), which names the kind
+   TARGET  the instructions that the kind needs
 
    No branch and no address depends on a word: every pair takes the same work. */
 
 #define JOIN_(name, bytes) name##bytes
 #define JOIN(name, bytes) JOIN_(name, bytes)
-#define OF(name) JOIN(name, BYTES)
+#define OF(name) JOIN(name, CIPHER)
 #define LANES (BYTES / 8)
 #define words OF(words_)
 #define reals OF(reals_)
@@ -93,6 +94,20 @@ TARGET INLINE void OF(encrypt)(const Key *key, uint64_t lane, uint64_t first, wo
     }
     round = _mm512_broadcast_i32x4(key->rounds[ROUNDS]);
     for (int i = 0; i < 4; i++) blocks[i] = (words)_mm512_aesenclast_epi128(state[i], round);
+#elif CIPHER == 32
+    const __m256i swap = _mm256_broadcastsi128_si256(_mm_set_epi32(0x08090a0b, 0x0c0d0e0f, 0x00010203, 0x04050607));
+    __m256i state[8], round = _mm256_broadcastsi128_si256(key->rounds[0]);
+    for (int i = 0; i < 8; i++) {
+        uint64_t block = first + 2 * (uint64_t)i;
+        __m256i start = _mm256_set_epi64x((int64_t)(block + 1), (int64_t)lane, (int64_t)block, (int64_t)lane);
+        state[i] = _mm256_xor_si256(_mm256_shuffle_epi8(start, swap), round);
+    }
+    for (int r = 1; r < ROUNDS; r++) {
+        round = _mm256_broadcastsi128_si256(key->rounds[r]);
+        for (int i = 0; i < 8; i++) state[i] = _mm256_aesenc_epi128(state[i], round);
+    }
+    round = _mm256_broadcastsi128_si256(key->rounds[ROUNDS]);
+    for (int i = 0; i < 8; i++) blocks[i] = (words)_mm256_aesenclast_epi128(state[i], round);
 #else
     const __m128i swap = _mm_set_epi32(0x08090a0b, 0x0c0d0e0f, 0x00010203, 0x04050607);
     for (int half = 0; half < GROUP / 2; half += 8) {
@@ -141,4 +156,5 @@ static const Kernel OF(kernel) = {OF(draw), OF(transform)};
 #undef EVEN
 #undef ODD
 #undef BYTES
+#undef CIPHER
 #undef TARGET
