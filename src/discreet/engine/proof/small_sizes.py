@@ -283,7 +283,7 @@ SIZE_FREE: Final = (
         *("transpose", "permute", "unsqueeze", "squeeze", "t", "swapaxes", "movedim", "cross_entropy", "nll_loss"),
         *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
         *("baddbmm", "addmm", "mv", "dot", "sort", "normalize", "cosine_similarity", "gaussian_nll_loss", "contiguous"),
-        *("batch_norm", "instance_norm"),
+        *("batch_norm", "instance_norm", "flatten"),
     )
 )
 """Functions that treat all sizes alike, and all axes of one size as one."""
