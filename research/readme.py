@@ -4,7 +4,8 @@ PAGE is README.md, docs/comparison.md or docs/trainers.md. Each part is between 
 part whose file is missing stays unchanged.
 
 records     RESULTS/records.json: the figure and a row for each record
-comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command
+comparison-features, comparison-cnn-small
+            RESULTS/long-comparison/PART/report.json: the figure, a table of the budgets, the search, the command
 e2e         RESULTS/trainers/e2e-*.json: the SFT example beside its peers
 truth       RESULTS/truth-table.json: the claims that an attack refutes
 speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
@@ -29,7 +30,8 @@ from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
 from discreet.runs.comparison.values import FORMAT, Comparison, MethodResult
 from research.records.page import table as record_table
 
-COMPARISON = "fashion-mnist"
+COMPARISONS = ("features", "cnn-small")  # the parts of the long comparison
+KEPT = "long-comparison"
 TRUTH = "truth-table.json"
 RECORDS = "records.json"
 _NOT_PRIVATE = ("plain", "floor")
@@ -61,9 +63,10 @@ def parts(results: Path, place: str) -> Iterator[tuple[str, str]]:
     """The parts whose files are there; `place` is the folder of results as the page's links name it."""
     if (results / RECORDS).is_file():
         yield "records", records(json.loads((results / RECORDS).read_text(encoding="utf-8")), place)
-    file = results / COMPARISON / page.DATA
-    if file.is_file():
-        yield "comparison", comparison(read_comparison(file), f"{place}/{COMPARISON}")
+    for name in COMPARISONS:
+        file = results / KEPT / name / page.DATA
+        if file.is_file():
+            yield f"comparison-{name}", comparison(read_comparison(file), f"{place}/{KEPT}/{name}")
     examples = [(about, results / "trainers" / name) for name, about in E2E.items()]
     if any(file.is_file() for _, file in examples):
         held = [(about, json.loads(file.read_text("utf-8"))) for about, file in examples if file.is_file()]
@@ -129,10 +132,25 @@ def comparison(found: Comparison, place: str) -> str:
         f"{found.data}, {found.model}, {found.steps} steps of batch {found.batch:g}, delta {found.delta:g}; test "
         "accuracy, mean over runs with the half width of its 95 % interval:",
         _table(["method", *heads], rows),
+        " ".join(told for told in (_first(found), wording.tuning(found), _unfinished(found)) if told),
         *([f"Not comparable: {'; '.join(rest)}."] if rest else []),
         f"    {found.provenance.command}",
     ]
     return "\n\n".join(parts)
+
+
+def _first(found: Comparison) -> str:
+    """The best method at the main budget, and what it can be told apart from."""
+    if found.best is None:
+        return ""
+    return f"First at epsilon {found.epsilon:g}: {found.best.name}. {wording.significance(found)}".rstrip()
+
+
+def _unfinished(found: Comparison) -> str:
+    """How many runs are missing, if any."""
+    missing = sum(len(entry.failures) for budget in found.budgets for entry in budget.entries)
+    done = sum(len(entry.runs) for budget in found.budgets for entry in budget.entries)
+    return f"{missing} of {done + missing} runs failed or were not made." if missing else ""
 
 
 def e2e(held: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
