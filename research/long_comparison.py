@@ -11,7 +11,8 @@ features   every certified method with a linear head on scattering features, 120
 cnn-small  six methods with a small network for 10 epochs of batch 2048
 
 Every method gets four trials on MNIST, which stands in for the private records, and five seeds at epsilon 3 (one at the
-others). `--quick` takes minutes: two methods, few steps, two seeds.
+others). `--six` gives the first part the six methods of the second; rerun without it to add the others. `--quick` takes
+minutes: two methods, few steps, two seeds.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from typing import Final
 
 from discreet.cli import main as discreet
 
-NETWORK_METHODS: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,random-freeze"
+SIX: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,random-freeze"
 SHARED: Final = (
     "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1 --tune-on mnist --trials 4"
 )
 PARTS: Final = {
     "features": "--preset fast --batch 4096 --steps 120 --micro-batch 1024 --eval-every 40",
-    "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --methods {NETWORK_METHODS}",
+    "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --methods {SIX}",
 }
 QUICK: Final = {
     "features": "--preset fast --methods dp-sgd,psac --steps 12",
@@ -64,6 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m research.long_comparison")
     parser.add_argument("--quick", action="store_true", help="minutes: two methods, few steps, two seeds")
     parser.add_argument("--finished", action="store_true", help="train nothing: the pages of the finished runs")
+    parser.add_argument("--six", action="store_true", help="six methods in the first part, too")
     parser.add_argument("--only", choices=tuple(PARTS), help="one part alone")
     parser.add_argument("--workers", type=int, help="runs that are trained at once")
     parser.add_argument("--out", type=Path, help="where runs are kept")
@@ -73,7 +75,8 @@ def main() -> int:
     seeds = QUICK_SEEDS if given.quick else SEEDS
     for name in PARTS if given.only is None else (given.only,):
         for repeats in (1, seeds):
-            words = commands(out, quick=given.quick, seeds=repeats, more=more)[name]
+            fewer = f" --methods {SIX}" if given.six and name == "features" and not given.quick else ""
+            words = commands(out, quick=given.quick, seeds=repeats, more=more + fewer)[name]
             print("discreet " + shlex.join(words), flush=True)
             sys.argv = ["discreet", *words]  # the page names this command
             if code := discreet(words):

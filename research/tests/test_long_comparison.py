@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from research.long_comparison import NETWORK_METHODS, commands, keep
+from research.long_comparison import SIX, commands, keep
 
 
 def test_both_parts_have_the_same_budgets_and_seeds() -> None:
@@ -14,7 +14,7 @@ def test_both_parts_have_the_same_budgets_and_seeds() -> None:
         assert (words[words.index("--main") + 1], words[words.index("--repeats") + 1]) == ("3", "5")
         assert (words[words.index("--tune-on") + 1], words[words.index("--trials") + 1]) == ("mnist", "4")
     assert "--methods" not in parts["features"]  # every certified method
-    assert len(NETWORK_METHODS.split(",")) == 6
+    assert len(SIX.split(",")) == 6
 
 
 def test_a_part_can_be_shown_before_it_is_finished() -> None:
