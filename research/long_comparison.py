@@ -26,7 +26,7 @@ from typing import Final
 
 from discreet.cli import main as discreet
 
-SIX: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,random-freeze"
+SIX: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,per-layer"
 SHARED: Final = (
     "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1 --tune-on mnist --trials 4"
 )
