@@ -81,7 +81,7 @@ def main() -> None:
         part = dataclasses.replace(problem, task=split(problem.task))
         for way in comparison.ways:
             _measure(comparison, way, problem, part)
-    write_text(PAGE, page(_read()))
+            write_text(PAGE, page(_read()))  # a command that is stopped leaves the page of what there is
 
 
 def _measure(comparison: Comparison, way: Way, problem: Problem, part: Problem) -> None:
