@@ -3,7 +3,7 @@
 Rerun the command to resume: finished runs and trials are kept in OUT. Each part searches first, then trains every
 method once at epsilon 3, 1 and 8, then with the other seeds at 3. So an interrupted part has the most important runs:
 `--finished` trains nothing and writes the page of the runs that there are, which says how many are missing. The full
-form keeps page, values and figures in results/long-comparison/PART.
+form keeps page, values and figures in results/long-comparison/PART and fills its part of docs/comparison.md.
 
 Two parts, each a `discreet compare` of its own, at epsilon 1, 3 and 8:
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from discreet.cli import main as discreet
+from research.readme import rewrite
 
 SIX: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,per-layer"
 SHARED: Final = (
@@ -40,6 +41,7 @@ QUICK: Final = {
 }
 SEEDS, QUICK_SEEDS = 5, 2
 KEPT: Final = Path("results/long-comparison")
+PAGE: Final = Path("docs/comparison.md")
 
 
 def commands(out: Path, *, quick: bool, seeds: int, more: str = "") -> dict[str, list[str]]:
@@ -74,7 +76,7 @@ def main() -> int:
     more = "--finished-only " * given.finished + (f"--workers {given.workers}" if given.workers else "")
     seeds = QUICK_SEEDS if given.quick else SEEDS
     for name in PARTS if given.only is None else (given.only,):
-        for repeats in (1, seeds):
+        for repeats in (seeds,) if given.finished else (1, seeds):
             fewer = f" --methods {SIX}" if given.six and name == "features" and not given.quick else ""
             words = commands(out, quick=given.quick, seeds=repeats, more=more + fewer)[name]
             print("discreet " + shlex.join(words), flush=True)
@@ -83,6 +85,7 @@ def main() -> int:
                 return code
             if not given.quick:
                 keep(out / name, KEPT / name)
+                rewrite(PAGE, KEPT.parent)
     return 0
 
 

@@ -48,9 +48,12 @@ E2E = {
 
 
 def main() -> None:
-    """Rewrite the page in place."""
     check.require(len(sys.argv) == 3, "a page and the folder of results", sys.argv[1:], "name both")
-    written, results = Path(sys.argv[1]), Path(sys.argv[2])
+    rewrite(Path(sys.argv[1]), Path(sys.argv[2]))
+
+
+def rewrite(written: Path, results: Path) -> None:
+    """Fill the parts of a page in place."""
     text = written.read_text(encoding="utf-8")
     place = f"../{results.name}" if written.parent.name == "docs" else results.name
     for name, part in parts(results, place):
