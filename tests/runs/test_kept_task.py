@@ -51,7 +51,7 @@ def test_other_features_and_other_public_records_are_other_data() -> None:
 def test_data_that_other_files_decide_is_not_kept(tmp_path: Path) -> None:
     public = written(tmp_path / "public.npz", 0.25)
     assert module._key(config("digits", features=("scattering",), public_records=public)) is None
-    assert module._key(config("visits.csv")) is None
+    assert module._key(config(str(tmp_path / "absent.npz"))) is None
 
 
 def test_a_file_that_changed_is_loaded_again(tmp_path: Path) -> None:
