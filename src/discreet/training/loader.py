@@ -127,8 +127,7 @@ class _Rows:
         """The tensors behind a dataset whose records are rows of them; None for any other dataset."""
         if type(dataset) is TensorDataset:
             return cls(dataset.tensors)
-        below = cls.of(dataset.dataset) if type(dataset) is Subset else None
-        if below is None:
+        if type(dataset) is not Subset or (below := cls.of(dataset.dataset)) is None:
             return None
         chosen = torch.as_tensor(dataset.indices, dtype=torch.long) % max(len(dataset.dataset), 1)  # -1 is the last
         return cls(below.tensors, chosen if below.chosen is None else below.chosen.index_select(0, chosen))

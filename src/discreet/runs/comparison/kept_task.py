@@ -12,7 +12,7 @@ from discreet.runs.defaults import features_of, load_task, public_of
 
 if TYPE_CHECKING:
     from discreet.data import Task
-    from discreet.data.features import Progress
+    from discreet.data.features.store import Progress
     from discreet.runs.comparison.compare import CompareSettings
     from discreet.runs.config import RunConfig
 
