@@ -1,17 +1,18 @@
 """The long comparison on Fashion-MNIST: `python -m research.long_comparison` (`--help` lists the options).
 
 Rerun the command to resume: finished runs and trials are kept in OUT. Each part searches first, then trains every
-method at epsilon 3, seed by seed, then at 1 and 8. So an interrupted part has the most important runs: `--finished`
-trains nothing and writes the page of the runs that there are, which says how many are missing. The full form keeps
-page, values and figures in results/long-comparison/PART.
+method once at epsilon 3, 1 and 8, then with the other seeds at 3. So an interrupted part has the most important runs:
+`--finished` trains nothing and writes the page of the runs that there are, which says how many are missing. The full
+form keeps page, values and figures in results/long-comparison/PART and fills its part of docs/comparison.md.
 
 Two parts, each a `discreet compare` of its own, at epsilon 1, 3 and 8:
 
-features   every certified method with a linear head on scattering features, 240 steps of batch 8192
-cnn-small  six methods with a small network for 30 epochs of batch 2048
+features   every certified method with a linear head on scattering features, 120 steps of batch 4096
+cnn-small  six methods with a small network for 10 epochs of batch 2048
 
-Every method gets six trials on MNIST, which stands in for the private records, and five seeds at epsilon 3 (one at the
-others). This takes about six processor-hours. `--quick` takes minutes: two methods, few steps, two seeds.
+Every method gets four trials on MNIST, which stands in for the private records, and five seeds at epsilon 3 (one at the
+others). `--six` gives the first part the six methods of the second; rerun without it to add the others. `--quick` takes
+minutes: two methods, few steps, two seeds.
 """
 
 from __future__ import annotations
@@ -24,29 +25,32 @@ from pathlib import Path
 from typing import Final
 
 from discreet.cli import main as discreet
+from research.readme import rewrite
 
-NETWORK_METHODS: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,random-freeze"
-SHARED: Final = "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1 --tune-on mnist"
+SIX: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,per-layer"
+SHARED: Final = (
+    "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1 --tune-on mnist --trials 4"
+)
 PARTS: Final = {
-    "features": "--preset fast --repeats 5",
-    "cnn-small": f"--model cnn-small --batch 2048 --epochs 30 --methods {NETWORK_METHODS} --repeats 5",
+    "features": "--preset fast --batch 4096 --steps 120 --micro-batch 1024 --eval-every 40",
+    "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --methods {SIX}",
 }
 QUICK: Final = {
-    "features": "--preset fast --methods dp-sgd,psac --steps 12 --repeats 2",
-    "cnn-small": "--model cnn-small --batch 512 --steps 6 --methods dp-sgd,psac --repeats 2",
+    "features": "--preset fast --methods dp-sgd,psac --steps 12",
+    "cnn-small": "--model cnn-small --batch 512 --steps 6 --methods dp-sgd,psac",
 }
-
-
+SEEDS, QUICK_SEEDS = 5, 2
 KEPT: Final = Path("results/long-comparison")
+PAGE: Final = Path("docs/comparison.md")
 
 
-def commands(out: Path, *, quick: bool, more: str = "") -> dict[str, list[str]]:
+def commands(out: Path, *, quick: bool, seeds: int, more: str = "") -> dict[str, list[str]]:
     """The arguments of `discreet` for each part.
 
-    >>> commands(Path("runs/x"), quick=True)["features"][-1]
+    >>> commands(Path("runs/x"), quick=True, seeds=2)["features"][-1]
     'runs/x/features'
     """
-    rest = f"--truth results/truth-table.json {more}"
+    rest = f"--repeats {seeds} --truth results/truth-table.json {more}"
     chosen = QUICK if quick else PARTS
     return {name: shlex.split(f"compare {SHARED} {own} {rest} --out {out / name}") for name, own in chosen.items()}
 
@@ -63,21 +67,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m research.long_comparison")
     parser.add_argument("--quick", action="store_true", help="minutes: two methods, few steps, two seeds")
     parser.add_argument("--finished", action="store_true", help="train nothing: the pages of the finished runs")
+    parser.add_argument("--six", action="store_true", help="six methods in the first part, too")
     parser.add_argument("--only", choices=tuple(PARTS), help="one part alone")
     parser.add_argument("--workers", type=int, help="runs that are trained at once")
     parser.add_argument("--out", type=Path, help="where runs are kept")
     given = parser.parse_args()
     out = given.out or Path("runs/long-comparison-quick" if given.quick else "runs/long-comparison")
     more = "--finished-only " * given.finished + (f"--workers {given.workers}" if given.workers else "")
-    for name, words in commands(out, quick=given.quick, more=more).items():
-        if given.only not in (None, name):
-            continue
-        print("discreet " + shlex.join(words), flush=True)
-        sys.argv = ["discreet", *words]  # the page names this command
-        if code := discreet(words):
-            return code
-        if not given.quick:
-            keep(out / name, KEPT / name)
+    seeds = QUICK_SEEDS if given.quick else SEEDS
+    for name in PARTS if given.only is None else (given.only,):
+        for repeats in (seeds,) if given.finished else (1, seeds):
+            fewer = f" --methods {SIX}" if given.six and name == "features" and not given.quick else ""
+            words = commands(out, quick=given.quick, seeds=repeats, more=more + fewer)[name]
+            print("discreet " + shlex.join(words), flush=True)
+            sys.argv = ["discreet", *words]  # the page names this command
+            if code := discreet(words):
+                return code
+            if not given.quick:
+                keep(out / name, KEPT / name)
+                rewrite(PAGE, KEPT.parent)
     return 0
 
 

@@ -4,8 +4,8 @@ PAGE is README.md, docs/comparison.md or docs/trainers.md. Each part is between 
 part whose file is missing stays unchanged.
 
 records     RESULTS/records.json: the figure and a row for each record
-comparison  RESULTS/fashion-mnist/report.json: the figure, a table of the budgets, the command; `comparison-PART` is the
-            same for RESULTS/long-comparison/PART
+comparison-features, comparison-cnn-small
+            RESULTS/long-comparison/PART/report.json: the figure, a table of the budgets, the search, the command
 e2e         RESULTS/trainers/e2e-*.json: the SFT example beside its peers
 truth       RESULTS/truth-table.json: the claims that an attack refutes
 speed       RESULTS/speed.json, of `python -m research.benchmarks --out`, else RESULTS/step-time.json: private
@@ -28,13 +28,10 @@ from discreet.core.plain import from_plain
 from discreet.report import page, wording
 from discreet.runs.audit_rows import AuditRow, AuditVerdict, read_audit
 from discreet.runs.comparison.values import FORMAT, Comparison, MethodResult
-from research.long_comparison import KEPT as LONG
-from research.long_comparison import PARTS as LONG_PARTS
 from research.records.page import table as record_table
 
-COMPARISONS = {"comparison": "fashion-mnist"} | {
-    f"comparison-{part}": f"{LONG.name}/{part}" for part in LONG_PARTS
-}  # the part of a page, and the folder of its report
+COMPARISONS = ("features", "cnn-small")  # the parts of the long comparison
+KEPT = "long-comparison"
 TRUTH = "truth-table.json"
 RECORDS = "records.json"
 _NOT_PRIVATE = ("plain", "floor")
@@ -51,9 +48,12 @@ E2E = {
 
 
 def main() -> None:
-    """Rewrite the page in place."""
     check.require(len(sys.argv) == 3, "a page and the folder of results", sys.argv[1:], "name both")
-    written, results = Path(sys.argv[1]), Path(sys.argv[2])
+    rewrite(Path(sys.argv[1]), Path(sys.argv[2]))
+
+
+def rewrite(written: Path, results: Path) -> None:
+    """Fill the parts of a page in place."""
     text = written.read_text(encoding="utf-8")
     place = f"../{results.name}" if written.parent.name == "docs" else results.name
     for name, part in parts(results, place):
@@ -66,10 +66,10 @@ def parts(results: Path, place: str) -> Iterator[tuple[str, str]]:
     """The parts whose files are there; `place` is the folder of results as the page's links name it."""
     if (results / RECORDS).is_file():
         yield "records", records(json.loads((results / RECORDS).read_text(encoding="utf-8")), place)
-    for name, folder in COMPARISONS.items():
-        file = results / folder / page.DATA
+    for name in COMPARISONS:
+        file = results / KEPT / name / page.DATA
         if file.is_file():
-            yield name, comparison(read_comparison(file), f"{place}/{folder}")
+            yield f"comparison-{name}", comparison(read_comparison(file), f"{place}/{KEPT}/{name}")
     examples = [(about, results / "trainers" / name) for name, about in E2E.items()]
     if any(file.is_file() for _, file in examples):
         held = [(about, json.loads(file.read_text("utf-8"))) for about, file in examples if file.is_file()]
@@ -135,10 +135,25 @@ def comparison(found: Comparison, place: str) -> str:
         f"{found.data}, {found.model}, {found.steps} steps of batch {found.batch:g}, delta {found.delta:g}; test "
         "accuracy, mean over runs with the half width of its 95 % interval:",
         _table(["method", *heads], rows),
+        " ".join(told for told in (_first(found), wording.tuning(found), _unfinished(found)) if told),
         *([f"Not comparable: {'; '.join(rest)}."] if rest else []),
         f"    {found.provenance.command}",
     ]
     return "\n\n".join(parts)
+
+
+def _first(found: Comparison) -> str:
+    """The best method at the main budget, and what it can be told apart from."""
+    if found.best is None:
+        return ""
+    return f"First at epsilon {found.epsilon:g}: {found.best.name}. {wording.significance(found)}".rstrip()
+
+
+def _unfinished(found: Comparison) -> str:
+    """How many runs are missing, if any."""
+    missing = sum(len(entry.failures) for budget in found.budgets for entry in budget.entries)
+    done = sum(len(entry.runs) for budget in found.budgets for entry in budget.entries)
+    return f"{missing} of {done + missing} runs failed or were not made." if missing else ""
 
 
 def e2e(held: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -12,7 +12,7 @@ INTRODUCTION = """# Heads and optimizers, compared
 
 What else can be done with a budget than DP-SGD on the presets' linear head? Every row below was trained through
 `discreet.Private` at the same certified epsilon (delta 1e-5). Every row tried settings on a split of the training
-records, at least four, and the best was then run five times with the operating system's randomness. "Told apart"
+records, at least four, and the best was then run several times with the operating system's randomness. "Told apart"
 compares a row with the first by Welch's t test at the 5 % level, without a correction for the number of rows.
 """
 
@@ -28,12 +28,15 @@ def page(held: Values) -> str:
 def _section(one: Values) -> str:
     known = " + ".join(one["features"]) or "the records as they are"
     head = f"## {one['data']} at epsilon {one['epsilon']:g}: `{one['model']}` on {known}"
+    if "batch" in one:
+        head += f"\n\n{one['steps']} steps of batch {one['batch']} where a row says nothing else."
     heads = [
         "way",
         "what it is",
         "settings tried",
         "chosen",
         "certified epsilon",
+        "runs",
         "accuracy",
         "told apart",
         "training, CPU seconds",
@@ -49,6 +52,7 @@ def _section(one: Values) -> str:
             str(len(way["trials"])),
             ", ".join(f"{key} {value:.3g}" for key, value in way["chosen"].items()),
             f"{max(run['epsilon'] for run in way['runs']):.3f}",
+            str(len(way["runs"])),
             f"{with_interval(way['accuracy'])} %",
             "" if way is first else _apart(first, way),
             f"{sum(run['cpu_seconds'] for run in way['runs']) / len(way['runs']):.0f}",

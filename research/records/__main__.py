@@ -36,7 +36,7 @@ def main() -> None:
     for record in (known[name] for name in names or known):
         if action != "page":
             actions[action](record)
-    write_text(Path("docs/records.md"), page(_read()))
+    write_text(Path("docs/records.md"), page(_read(), {record.name: record.beyond for record in RECORDS}))
     write_text(FILE.with_suffix(".svg"), figure(_read()))
     write_json(MEASURED, measured_presets(_read()))
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from research.long_comparison import NETWORK_METHODS, commands, keep
+from research.long_comparison import SIX, commands, keep
 
 
 def test_both_parts_have_the_same_budgets_and_seeds() -> None:
-    parts = commands(Path("runs/x"), quick=False)
+    parts = commands(Path("runs/x"), quick=False, seeds=5)
     for words in parts.values():
         assert words[words.index("--epsilon") + 1] == "1,3,8"
         assert (words[words.index("--main") + 1], words[words.index("--repeats") + 1]) == ("3", "5")
-        assert words[words.index("--tune-on") + 1] == "mnist"
+        assert (words[words.index("--tune-on") + 1], words[words.index("--trials") + 1]) == ("mnist", "4")
     assert "--methods" not in parts["features"]  # every certified method
-    assert len(NETWORK_METHODS.split(",")) == 6
+    assert len(SIX.split(",")) == 6
 
 
 def test_a_part_can_be_shown_before_it_is_finished() -> None:
-    for words in commands(Path("runs/x"), quick=False, more="--finished-only").values():
+    for words in commands(Path("runs/x"), quick=False, seeds=5, more="--finished-only").values():
         assert "--finished-only" in words
-        assert [word for word in words if word != "--finished-only"] in commands(Path("runs/x"), quick=False).values()
+        assert [word for word in words if word != "--finished-only"] in commands(
+            Path("runs/x"), quick=False, seeds=5
+        ).values()
 
 
 def test_a_finished_part_is_kept_without_its_runs(tmp_path: Path) -> None:

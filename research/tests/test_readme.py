@@ -12,7 +12,8 @@ from discreet import Refused
 from discreet.report.page import write
 from research import readme as snippets
 
-MARKS = "".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in ("records", "comparison", "truth", "speed"))
+NAMES = ("records", "comparison-features", "truth", "speed")
+MARKS = "".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in NAMES)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,19 +27,21 @@ def test_parts_are_written_from_their_files_and_the_rest_stays(tmp_path: Path, m
     readme, results = tmp_path / "README.md", tmp_path / "results"
     readme.write_text(f"before\n{MARKS}after\n")
     found = synthetic.full()
-    write(found, results / "fashion-mnist")
+    write(found, results / "long-comparison" / "features")
     text = rewritten(readme, results, monkeypatch)
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old comparison" not in text
+    assert "old comparison-features" not in text
     assert "old speed" in text  # no file, no change
     for entry in found.entries:
         assert f"| {entry.name} |" in text
     assert "epsilon 1 (one run) | epsilon 3 (three runs) | epsilon 8 (one run)" in text
     assert "dpsgd-gc: Expected full batches" in text
     assert f"    {found.provenance.command}" in text
-    assert (results / "fashion-mnist" / "figures" / "frontier.svg").is_file()
-    assert "results/fashion-mnist/figures/frontier.svg" in text
+    assert (results / "long-comparison" / "features" / "figures" / "frontier.svg").is_file()
+    assert "results/long-comparison/features/figures/frontier.svg" in text
+    assert found.best is not None
+    assert f"First at epsilon 3: {found.best.name}." in text
     assert rewritten(readme, results, monkeypatch) == text
 
 

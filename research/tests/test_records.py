@@ -51,13 +51,21 @@ def test_the_table_stands_between_the_floor_and_the_ceiling() -> None:
 
 
 def test_the_page_says_what_was_published_and_what_was_tried() -> None:
-    text = page(HELD)
+    text = page(HELD, {"cifar10-2": 88.0})
     assert "Runs: 86.00, 87.00 %." in text
     assert "Target 86.2 %: reached" in text
     assert "| a paper | 2 | 92.4 % | RDP | none |" in text
     assert "2 settings were tried" in text
     low = {**ONE, "accuracy": {"mean": 0.86, "half": None}}
-    assert "Target 86.2 %: not reached" in page({"records": {"cifar10-2": low}})
+    assert "Target 86.2 %: not reached" in page({"records": {"cifar10-2": low}}, {})
+
+
+def test_the_page_says_how_far_a_further_goal_is_and_what_binds() -> None:
+    tail = "without noise the features reach 88.1 %."
+    assert f"88 % is missed by 1.5 points; the features bind, too: {tail}" in page(HELD, {"cifar10-2": 88.0})
+    assert f"87 % is missed by 0.5 points; noise binds: {tail}" in page(HELD, {"cifar10-2": 87.0})
+    assert "The further goal of 86.5 % is reached." in page(HELD, {"cifar10-2": 86.5})
+    assert "further goal" not in page(HELD, {"cifar10-2": None})
 
 
 def test_the_figure_names_every_record() -> None:

@@ -71,7 +71,7 @@ def test_a_comparison_in_which_nothing_finished_is_a_failure(tmp_path: Path, mon
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("discreet.runs.train", broken)
+    monkeypatch.setattr("discreet.runs.comparison.runner.train_on", broken)
     in_this_process(monkeypatch)
     result = run("compare", *RUN, "--out", tmp_path / "page", "--seeds", "0")
     assert result.code == 1

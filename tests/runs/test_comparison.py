@@ -11,6 +11,7 @@ import pytest
 from discreet import Refused, runs
 from discreet.accounting.ledger import read
 from discreet.methods import METHODS
+from discreet.runs.comparison import runner
 from discreet.runs.comparison.compare import (
     Candidate,
     CompareSettings,
@@ -48,7 +49,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(runs, "train", refuse)
+    monkeypatch.setattr(runner, "train_on", refuse)
 
 
 def heard(settings: CompareSettings) -> tuple[Any, list[ComparisonProgress]]:

@@ -14,7 +14,7 @@ from discreet.core import check
 from discreet.methods import METHODS
 from discreet.report.page import render
 from discreet.runs.audit_rows import read_audit
-from discreet.runs.comparison import searching
+from discreet.runs.comparison import runner, searching
 from discreet.runs.comparison.compare import Candidate, CompareSettings, ComparisonProgress, Phase, candidates, compare
 from discreet.runs.comparison.searching import search
 
@@ -67,7 +67,7 @@ def test_each_budget_is_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert 'data-chart="frontier"' in page
     assert "All 4 runs together" in page
     # Again: everything is read, nothing is trained; the stages are named.
-    monkeypatch.setattr(runs, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(runner, "train_on", lambda *_, **__: pytest.fail("trained again"))
     told: list[ComparisonProgress] = []
     again = compare(settings, told.append)
     assert [news.phase for news in told if news.phase is not Phase.CALIBRATING] == [Phase.REUSED] * 4
@@ -188,7 +188,7 @@ def test_a_page_of_finished_runs_trains_nothing_and_counts_what_is_missing(
 ) -> None:
     compare(small(tmp_path, others=(), seeds=(0,)))
     kept = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(runs, "train", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(runner, "train_on", lambda *_, **__: pytest.fail("trained"))
     more = small(tmp_path, rows=ROWS, seeds=(0, 1), finished_only=True)
     found = compare(more)
     by_name = {entry.name: entry for entry in found.entries}

@@ -67,6 +67,16 @@ def test_a_subset_of_tensors_gives_the_rows_that_it_names() -> None:
     assert taken[1].tolist() == [7, 0, 9]
 
 
+def test_a_subset_of_a_subset_gives_rows_without_asking_for_single_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Subset(TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10)), [9, -2, 4, 0])
+    outer = Subset(inner, [2, -1, 1])
+    expected = default_collate([outer[0], outer[2], outer[1]])
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda *_: pytest.fail("one record at a time"))
+    taken = loaded(loader(outer, micro_batch=4), [[0, 2, 1]])[0].batch
+    assert all(torch.equal(one, other) for one, other in zip(taken, expected, strict=True))
+    assert taken[1].tolist() == [4, 8, 0]
+
+
 def test_draws_are_cut_and_empty_ones_are_kept() -> None:
     plain = TensorDataset(torch.arange(10.0))
     cuts = [(0, True), (2, True), (3, False), (3, False), (1, True), (0, True), (0, True), (1, True), (3, True)]

@@ -132,10 +132,15 @@ class _Rows:
     @classmethod
     def of(cls, dataset: Dataset[Any]) -> _Rows | None:
         """The tensors behind a dataset whose records are rows of them; None for any other dataset."""
-        if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-            chosen = torch.as_tensor(dataset.indices, dtype=torch.long)
-            return cls(dataset.dataset.tensors, chosen % max(len(dataset.dataset), 1))  # -1 is the last record
-        return cls(dataset.tensors) if type(dataset) is TensorDataset else None
+        if type(dataset) is TensorDataset:
+            return cls(dataset.tensors)
+        if type(dataset) is not Subset or (below := cls.of(dataset.dataset)) is None:
+            return None
+        chosen = torch.as_tensor(dataset.indices, dtype=torch.long) % max(len(below), 1)  # -1 is the last
+        return cls(below.tensors, chosen if below.chosen is None else below.chosen.index_select(0, chosen))
+
+    def __len__(self) -> int:
+        return len(self.tensors[0] if self.chosen is None else self.chosen)
 
     def take(self, rows: Tensor) -> tuple[Tensor, ...]:
         rows = rows if self.chosen is None else self.chosen.index_select(0, rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -14,6 +16,18 @@ from discreet.data.features.extractor import PublicRecords, check_images, images
 from discreet.data.features.wavelets import Wavelets
 
 GROUPS = 27  # of channels, as in Tramer and Boneh 2021
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Axes:
+    """Principal axes over channels and over places, which of their products are kept, and how each is scaled."""
+
+    mean: Tensor
+    channels: Tensor
+    places: Tensor
+    kept: Tensor
+    scale: Tensor
 
 
 @final
@@ -39,17 +53,20 @@ class Scattering:
         check_images(self.name, shape)
         self.public, self._shape, self._width, self._unit_length = public, shape, width, unit_length
         self._wavelets = Wavelets((shape[1], shape[2]), scales=_scales(shape))
-        found = torch.cat([self._normalised(some) for some in images_like(public.records, shape).split(200)])
-        self._mean = found.mean(0)
-        found = found - self._mean
+
+    @cached_property
+    def _axes(self) -> _Axes:
+        """Statistics of the public images. They take seconds, so stored features do without them."""
+        found = torch.cat([self._normalised(some) for some in images_like(self.public.records, self._shape).split(200)])
+        mean = found.mean(0)
+        found = found - mean
         over_channels = torch.einsum("ncs,nds->cd", found, found)
         over_places = torch.einsum("ncs,nct->st", found, found)
-        self._channels, self._places = (
-            torch.linalg.eigh(one.double())[1].float() for one in (over_channels, over_places)
-        )
-        variance = (self._channels.T @ found @ self._places).square().mean(0).flatten()
-        self._kept = variance.argsort(descending=True, stable=True)[:width]
-        self._scale = (variance[self._kept] + 0.1 * variance.mean()) ** -0.3
+        channels, places = (torch.linalg.eigh(one.double())[1].float() for one in (over_channels, over_places))
+        variance = (channels.T @ found @ places).square().mean(0).flatten()
+        kept = variance.argsort(descending=True, stable=True)[: self._width]
+        scale = (variance[kept] + 0.1 * variance.mean()) ** -0.3
+        return _Axes(mean=mean, channels=channels, places=places, kept=kept, scale=scale)
 
     @property
     def identity(self) -> str:
@@ -59,8 +76,9 @@ class Scattering:
     @torch.no_grad()
     def __call__(self, records: Tensor) -> Tensor:
         check_images(self.name, tuple(records.shape[1:]), least=8)
-        turned = self._channels.T @ (self._normalised(records) - self._mean) @ self._places
-        features = turned.flatten(1)[:, self._kept] * self._scale
+        axes = self._axes
+        turned = axes.channels.T @ (self._normalised(records) - axes.mean) @ axes.places
+        features = turned.flatten(1)[:, axes.kept] * axes.scale
         return F.normalize(features, dim=1) if self._unit_length else features
 
     def _normalised(self, images: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from discreet.methods import METHODS
 from discreet.runs.audit_rows import AuditRow, read_audit
 from discreet.runs.comparison.values import BudgetResult, Comparison, Reference, Setting
 
+MOST_TRIALS = 6  # of a method in a search
 SHIPPED = "truth-table.json"  # the audit's table, where it lies in the report's directory itself
 _LISTED = "`discreet methods` describes them"
 _NO_BUDGET = "without a certificate there is no budget to compare at"
@@ -114,6 +115,7 @@ class CompareSettings:
     seeds                repeatable experiments, marked "seeded: not private";
                          None: `repeats` runs of each row with randomness of the operating system
     tune_on              public stand-in data on which learning rate and clip are searched first
+    trials               the trials of that search, for each method
     eval_every           steps between evaluations; None: about twenty in a run
     accept_large_delta   delta may be 1/records or more, which protects no single record
     budget               the budget file of the records: all runs together are one charge, before a record is read
@@ -156,6 +158,7 @@ class CompareSettings:
     seeds: tuple[int, ...] | None = None
     repeats: int = 3
     tune_on: str | None = None
+    trials: int = MOST_TRIALS
     accept_large_delta: bool = False
     budget: str | None = None
     truth: Path | None = None
@@ -172,6 +175,9 @@ class CompareSettings:
             check.count("how many runs each method gets at further budgets", other_repeats=self.other_repeats)
         check.inside_unit("choose delta; use at most 1/(10 * records), e.g. 1e-5", delta=self.delta)
         check.count("how many runs each method gets", repeats=self.repeats)
+        check.count("how many trials a search gives each method", trials=self.trials)
+        remedy = f"the grid of a search has {MOST_TRIALS} settings"
+        check.require(self.trials <= MOST_TRIALS, f"trials <= {MOST_TRIALS}", f"{self.trials}", remedy)
         if self.workers is not None:
             check.count("how many runs are trained at once", workers=self.workers)
         for seed in self.seeds or ():

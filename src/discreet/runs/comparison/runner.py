@@ -25,12 +25,14 @@ from discreet.data.features import needs_public
 from discreet.methods import METHODS
 from discreet.runs.comparison import values
 from discreet.runs.comparison.compare import SET_ASIDE, Candidate, CompareSettings, ComparisonProgress, Listener, Phase
+from discreet.runs.comparison.kept_task import kept_task
 from discreet.runs.comparison.values import Comparison, Excluded, Failure, MethodResult, Reference, TrainedRun
 from discreet.runs.config import FREE_TO_CHANGE
-from discreet.runs.defaults import features_of, load_task, records_of, settle
+from discreet.runs.defaults import features_of, records_of, settle
 from discreet.runs.folder import read_json
 from discreet.runs.paying import pay
 from discreet.runs.reference import reference_rows
+from discreet.runs.training import train_on
 from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
@@ -94,7 +96,7 @@ class ComparisonRunner:
     def __init__(self, settings: CompareSettings, listener: Listener, *, root: Path) -> None:
         self._settings, self._listener, self._root = settings, listener, root
         self._count = len(settings.chosen) * len(settings.keys)
-        self.task = load_task(settings, self._extracting)
+        self.task = kept_task(settings, self._extracting)
         # Invalid shared settings are refused here, before anything is trained.
         shared = runs.complete(self._config(Candidate(method=settings.chosen[0].method)))
         self.shared = shared
@@ -320,7 +322,8 @@ def config_of(settings: CompareSettings, candidate: Candidate) -> runs.RunConfig
 
 def train_order(order: dict[str, Any], tell: Callable[[Any], None]) -> None:
     config = runs.RunConfig.from_json(order["config"])
-    runs.train(config, on_progress=lambda news: tell(dataclasses.asdict(news)), resume=order["resume"])
+    task, told = kept_task(config), lambda news: tell(dataclasses.asdict(news))
+    train_on(task, runs.complete(config), on_progress=told, resume=order["resume"])
 
 
 def together(ledgers: list[Path], delta: float, relation: str) -> float | None:
