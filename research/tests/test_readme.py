@@ -47,12 +47,12 @@ def test_parts_are_written_from_their_files_and_the_rest_stays(tmp_path: Path, m
 
 def test_the_long_comparison_fills_parts_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme, results = tmp_path / "README.md", tmp_path / "results"
-    names = ("comparison", "comparison-features", "comparison-cnn-small")
+    names = ("comparison-features", "comparison-cnn-small")
     readme.write_text("".join(f"<!-- {name} -->old {name}<!-- /{name} -->\n" for name in names))
     write(synthetic.full(), results / "long-comparison" / "features")
     text = rewritten(readme, results, monkeypatch)
     assert "results/long-comparison/features/figures/frontier.svg" in text
-    assert [name for name in names if f"old {name}<" in text] == ["comparison", "comparison-cnn-small"]
+    assert [name for name in names if f"old {name}<" in text] == ["comparison-cnn-small"]
     marks = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     assert all(f"<!-- {name} -->" in marks for name in names)
 
