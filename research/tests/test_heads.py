@@ -118,7 +118,7 @@ def test_the_page_tells_rows_apart_from_the_first() -> None:
         "ways": {"SGD": WAY, "other": better},
     }
     text = page({"problems": {"adult-1-head": one}, "command": "python -m research.heads"})
-    assert "| SGD | as it is | 4 | clip 0.3 | 0.999 | 85.5 ± 1.0 % |  | 2 |" in text
+    assert "| SGD | as it is | 4 | clip 0.3 | 0.999 | 2 | 85.5 ± 1.0 % |  | 2 |" in text
     assert "| better |" in text
     tried = {**WAY, "trials": [{"setting": {}, "accuracy": 0.8}], "runs": []}
     text = page({"problems": {"adult-1-head": {**one, "ways": {"SGD": WAY, "other": tried}}}})

@@ -209,8 +209,8 @@ def _norms_of_one_parameter(patch: Patch) -> None:
     patch.setattr(aggregation.Aggregation, "add", _add_with(norms))
 
 
-def _add_with(norms: Callable[..., torch.Tensor]) -> Callable[[aggregation.Aggregation], None]:
-    def add(self: aggregation.Aggregation) -> None:
+def _add_with(norms: Callable[..., torch.Tensor]) -> Callable[..., None]:
+    def add(self: aggregation.Aggregation, vacant: torch.Tensor | None = None) -> None:
         found = norms(self._engine)
         weights = self._bounder.weights(found, self._scale)
         self._engine.add_weighted(weights, self._vectors, None, None)

@@ -125,7 +125,7 @@ def resumed_run(directory: Path) -> Setting:
 def test_a_failure_at_any_line_leaves_nothing_behind(
     make: Callable[[Path], Setting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private, "dry_run", lambda *_: None)  # slow under a trace, and tested elsewhere
+    monkeypatch.setattr(private.binding, "dry_run", lambda *_: None)  # slow under a trace, and tested elsewhere
     setting, failed = make(tmp_path), 0
     while True:
         with FailAt(failed + 1, *STEPS):

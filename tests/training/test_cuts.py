@@ -64,7 +64,19 @@ def column(model: nn.Module, x: Tensor) -> Tensor:
     return model(x.index_fill(1, torch.randint(0, 3, (1,)), 0.0)).squeeze(1)
 
 
-SHARED = {one.__name__: one for one in (sign, scale_of_a_row, weight_dropout, rows_times_shared, column)}
+def channel_dropout(model: nn.Module, x: Tensor) -> Tensor:
+    """One mask for all records: they lie behind the axes that `dropout1d` draws for."""
+    return model(F.dropout1d(x.t().unsqueeze(0)).squeeze(0).t()).squeeze(1)
+
+
+def declared_draw(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) * discreet.public(torch.rand(1))).squeeze(1)
+
+
+SHARED = {
+    one.__name__: one
+    for one in (sign, scale_of_a_row, weight_dropout, rows_times_shared, column, channel_dropout, declared_draw)
+}
 
 
 @pytest.mark.parametrize("losses", SHARED.values(), ids=SHARED.keys())
@@ -91,6 +103,8 @@ INNOCENT: dict[str, Losses] = {
     "like the records": lambda model, x: model(x + torch.randn_like(x)).squeeze(1),
     "drop path": lambda model, x: (model(x) * x.new_empty(len(x), 1).bernoulli_(0.5)).squeeze(1),
     "a mask of rows, computed": lambda model, x: (model(x) * (torch.rand(len(x), 1) > 0.5).float()).squeeze(1),
+    "channels of a record": lambda model, x: model(F.dropout1d(x.unsqueeze(2)).squeeze(2)).squeeze(1),
+    "made by size after dropout": lambda model, x: model(F.dropout(x) * F.dropout(x).new_ones(1)).squeeze(1),
     "no draw": lambda model, x: model(x).squeeze(1),
 }
 
@@ -122,6 +136,30 @@ def test_declared_numbers_may_change_from_step_to_step() -> None:
         return model(x).squeeze(1) * discreet.public(1.0 + done if len(passes) > 2 else 1.0)
 
     run(losses, micro_batch=4, steps=3)
+
+
+def test_a_buffer_that_was_replaced_is_no_longer_public() -> None:
+    """It may be written to between batches, and nobody compares it."""
+    model = nn.Linear(3, 1, bias=False)
+    model.register_buffer("centre", torch.ones(1))
+    recipe = replace(Recipe(method="x", bounder=FlatClip(1.0)), sampling=FullBatch())
+    plan = recipe.bind(noise=1.0, horizon=Horizon.of(records=RECORDS, batch=RECORDS, steps=3), delta=1e-6)
+    data = TensorDataset(torch.randn(RECORDS, 3), torch.zeros(RECORDS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = discreet.Private(model, optimizer, plan, data, streams=Streams.seeded(1))
+    kept, updates = model.centre, []
+
+    def loop() -> None:
+        for x, _ in private:
+            updates.append(private.step((model(x) * kept).squeeze(1)))
+            if updates[-1]:
+                model.centre = model.centre.clone()
+                kept.copy_(x.mean().sign())
+
+    with pytest.raises(Refused, match="each record stands alone"):
+        loop()
+    assert sum(updates) == 1
+    private.close()
 
 
 def test_a_sum_with_a_shared_draw_moves_by_more_than_a_clip() -> None:

@@ -116,7 +116,7 @@ def test_the_micro_batch_does_not_change_the_result(recipe: Any) -> None:
 
 
 def test_the_micro_batch_is_chosen_by_the_memory_that_a_record_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = math.ceil(loop.BATCH + 5 * math.sqrt(loop.BATCH))
+    largest = math.ceil(loop.BATCH + 6 * math.sqrt(loop.BATCH))
     chosen = loop.private()
     assert chosen.micro_batch == largest  # all of it fits
     assert loop.private(views=2).micro_batch == largest

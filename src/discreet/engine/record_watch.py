@@ -91,7 +91,7 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._surroundings.open()
-        self.generators.open()
+        self.generators.open(looks_for_shared=kind is not BatchKind.REHEARSED and records > 1)
         self._records, self.kind = records, kind
         self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
@@ -229,7 +229,7 @@ class RecordWatch(TorchFunctionMode):
                     "keep the record as the first axis",
                 )
             self._surroundings.check()
-            self.generators.check(origin, is_new=self.kind is not BatchKind.REHEARSED)
+            self.generators.check(origin)
             self._programs.check(origin, self._records, tuple(self._declared), self.kind)
         self._pop()
 
@@ -249,7 +249,7 @@ class RecordWatch(TorchFunctionMode):
         with self.paused():
             require(self.table.is_memory_unchanged(), *TAMPERED)
             made = self.backwards.made()
-            self.generators.check(made, is_new=self.kind is not BatchKind.REHEARSED)
+            self.generators.check(made)
             self._backward_programs.check(made, self._records, tuple(self._declared), self.kind)
 
     @contextmanager

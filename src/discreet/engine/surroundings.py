@@ -107,14 +107,19 @@ class Generators:
         self._origins: dict[tuple[int, int], Origin] = {}
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
         self._results: list[Origin] = []  # losses and gradients of the batch
+        self._looks_for_shared = True
         self._shared: Origin | None = None  # a call that gives one draw to several records, in any batch so far
         self._is_repeated = False  # whether different draws have read one state
         self._has_ways = False  # whether a draw has rows for records along several axes
         self._last: dict[int, int] = {}  # the state that the last draw from a generator left
         self._is_set_back = False  # whether a generator drew from another state, before there were losses
 
-    def open(self) -> None:
-        """A batch starts: generators stand wherever they stand."""
+    def open(self, *, looks_for_shared: bool) -> None:
+        """A batch starts: generators stand wherever they stand.
+
+        looks_for_shared  whether draws that records share are noted: rehearsals show them, and one record shares none
+        """
+        self._looks_for_shared = looks_for_shared
         self._origins, self._readers, self._results, self._last = {}, {}, [], {}
         self._is_repeated = self._is_set_back = self._has_ways = False
         self._starts = [(generator, generator.get_state()) for generator in default_generators()]
@@ -173,17 +178,15 @@ class Generators:
         """Where one draw goes to several records of a micro-batch, in words; None if it happened in no batch so far."""
         return None if self._shared is None else described(self._shared)
 
-    def check(self, made: Origin, *, is_new: bool) -> None:
+    def check(self, made: Origin) -> None:
         """Refuse losses or gradients that two different draws from one state reach. Others may repeat a state.
 
         Refuse those that read one draw in two ways, by which records share its numbers.
 
         Refuse draws behind a sampler that goes by values, too, if a generator was set back: the program may have
         looked ahead, and a record may have chosen the numbers of others.
-
-        is_new  whether no rehearsal has shown how they are made: then draws that records share are noted
         """
-        if is_new:
+        if self._looks_for_shared:
             self._shared = self._shared or shared_draw(made)
         self._results.append(made)
         if not (self._is_repeated or self._is_set_back or self._has_ways):

@@ -389,8 +389,8 @@ class Private:
         saved = load(path, self._parameters, self.world, self._engine.sharding)
         saved.check_fits(self.plan, self._parameters, self._schedulers)
         with ExitStack() as opened:
-            reopened = checkpoint.reopen(Path(ledger), self.plan, saved, keys, self.world, self._fixed_rows)
-            opened.enter_context(reopened)
+            run = Path(ledger), self.plan, saved, keys, self.world, self._fixed_rows
+            reopened = opened.enter_context(checkpoint.reopen(*run))  # one line: else the lock could stay
             opened.callback(saved.restore(self._parameters, self._schedulers))
             step = checkpoint.next_step(self.plan, reopened)
             self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))

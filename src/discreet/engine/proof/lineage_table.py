@@ -27,6 +27,7 @@ from discreet.engine.proof.axes import (
 from discreet.engine.proof.blame import CHANGED, UNKNOWN, here, is_uninitialised, refuse_writing
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.declared import DECLARED
+from discreet.engine.proof.draws.shared_draws import drawn_in
 from discreet.engine.proof.lineage import (
     MIXED,
     PUBLIC,
@@ -127,14 +128,15 @@ class LineageTable:
 
     def new_step(self, records: int) -> None:
         self.forget()
-        self._records = records
+        self._records, held = records, dict[int, _Held]()
         for number, tensor in enumerate(self._tensors()):
             known = self._held.get(id(tensor))
             if known is None or known.tensor is not tensor or known.kind != (tensor.shape, tensor.dtype):
                 frozen, trained = (Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True))
                 frozen.is_kept = trained.is_kept = True
-                self._held[id(tensor)] = _Held(tensor, (tensor.shape, tensor.dtype), frozen, trained)
-        self._held_storages = None
+                known = _Held(tensor, (tensor.shape, tensor.dtype), frozen, trained)
+            held[id(tensor)] = known
+        self._held, self._held_storages = held, None  # what the model no longer holds may hold records
 
     def leaf(self, tensor: Tensor, lineage: Lineage | RecordAxis, digest: int) -> Origin:
         """The origin of a tensor that no call made: one for all tensors of its kind that stand in its place.
@@ -371,6 +373,8 @@ class LineageTable:
                 "a tensor that calls in this step made from the batch",
                 "declare tensors that come from parameters, constants or random numbers only",
             )
+            if drawn_in(self.find(tensor)):
+                return  # a draw of this batch, which records may share
         self.put(tensor, self.leaf(tensor, PUBLIC, DECLARED.number_of(tensor) or 0), 0)
 
     def export(self, tensor: Tensor) -> None:

@@ -21,6 +21,13 @@ from discreet.engine.trace.capture import RecordAxis
 
 NO_DRAWS: Final[ReadDraws] = frozenset([frozenset()])
 _MOST_WAYS: Final = 16
+_BY_CHANNEL: Final = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout")
+
+
+def draws_by_row(func: Any, place: Any) -> bool:
+    """Whether a draw has numbers of its own for each row: dropout of channels draws along the first axes alone."""
+    name = str(getattr(func, "__name__", "")).split(".")[0].strip("_")
+    return name not in _BY_CHANNEL or not isinstance(place, RecordAxis) or place.axis == 0
 
 
 def joined(parts: Iterable[ReadDraws]) -> ReadDraws:
@@ -49,7 +56,7 @@ def with_draws(rows: PublicRows, origins: Sequence[Origin]) -> PublicRows:
 
 def drawn_by(rows: PublicRows, draw: Origin) -> PublicRows:
     """The rows of what a draw made; `draw` is the state that it left."""
-    own = {axis: frozenset([frozenset([(draw.digest, axis)])]) for axis in rows.axes}
+    own = {axis: frozenset([frozenset([(draw.digest, axis)])]) for axis in rows.axes if draws_by_row(draw.func, axis)}
     draws = {axis: joined([rows.draws.get(axis, NO_DRAWS), read]) for axis, read in own.items()}
     return replace(rows, drawn=True, draws=draws)
 

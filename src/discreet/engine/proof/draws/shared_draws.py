@@ -7,6 +7,7 @@ another sign: the sum moves by more than one clip. A dropout mask on a weight do
 
 from __future__ import annotations
 
+from discreet.engine.proof.draws.read_draws import draws_by_row
 from discreet.engine.proof.lineage import GENERATOR_STATE, PUBLIC, Origin
 
 
@@ -22,14 +23,16 @@ def shared_draw(made: Origin) -> Origin | None:
             continue
         seen.add(id(origin))
         for parent in origin.parents:
+            if parent.output == GENERATOR_STATE and not draws_by_row(origin.func, origin.lineage):
+                return origin
             if parent.lineage is not PUBLIC:
                 ahead.append(parent)
-            elif _draws_in(parent) - _read_by_rows(origin, parent):
+            elif drawn_in(parent) - _read_by_rows(origin, parent):
                 return origin
     return None
 
 
-def _draws_in(public: Origin) -> set[int]:
+def drawn_in(public: Origin) -> set[int]:
     """The draws that the values of a public tensor depend on. What a generator drew before them is another matter."""
     found, ahead, seen = set[int](), [public], set[int]()
     while ahead:
@@ -38,7 +41,8 @@ def _draws_in(public: Origin) -> set[int]:
             found.add(origin.digest)
         elif id(origin) not in seen:
             seen.add(id(origin))
-            ahead += origin.parents
+            # what was made of records by their sizes alone holds none of their draws
+            ahead += [one for one in origin.parents if one.lineage is PUBLIC or one.output == GENERATOR_STATE]
     return found
 
 
