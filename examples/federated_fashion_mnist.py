@@ -2,8 +2,8 @@
 
     python examples/federated_fashion_mnist.py [FOLDER [ROUNDS]]
 
-It needs `pip install "discreet[flower]" "flwr[simulation]"` and the files of Fashion-MNIST. Two cores take about a
-second for a round of 50 clients. Run it again with the same folder to continue after a stop.
+It needs `pip install "discreet[flower]" "flwr[simulation]"` and the files of Fashion-MNIST. Run it again with the same
+folder to continue after a stop.
 """
 
 from __future__ import annotations
