@@ -37,15 +37,13 @@ from discreet.stages.delta import check_delta
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon
 
-_SHARED = (
+_SHARED = (  # settings of a comparison that each of its runs has
     *("data", "data_dir", "download", "classes", "records", "public_data", "model", "epsilon", "delta"),
     *("batch", "epochs", "steps", "micro_batch", "eval_every", "accept_large_delta", "preset", "features"),
     *("schedule", "label", "schema", "test", "hold_out", "task", "unit", "per_user", "sample"),
 )
-"""Settings of a comparison that each of its runs has."""
 _OWN = ("method", "parameters", "learning_rate", "momentum", "average")  # settings of a row
-REFERENCES = "references.json"
-NOT_RUN = "not run yet"
+REFERENCES, NOT_RUN = "references.json", "not run yet"
 MOST = 400  # the most changes that are kept of a schedule
 
 
