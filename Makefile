@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 .PHONY: run test test-all test-flower lint docs build reproduce bench clean
 
 run: $(VENV)/.installed
-	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 120 --truth results/truth-table.json \
+	$(BIN)/discreet compare --data digits --epsilon 3 --delta 1e-5 --steps 60 --truth results/truth-table.json \
 		--out runs/compare
 
 test: $(VENV)/.installed-test lint
