@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -469,3 +470,59 @@ def test_a_ledger_removed_under_a_run_stops_the_release(place: Place) -> None:
     with pytest.raises(Damaged, match="removed or moved while the run"):
         loop.train(run)
     assert torch.equal(loop.weights(run.model), before)
+
+
+# Ctrl-C ---------------------------------------------------------------------------------------------------
+
+
+def _interrupted_step(run: Private, function: str, line: int) -> bool:
+    """Take the first step with Ctrl-C before the given line of a function; False if it runs fewer."""
+    seen = 0
+
+    def tracer(frame: Any, event: str, _: Any) -> Any:
+        nonlocal seen
+        if frame.f_code.co_qualname != function:
+            return None
+        seen += event == "line"
+        if event == "line" and seen == line:
+            raise KeyboardInterrupt
+        return tracer
+
+    batches = iter(run)
+    x, y = loop.last_of_step(run, batches)
+    losses = loop.losses(run.model, x, y)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        run.step(losses)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+        torch.set_grad_enabled(True)  # Ctrl-C in front of the end of a `with` block skips it
+    return False
+
+
+@pytest.mark.parametrize("function", ["Ledger._add", "Ledger._keep", "PrivateStep._release", "Parameters.update"])
+def test_no_checkpoint_of_a_step_that_was_cut_off(tmp_path: Path, function: str) -> None:
+    """Wherever Ctrl-C comes: a checkpoint is refused, or it fits the ledger and the update is whole or not begun."""
+    refused, line = 0, 1
+    while True:
+        place = Place(tmp_path)
+        run = loop.private(ledger=place.ledger)
+        begun = loop.weights(run.model)
+        is_cut = _interrupted_step(run, function, line)
+        if is_cut and not run.settled:
+            refused += 1
+            with pytest.raises(Refused, match="between updates"):
+                run.save(place.state)
+        elif is_cut:
+            run.save(place.state)
+            assert torch.equal(loop.weights(run.model), begun)
+            Checkpoint.read(place.state).check_ledger(read(place.ledger))
+        run.close()
+        place.ledger.unlink(missing_ok=True)
+        if not is_cut:
+            break
+        line += 1
+    assert refused

@@ -75,7 +75,7 @@ class Ledger:
         self._entries = list(record.entries)
         self._counts = Counter(entry.event for entry in record.entries)
         self._said = {text for entry in record.entries for text in chain.said_by(entry.note)}
-        self.identity, self.digest = record.identity, record.digest
+        self.identity = record.identity
         self._process = os.getpid()
         self._file = path.absolute()  # the program may change its directory
         self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
@@ -185,10 +185,9 @@ class Ledger:
             check.damaged(expected, f"{own.st_size} bytes instead of {self._size}", chain.RESTORE)
 
     def _keep(self, entry: chain.LedgerEntry) -> None:
-        self.digest = entry.digest
         self._counts[entry.event] += 1
         self._said.update(chain.said_by(entry.note))
-        self._entries.append(entry)
+        self._entries.append(entry)  # last: Ctrl-C before it leaves a charge too many, never one too few
 
     def _usable(self) -> None:
         remedy = "read the file, and go on with Ledger.resume"
@@ -203,6 +202,11 @@ class Ledger:
     @property
     def length(self) -> int:
         return len(self._entries)
+
+    @property
+    def digest(self) -> str:
+        """The digest after the last charge."""
+        return self._entries[-1].digest if self._entries else self.identity
 
     def charge(self) -> Charge:
         return chain.charge_of(self.header, self._counts.items(), self._said)

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from discreet.core.errors import RunStopped
 from discreet.core.files import replace_file, write_json, write_text
+from discreet.core.interrupts import HeldInterrupt
 from discreet.core.launch import starts
 from discreet.core.randomness import SEEDED
 from discreet.core.streams import Streams
@@ -260,11 +261,15 @@ class _TrainingPart:
 
     def _loop(self) -> None:
         private, losses = self.private, self._task.predicts.losses
-        for x, y in private:
-            scale_learning_rate(private, self._config)
-            private.step(losses(private.model(x), y))
+        # Ctrl-C between a charge and the end of its update would lose the update. Several processes all get the
+        # signal, and one that waits for another must not hold it back.
+        with HeldInterrupt(self._world.size == 1) as interrupt:
+            for x, y in private:
+                scale_learning_rate(private, self._config)
+                private.step(losses(private.model(x), y))
+                self._tick()
+                interrupt.check()
             self._tick()
-        self._tick()
 
     def _tick(self) -> None:
         step, steps = self.private.progress.step, self._plan.horizon.steps

@@ -19,6 +19,7 @@ class LoopGuard:
         self._loop: object = None
         self._batch_pending = self._release_pending = self._broken = False
         self.is_closed = False
+        self.is_cut_off = False  # whether a release, or the update after it, has begun and not ended
         self.sample_ended = False  # whether the last yielded micro-batch completes its logical batch
 
     def new_loop(self, *, between_steps: bool) -> object:
@@ -67,7 +68,9 @@ class LoopGuard:
     def ending(self) -> Iterator[None]:
         """The completed logical batch is released, or the test of its update is decided."""
         with self._all_or_nothing():
+            self.is_cut_off = True
             yield
+            self.is_cut_off = False
         self._release_pending = False
 
     def check_ended(self, is_complete: bool) -> None:
