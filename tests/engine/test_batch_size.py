@@ -144,6 +144,67 @@ def test_micro_batches_of_one_record_have_nothing_to_divide_by() -> None:
     assert full_batch(5, 1, DIVISIONS["len"]).updates == 2
 
 
+MEAN = np.zeros(6, dtype=np.float32)  # state that a loop keeps from one batch to the next
+
+
+def by_an_array(losses: Tensor, x: Tensor) -> Tensor:
+    return losses * x.new_tensor(MEAN).sum()
+
+
+def by_a_function(losses: Tensor, x: Tensor) -> Tensor:
+    scale = x.detach().clone()
+    scale.apply_(lambda value: float(MEAN[0]))
+    return losses * scale[:, 0]
+
+
+@pytest.mark.parametrize("change", [by_an_array, by_a_function])
+def test_micro_batches_of_one_record_bring_nothing_of_earlier_ones(change: Change) -> None:
+    """One record moved the sum by 13 clips, through the moving average that later batches subtract."""
+    with pytest.raises(Refused, match="each record stands alone"):
+        full_batch(5, 1, change)
+
+
+def second_mean(losses: Tensor, x: Tensor) -> Tensor:
+    """Over columns, or for one record over rows."""
+    return losses * x.view(-1, 1, 2, 3)[..., :2].squeeze().mean(1).view(-1, 2)[:, 0]
+
+
+def last_mean(losses: Tensor, x: Tensor) -> Tensor:
+    return losses * x.view(-1, 1, 2, 3)[..., :2].squeeze().relu().mean(-2).view(-1, 2)[:, 0]
+
+
+def test_a_record_that_loses_its_axis_when_it_is_alone() -> None:
+    """`squeeze()` drops the axis of one record: axis 1 is then another one, and one record moves the sum by 1.6."""
+    with pytest.raises(Refused, match=r"lost the axis of its one record.*squeeze\(-1\)"):
+        full_batch(5, 4, second_mean)
+    assert full_batch(5, 4, last_mean).updates == 2
+    assert full_batch(8, 4, second_mean).updates == 2
+
+
+def share_of_columns(losses: Tensor, x: Tensor) -> Tensor:
+    """Sizes (N, 1, 6); for one record (6, 1), whose last axis has one entry."""
+    return losses * x.squeeze().unsqueeze(1).softmax(-1).view(-1, 6)[:, 0]
+
+
+def share_of_one(losses: Tensor, x: Tensor) -> Tensor:
+    """Sizes (N, 1, 6); for one record (1, 6), whose second axis is another one."""
+    return losses * x.unsqueeze(1).squeeze(0).softmax(1).view(-1, 6)[:, 0]
+
+
+def share_before_the_record(losses: Tensor, x: Tensor) -> Tensor:
+    """Sizes (3, 2, N, 1); for one record the third axis from the end is the first."""
+    turned = x.view(-1, 2, 3, 1).permute(2, 1, 0, 3).squeeze(2)
+    return losses * turned.softmax(-3).view(3, 2, -1, 1)[0, 0, :, 0]
+
+
+@pytest.mark.parametrize("change", [share_of_columns, share_of_one, share_before_the_record])
+def test_axes_that_take_the_place_of_another_for_one_record(change: Change) -> None:
+    """The share of another axis is 1 where it should not be: one record moves the sum by up to 3 clips."""
+    with pytest.raises(Refused, match=r"for one record|lost the axis of its one record"):
+        full_batch(5, 4, change)
+    assert full_batch(8, 4, change).updates == 2
+
+
 # The user's own loader ----------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,19 @@ def test_recurrent_functions_are_proven_at_smaller_sizes(func: Any, both_ways: b
     assert prove(small).outputs == (RecordAxis(0), *[RecordAxis(1)] * len(states))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda kind: kind.__name__)
+def test_as_many_layers_as_records(kind: Any) -> None:
+    """The state [2, 2, 8] may follow the records along either axis; read along the first one it crashed torch."""
+    cell = kind(9, 8, num_layers=2, batch_first=True)
+    watch = RecordWatch(cell)
+    for records in (2, 7, 2):
+        batch = torch.randn(records, 5, 9)
+        watch.open([(batch, RecordAxis(0))], records)
+        watch.finish(cell(batch)[0].sum((1, 2)))
+        assert not watch.is_open  # accepted
+        watch.close()
+
+
 def test_a_number_of_records_behind_a_condition() -> None:
     """Random conditions are all false for five records in one of 32 cases."""
     records = x()

@@ -5,8 +5,10 @@ Each loop is innocent for four steps, so that its calls are known, and then does
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -14,16 +16,22 @@ import torch
 import torch.nn.functional as F
 from problems import Bare
 from steps import classifier, each, train, words
+from test_random_programs import CLEAN, STATISTICS
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import discreet
 from discreet.core.check import Refused
-from discreet.engine.proof.judgement import KnownCall, WatchedCall, judged
+from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.calls.judgement import WatchedCall, judged
+from discreet.engine.proof.calls.known_calls import KnownCall
 from discreet.engine.proof.lineage import PublicRows
-from discreet.engine.proof.provable_call import tensors_of_result
+from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
+from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.record_watch import RecordWatch
+from discreet.engine.surroundings import Generators
+from discreet.engine.trace.capture import RecordAxis, name_of
 
 QUIET_STEPS = 4
 Hidden = Callable[[Any, Tensor, bool], Tensor]
@@ -81,6 +89,10 @@ def other_kind_of_number(model: Any, x: Tensor, late: bool) -> Tensor:
 
 def zero_of_another_sign(model: Any, x: Tensor, late: bool) -> Tensor:
     return torch.copysign(x, 0.0 if not late else -0.0)
+
+
+def zero_of_another_sign_by_name(model: Any, x: Tensor, late: bool) -> Tensor:
+    return torch.clamp(x, min=0.0 if not late else -0.0)
 
 
 def other_axis(model: Any, x: Tensor, late: bool) -> Tensor:
@@ -213,7 +225,16 @@ def a_failed_call(model: Any, x: Tensor, late: bool) -> Tensor:
 
 ATTACKS: list[Hidden] = [
     *(roles, writes_the_mean, writes_a_view, writes_by_numpy, writes_by_out, other_memory, other_number),
-    *(other_kind_of_number, zero_of_another_sign, other_axis, no_gradients, autocast, another_thread, another_type),
+    *(
+        other_kind_of_number,
+        zero_of_another_sign,
+        zero_of_another_sign_by_name,
+        other_axis,
+        no_gradients,
+        autocast,
+        another_thread,
+        another_type,
+    ),
     *(another_mode, draws_in_another_order, permutes_records, a_failed_call),
 ]
 ON_OUTPUTS: list[Hidden] = [  # which need a gradient
@@ -305,31 +326,158 @@ def _all_of(rows: PublicRows | None) -> Any:
     return rows and (rows, rows.ways, rows.draws, rows.used)
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("task", ["words", "twelve words", "rows"])
-def test_what_is_known_is_what_would_be_judged(monkeypatch: pytest.MonkeyPatch, task: str, fixed: bool) -> None:
-    """The second look at every known call gives what the first one gave."""
-    plain, compared = RecordWatch._again, [0]
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every call that is looked up is judged, too, and both must agree; the names of these calls."""
+    found: list[str] = []
+    expected, note_or_judge, judge = RecordWatch._expected, RecordWatch._note_or_judge, RecordWatch._judge
+    drawn, last, was_judged = Generators.read, [()], [False]
 
-    def again(self: RecordWatch, call: WatchedCall, known: KnownCall) -> Any:
-        result = plain(self, call, known)
-        made = tensors_of_result(result)
-        found = judged(call, made)
-        parents = tuple(call.reading.origins)
+    def compare(self: RecordWatch, call: WatchedCall, made: list[Tensor], draws: Any) -> None:
+        again = judged(call, made)
+        parents = tuple(call.reading.origins) + draws
         digest = hash((call.form.digest, *[origin.digest for origin in parents]))
-        assert list(found.places) == [origin.lineage for origin in known.origins]
-        assert found.blame is None
-        rows = found.rows or [None] * len(made)
-        assert [_all_of(own) for own in rows] == [_all_of(origin.rows) for origin in known.origins]
-        assert [origin.digest for origin in known.origins] == [digest + i for i in range(len(made))]
-        assert all(origin.parents == parents for origin in known.origins)
-        compared[0] += 1
+        settings = call.description
+        if again.numbers is not ALL_FOLLOW:
+            settings = settings_for(call.form, settings, again.numbers, call.reading.records)
+        rows = self.generators.rows_of(draws, again.rows) or [None] * len(made)
+        for i, (tensor, place, row) in enumerate(zip(made, again.places, rows, strict=True)):
+            origin = self.table.find(tensor)
+            if any(tensor is given for given in call.reading.tensors) and origin.func is not call.func:
+                continue  # the call gave back what it got
+            assert (origin.lineage, _all_of(origin.rows)) == (place, _all_of(row))
+            assert (origin.digest, origin.parents, origin.settings) == (digest + i, parents, settings)
+        found.append(name_of(call.func))
+
+    def compare_expected(self: RecordWatch, known: KnownCall, func: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
+        reading = Reading(self._records, values=func not in SIZED)
+        read = reading.read_call(args, kwargs, self.table.find)
+        call = WatchedCall(func, args, kwargs, reading, (func, read, self._surroundings.modes))
+        assert self._calls.find(call) is known
+        assert [id(one) for one in reading.tensors] == [id(one) for one in tensors]
+        was_judged[0], started = False, self.table.clock
+        result = expected(self, known, func, args, kwargs, tensors)
+        if not was_judged[0] and self.table.clock == started + 1:
+            compare(self, call, tensors_of_result(result), ())
         return result
 
-    monkeypatch.setattr(RecordWatch, "_again", again)
+    def compare_noted(self: RecordWatch, call: WatchedCall, known: KnownCall, result: Any, states: Any = None) -> None:
+        was_judged[0], last[0] = False, ()
+        made = tensors_of_result(result)
+        call.written(made)
+        note_or_judge(self, call, known, result, states)
+        if not was_judged[0]:
+            compare(self, call, made, last[0])
+
+    def note_judged(self: RecordWatch, *given: Any) -> None:
+        was_judged[0] = True
+        judge(self, *given)
+
+    def note_drawn(self: Generators, states: Any, call: WatchedCall) -> Any:
+        last[0] = drawn(self, states, call)
+        return last[0]
+
+    monkeypatch.setattr(RecordWatch, "_expected", compare_expected)
+    monkeypatch.setattr(RecordWatch, "_note_or_judge", compare_noted)
+    monkeypatch.setattr(RecordWatch, "_judge", note_judged)
+    monkeypatch.setattr(Generators, "read", note_drawn)
+    return found
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("task", ["words", "twelve words", "rows"])
+def test_what_is_known_is_what_would_be_judged(compared: list[str], task: str, fixed: bool) -> None:
     model, data = classifier(lambda own, x: (x * 2).relu() + x), None
     if task != "rows":  # twelve words: as many as records, so that positions may follow their number
         length = 6 if task == "words" else 12
         model, data = Attention(length), words(length)
     train(model, data=data, steps=8, fixed=fixed)
-    assert compared[0] > 10
+    assert len(compared) > 10
+
+
+def half_written(h: Tensor, model: Any, c: float) -> Tensor:
+    out = h * 1.0
+    left, right = out[:, :3], out[:, 3:]
+    left.mul_(c)
+    right += left
+    return out + left.mean(1, keepdim=True)
+
+
+def filled_with_draws(h: Tensor, model: Any, c: float) -> Tensor:
+    return h + torch.zeros(len(h), 6).normal_().clamp_(-c, c) * torch.zeros_like(h).bernoulli_(0.5)
+
+
+def masked_in_place(h: Tensor, model: Any, c: float) -> Tensor:
+    out = h.clone()
+    out[out > c] = 0.5
+    out[:, 1] = torch.rand(len(h))
+    return F.dropout(out.relu_(), 0.5, inplace=True)
+
+
+def accumulated(h: Tensor, model: Any, c: float) -> Tensor:
+    total, picked = torch.zeros_like(h), torch.zeros(6, dtype=torch.long)
+    picked[2:] = 1
+    for _ in range(2):
+        total += F.dropout(h, 0.1) * picked
+    return total.index_add_(1, torch.tensor([0, 2]), h[:, :2])
+
+
+WRITING: list[Any] = [half_written, filled_with_draws, masked_in_place, accumulated]
+
+
+def _mixing(draw: random.Random) -> Any:
+    """The same calls as a clean step makes, on a tensor that mixes records."""
+    statistic, step = draw.choice(STATISTICS), draw.choice(WRITING)
+    return lambda h, model, c: step(h + 0 * h.nan_to_num(), model, c) + 1e-30 * statistic(h).nan_to_num()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs_that_draw_and_write(compared: list[str], seed: int) -> None:
+    """What is looked up is what would be judged; and a call that mixes is found among known ones, at any place."""
+    draw = random.Random(seed)
+    steps = [draw.choice(CLEAN + WRITING * 4) for _ in range(draw.randint(2, 6))]
+    numbers = [draw.choice([0.1, 0.7, 1.0]) for _ in steps]
+    place, other = draw.randint(0, len(steps)), draw.randint(3, 9)
+    model = nn.Linear(6, 6)
+    with closing(RecordWatch(model)) as watch:
+        for batch, records in enumerate((12, 12, other, 12, other, 12)):
+            made = list(zip(steps, numbers, strict=True))
+            is_last = batch == 5
+            if is_last:
+                made.insert(place, (_mixing(draw), 0.7))
+            x = torch.randn(records, 6)
+            watch.open([(x, RecordAxis(0))], records)
+            h = x
+            for step, number in made:
+                h = step(h, model, number)
+            with pytest.raises(Refused) if is_last else nullcontext():
+                watch.finish(h.square().sum(1))
+    assert len(compared) > 10
+
+
+def test_what_is_drawn_or_written_is_not_judged_again(judgements: list[Any]) -> None:
+    model, counts = nn.Linear(6, 6), list[int]()
+    with closing(RecordWatch(model)) as watch:
+        for _ in range(4):
+            x = torch.randn(12, 6)
+            watch.open([(x, RecordAxis(0))], 12)
+            h = x
+            for step in WRITING:
+                h = step(h, model, 0.7)
+            watch.finish(h.square().sum(1))
+            counts.append(len(judgements))
+    assert counts[0] > 20
+    assert counts[1:] == [counts[1]] * 3
+
+
+@pytest.mark.parametrize("records", [3, 12])
+def test_calls_of_another_number_of_records_are_not_expected(records: int) -> None:
+    """`torch.ones(3)` has a row for each record if there are three; what came after it is another chain."""
+    model = nn.Linear(6, 6)
+    with closing(RecordWatch(model)) as watch:
+        for count in (12, 3, 12, 3, records):
+            x = torch.randn(count, 3)
+            watch.open([(x, RecordAxis(0))], count)
+            made = torch.ones(3) * 2
+            assert (watch.table.find(made).rows is None) == (count == 12)
+            watch.close()

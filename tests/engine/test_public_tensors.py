@@ -268,3 +268,28 @@ def filled_in_another_order(own: Any, x: Tensor) -> Tensor:
 def test_empty_memory_that_is_not_filled_properly_is_refused(run: Any) -> None:
     with pytest.raises(Refused, match=r"torch\.empty|flip at|indexing|write|records"):
         train(body=lambda p, m, x, y: p.step(each(m(run(None, x)), y)))
+
+
+def test_a_trained_tensor_outside_of_the_model() -> None:
+    """Its gradient would be the sum over the records, without bound and without noise."""
+    centres = nn.Linear(3, 3)
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(each(centres(model(x)), y))
+
+    with pytest.raises(Refused, match=r"of shape \[3, 3\] that needs a gradient and is not in the model"):
+        train(body=body)
+    assert centres.weight.grad is None
+    centres.requires_grad_(False)
+    assert train(body=body).progress.step == 4
+
+
+def test_a_teacher_without_gradients_is_accepted() -> None:
+    teacher = nn.Linear(6, 3)
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        with torch.no_grad():
+            wanted = teacher(x)
+        private.step((model(x) - wanted).square().sum(1))
+
+    assert train(body=body).progress.step == 4

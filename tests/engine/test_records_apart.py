@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -428,6 +428,48 @@ def test_addresses_are_refused() -> None:
         private.step(each(model(x + shift.unsqueeze(1)), y))
 
     refused("as_strided at", body=body)
+
+
+SEEN: list[Tensor] = []  # the records, for functions that read more than their arguments
+
+
+@torch.library.custom_op("discreet_tests::largest", mutates_args=())
+def largest(public: Tensor) -> Tensor:
+    return public * 0 + SEEN[-1].max()
+
+
+def beside_records(x: Tensor) -> Tensor:
+    """A public part of a memory that holds records, too."""
+    memory = torch.empty(len(x), 12)
+    memory[:, 6:] = x
+    memory[0, :6] = 0.0
+    return memory[0, :6]
+
+
+def from_a_file(x: Tensor, path: Path) -> Tensor:
+    x.max().reshape(1).numpy().tofile(path)
+    return torch.ops.aten.from_file.default(str(path), False, 1, dtype=torch.float32)  # type: ignore[no-any-return]
+
+
+HIDING: dict[str, Callable[[Any, Tensor, Path], Tensor]] = {
+    "as_strided": lambda model, x, path: beside_records(x).as_strided((6,), (1,), 6),
+    "_reshape_alias": lambda model, x, path: torch.ops.aten._reshape_alias(beside_records(x), (12,), (1,)),
+    "_base": lambda model, x, path: cast(Tensor, beside_records(x)._base)[0],
+    "largest": lambda model, x, path: largest(model.head.bias),
+    "from_file": lambda model, x, path: from_a_file(x, path),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_functions_of_public_tensors_that_read_records(name: str, tmp_path: Path) -> None:
+    """One record moved the sum by 11 clips."""
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        SEEN.append(x)
+        private.step(each(model(x), y) * HIDING[name](model, x, tmp_path / "records").amax())
+
+    with pytest.raises(Refused, match="each record stands alone"):
+        train(body=body)
 
 
 # The stack of modes ---------------------------------------------------------------------------------------

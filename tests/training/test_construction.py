@@ -21,7 +21,7 @@ from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.methods.dpsgd_dc.guard import ClippedFeatures
 from discreet.stages import update
-from discreet.training import private
+from discreet.training import checkpoint, private
 from discreet.training.private import Private
 from discreet.training.step import Parameters
 
@@ -98,7 +98,7 @@ class Setting:
 
 # Nothing is built on these lines: a failure there can only be an interrupt.
 DONE = ("self._opened =", "return reopened")
-STEPS = (Private.__init__, Private._begin, Parameters.begin, Private._resume)
+STEPS = (Private.__init__, Private._make_loaders, Private._open_ledger, Parameters.begin, checkpoint.resumed)
 
 
 def new_run(directory: Path) -> Setting:

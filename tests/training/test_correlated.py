@@ -200,12 +200,12 @@ def test_a_resumed_run_has_the_noise_of_the_crashed_one_and_a_new_key(tmp_path: 
 
 def test_records_keep_their_places_after_a_resume(tmp_path: Path) -> None:
     run = begin(BINS, tmp_path / "ledger", seed=1)
-    first = [batch.tolist() for batch in BINS.batches(60, run.plan.horizon, run._sampling, 0)]
+    first = [batch.tolist() for batch in BINS.batches(60, run.plan.horizon, run._sampler.stream, 0)]
     go(run, 3)
     run.save(tmp_path / "state.pt")
     run.ledger.close()
     run = resume(tmp_path)
-    assert [batch.tolist() for batch in BINS.batches(60, run.plan.horizon, run._sampling, 3)] == first[3:]
+    assert [batch.tolist() for batch in BINS.batches(60, run.plan.horizon, run._sampler.stream, 3)] == first[3:]
 
 
 def test_a_charged_step_that_crashed_is_never_released(tmp_path: Path) -> None:

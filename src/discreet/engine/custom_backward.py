@@ -1,8 +1,9 @@
 """The gradient of a `torch.autograd.Function` of the user's own: its backward pass is watched while it runs.
 
 Its forward pass consists of watched calls already. In the backward pass of the losses, what it gives back to one record
-must come from that record alone, by the same calls in every batch. Other code of the user's does not run there: hooks
-on nodes are refused, and so are calls of torch outside of backward().
+must come from that record alone, and go to a tensor that has its records in the same places, by the same calls in every
+batch. Other code of the user's does not run there: hooks on nodes are refused, and so are calls of torch outside of
+backward().
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +27,7 @@ from discreet.core.check import refuse, require
 from discreet.engine.proof.blame import TAMPERED, here, user_line
 from discreet.engine.proof.draws.read_draws import given_as_rows
 from discreet.engine.proof.lineage import CUSTOM_GRAPH, MIXED, PUBLIC, Blame, Lineage, Origin, values_of
+from discreet.engine.proof.provable_call import tensors_of_result
 from discreet.engine.trace.capture import RecordAxis
 
 Resume = Callable[[], AbstractContextManager[None]]
@@ -56,12 +59,35 @@ class _Node:
         self.saved: list[Origin] = []
 
 
+@dataclass(frozen=True)
+class _Given:
+    """A tensor that a function took: where it comes from, and how many axes it has."""
+
+    origin: Origin
+    axes: int
+
+    def places(self, result: Tensor) -> set[RecordAxis | Lineage]:
+        """Where the gradient of this tensor has its records; autograd sums over axes that are in front of them."""
+        place = self.origin.lineage
+        if isinstance(place, RecordAxis):
+            return {RecordAxis(place.axis + result.dim() - self.axes, place.minor)}
+        return set() if place is MIXED else {place}
+
+
+class Watch(Protocol):
+    """What has to know when a function of the user's is applied."""
+
+    def applied(self, function: type, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """What `run` gives, which applies a function to these arguments."""
+
+
 @final
 class CustomBackwards:
     """The functions of one batch."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, _Node] = {}
+        self._given: dict[int, tuple[Any, list[_Given | None]]] = {}  # by the id of a node, which is kept
         self._resume: Resume | None = None
         self._table: Table | None = None
         self._made: list[Origin] = []
@@ -78,8 +104,8 @@ class CustomBackwards:
         if not issubclass(type(node), BackwardCFunction) or origin.lineage is MIXED:
             return origin
         function = type(node)._forward_cls
-        if function.__module__.startswith("discreet.engine."):
-            return origin  # ours keep a gradient and change nothing
+        if _is_own(function):
+            return origin
         if function is torch.utils.checkpoint.CheckpointFunction:
             refuse(
                 "checkpointed regions whose second run is watched",
@@ -104,6 +130,23 @@ class CustomBackwards:
         made_by = hash((origin.digest, function.backward)), function.backward, None, (origin,)
         return Origin(origin.lineage, *made_by, where=origin.where, output=CUSTOM_GRAPH)
 
+    def applied(
+        self, function: type, args: tuple[Any, ...], run: Callable[[], Any], find: Callable[[Tensor], Origin]
+    ) -> Any:
+        """Apply a function, and remember what it took, by the node that it has put on its results."""
+        if _is_own(function):
+            return run()
+        with torch._C.DisableTorchFunction():
+            given = [_Given(find(one), one.dim()) if isinstance(one, Tensor) else None for one in args]
+        result = run()
+        with torch._C.DisableTorchFunction():
+            for one in tensors_of_result(result):
+                node: Any = one.grad_fn
+                if node is not None and getattr(type(node), "_forward_cls", None) is not function:
+                    _refuse_view(function)
+                self._given[id(node)] = node, given
+        return result
+
     def begin(self, resume: Resume, table: Table) -> None:
         """The backward pass of the losses starts; `resume` watches calls inside its block."""
         self._resume, self._table, self._made = resume, table, []
@@ -114,7 +157,7 @@ class CustomBackwards:
     def forget(self) -> None:
         for known in self._nodes.values():
             vars(known.node).pop("apply", None)
-        self._nodes, self._made, self._resume = {}, [], None
+        self._nodes, self._given, self._made, self._resume = {}, {}, [], None
 
     def made(self) -> Origin:
         """All that functions gave back."""
@@ -143,21 +186,37 @@ class CustomBackwards:
         require(self._table.is_memory_unchanged(), *TAMPERED)  # before other nodes read it, and it is restored
         del saved
         places = {origin.lineage for origin in known.outputs.values()}
-        for result in results if isinstance(results, tuple) else (results,):
+        _, given = self._given.get(id(known.node), (None, []))
+        for i, result in enumerate(results if isinstance(results, tuple) else (results,)):
             came = _NOTHING if result is None else self._table.find(result)
             self._made.append(given_as_rows(came, places))
-            is_public = came.lineage is PUBLIC and _is_harmless(came, places)
-            if not is_public and (came.lineage in (MIXED, PUBLIC) or came.lineage not in places):
-                _refuse(known.function, came.blame)
+            taken = given[i] if i < len(given) and known.node.needs_input_grad[i] else None
+            if result is None or taken is None or taken.origin.lineage is PUBLIC:
+                self._check(known, came, places)
+            else:
+                self._check(known, came, taken.places(result), taken.origin.blame)
         return results
+
+    def _check(self, known: _Node, came: Origin, places: set[RecordAxis | Lineage], blame: Blame | None = None) -> None:
+        """Refuse a gradient that has its records in other places; no place is right for a tensor that mixes them."""
+        is_public = came.lineage is PUBLIC and bool(places) and _is_harmless(came, places)
+        if not is_public and (came.lineage in (MIXED, PUBLIC) or came.lineage not in places):
+            _refuse(known.function, came.blame or blame)
+
+
+def _is_own(function: type) -> bool:
+    """Whether a function is this library's: these keep a gradient and change nothing."""
+    return function.__module__.startswith("discreet.engine.")
 
 
 _NOTHING = Origin(PUBLIC, 0)
-_watches: list[object] = []
+_watches: list[Watch] = []
 
 
-def watch_nodes(watch: object) -> None:
+def watch_nodes(watch: Watch) -> None:
     """Refuse hooks on nodes of the graph, and ways from one node to others, until `unwatch_nodes`.
+
+    The watch is told of functions that are applied.
 
     A function of the user's gets its own node as `ctx`. No call shows what is done with it.
     """
@@ -165,14 +224,21 @@ def watch_nodes(watch: object) -> None:
     _watches.append(watch)
 
 
-def unwatch_nodes(watch: object) -> None:
+def unwatch_nodes(watch: Watch) -> None:
     """Undo `watch_nodes`."""
     _watches.remove(watch)
 
 
 @cache
 def _install() -> None:
-    """Look at hooks on nodes, once and for all: torch's classes are slow after each change."""
+    """Look at hooks on nodes and at functions, once and for all: torch's classes are slow after each change."""
+    apply: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+    def applied(function: Any, *args: Any, **kwargs: Any) -> Any:
+        run = partial(apply, function, *args, **kwargs)
+        return _watches[-1].applied(function, args, run) if _watches else run()
+
+    torch.autograd.Function.apply = classmethod(applied)  # type: ignore[method-assign, assignment]
     register: Any = torch.autograd.Function._register_hook  # what torch calls for a hook on any node
 
     def checked(*args: Any) -> Any:
@@ -233,6 +299,14 @@ def _on_weights(function: type) -> Blame:
         "its backward pass may depend on values of the records that Python kept",
         "write it with torch functions, such as weight + (rounded - weight).detach() for a rounded weight whose "
         "gradient passes straight through",
+    )
+
+
+def _refuse_view(function: type) -> None:
+    refuse(
+        "functions whose backward pass can be watched",
+        f"{function.__name__}, an autograd.Function that writes to a view of another tensor, at {user_line()}",
+        "give it a tensor that is no view (h.clone()), or return a new one in place of ctx.mark_dirty",
     )
 
 

@@ -19,42 +19,40 @@ record by another record, whatever the values of the records and of the paramete
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from discreet.core.check import refuse, require
+from discreet.core.check import require
 from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
 from discreet.engine.proof.blame import (
     CHANGED,
     REHEARSAL_FAILED,
     TAMPERED,
     UNKNOWN,
+    check_losses,
     is_uninitialised,
     line_of_the_call,
-    refuse_losses,
 )
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.calls.judgement import WatchedCall, judged, slice_written
+from discreet.engine.proof.calls.known_calls import Draws, KnownCall, KnownCalls
 from discreet.engine.proof.declared import DECLARED
-from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_transformed
-from discreet.engine.proof.judgement import KnownCall, KnownCalls, WatchedCall, judged, slice_written
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, version_of, versions_of
+from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
-from discreet.engine.proof.public_rows import rows_of_memory
 from discreet.engine.proof.verdicts import SIZED, settings_for
-from discreet.engine.proof.watched_functions import DATA_GET, FILLS, QUIET, RECURRENT, SPECIAL, TO_MEMORY, is_slice
-from discreet.engine.records_held import tensors_held_by
+from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
+from discreet.engine.records_held import changed_tensors, tensors_held_by
 from discreet.engine.regions import Regions
-from discreet.engine.surroundings import Generators, Surroundings, autocast_in_words
-from discreet.engine.trace.capture import RecordAxis, tensors_in
+from discreet.engine.surroundings import Generators, Surroundings
+from discreet.engine.trace.capture import DATA_GET, RecordAxis, tensors_in
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
-
-Draws = tuple[Origin, ...]
 
 
 class RecordWatch(TorchFunctionMode):
@@ -92,7 +90,7 @@ class RecordWatch(TorchFunctionMode):
         self.close()
         self._surroundings.open()
         self.generators.open(looks_for_shared=kind is not BatchKind.REHEARSED and records > 1)
-        self._records, self.kind = records, kind
+        self._records, self.kind, self._declared, self._numbers = records, kind, [], []
         self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
         DECLARED.new_batch()
@@ -101,7 +99,6 @@ class RecordWatch(TorchFunctionMode):
             digest, is_known = hash(("batch", index)), place is not MIXED
             origin = self.table.leaf(tensor, where, digest) if is_known else Origin(MIXED, digest, blame=UNKNOWN)
             self.table.put(tensor, origin)
-        self._declared, self._numbers = [], []
         self._calls.begin(records)
         self._push()
 
@@ -114,17 +111,8 @@ class RecordWatch(TorchFunctionMode):
     @contextmanager
     def reading_records(self) -> Iterator[None]:
         """Tensors that are made or written to inside the block do not count as public: they may hold records."""
-        if self.table.has_begun:
+        with nullcontext() if self.table.has_begun else changed_tensors(self.table.withhold):
             yield
-            return
-        before = {id(tensor): (tensor, version_of(tensor)) for tensor in live_tensors()}
-        try:
-            yield
-        finally:
-            for tensor in live_tensors():
-                known = before.get(id(tensor))
-                if known is None or known[1] != version_of(tensor):
-                    self.table.withhold(tensor)
 
     def close(self) -> None:
         """Stop watching, and forget the tensors of the batch."""
@@ -208,26 +196,12 @@ class RecordWatch(TorchFunctionMode):
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
-        with self.paused():
+        with torch._C.DisableTorchFunction():  # these are no calls to watch
             origin = self.table.find(losses)
             if not self.table.unchanged():
                 origin = Origin(MIXED, 0, blame=CHANGED)
-            if origin.lineage is MIXED:
-                refuse_losses(origin)
+            check_losses(origin)
             require(self.table.is_memory_unchanged(), *TAMPERED)
-            place = origin.lineage
-            require(
-                place is not PUBLIC,
-                "losses that are computed from the tensors of the batch",
-                "losses that depend on none of them",
-                "give the values of the records as tensors: encode strings and lists in the dataset or in collate_fn",
-            )
-            if isinstance(place, RecordAxis) and (place.axis != 0 or place.minor):
-                refuse(
-                    "losses with one entry for each record, in the order of the batch",
-                    "losses in another order",
-                    "keep the record as the first axis",
-                )
             self._surroundings.check()
             self.generators.check(origin)
             self._programs.check(origin, self._records, tuple(self._declared), self.kind)
@@ -249,7 +223,8 @@ class RecordWatch(TorchFunctionMode):
         with self.paused():
             require(self.table.is_memory_unchanged(), *TAMPERED)
             made = self.backwards.made()
-            self.generators.check(made)
+            if made.parents:
+                self.generators.check(made)
             self._backward_programs.check(made, self._records, tuple(self._declared), self.kind)
 
     @contextmanager
@@ -272,87 +247,118 @@ class RecordWatch(TorchFunctionMode):
         """Inside the block a checkpointed region runs again: it must make the same calls on the same tensors."""
         return self._regions.repeating(frame, inputs, self._resumed(forward))
 
+    def applied(self, function: type, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """What an autograd.Function gives; its backward pass will be watched."""
+        is_unwatched = self._is_paused or (self._is_backward and not self._is_resumed)
+        return run() if is_unwatched else self.backwards.applied(function, args, run, self.table.find)
+
     # -- one call --------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_between = self._is_backward and not self._is_resumed
-        if self._is_paused or not self.is_open or func in QUIET or is_between:
+        if self._is_paused or not self.is_open or is_between or is_quiet(func, args):
             if is_between:
                 check_caller()
             return func(*args, **kwargs)
         if self._is_inside and self.forward is not None:
             return self.forward(func, args, kwargs)
-        if func == DATA_GET:
-            func = Tensor.detach  # the same, but writes are counted
-        self._surroundings.check()
-        refuse_transformed()
-        reading, modes = Reading(self._records, values=func not in SIZED), None
-        read = reading.read_call(args, kwargs, self.table.find)
-        if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
-            modes = f"gradients {torch.is_grad_enabled()}", autocast_in_words()
-        call = WatchedCall(func, args, kwargs, reading, (func, read, modes))
-        known = self._calls.find(call)
-        if known is not None and self._regions.is_outside:
-            return self._again(call, known)
-        return self._first(call)
+        known = self._calls.last.next
+        if known is not None and known.func is func and self._surroundings.are_usual() and not self._is_resumed:
+            tensors = known.is_called(args, kwargs, self.table.find)
+            if tensors is not None:
+                return self._expected(known, func, args, kwargs, tensors)
+        return self._read(func, args, kwargs)
 
-    def _again(self, call: WatchedCall, known: KnownCall) -> Any:
-        """A call that was judged before, on tensors that were made alike (judgement.py says why that is enough)."""
-        table, tensors = self.table, call.reading.tensors
+    def _expected(self, known: KnownCall, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """A call that was judged before, on tensors that were made alike (known_calls.py says why that is enough)."""
+        table = self.table
         versions, started = versions_of(tensors), table.clock
-        result = self._run(call)
+        self._calls.last = known
+        try:
+            result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
+        except Exception as error:
+            self._explain(error)
+            raise
         if table.clock != started:
             return result  # taken apart into calls that were watched
-        made = [result] if type(result) is Tensor else tensors_of_result(result)
-        if not known.made(made) or versions_of(tensors) != versions:
-            self._judge(call, made, versions)
-            return result
-        table.put_again(made, known.origins, tensors)
+        origin, size, dtype = known.one or (None, None, None)
+        is_one = type(result) is Tensor and result.shape == size and result.dtype is dtype
+        if is_one and origin is not None and versions_of(tensors) == versions:
+            table.put_again(result, origin, tensors)
+        else:
+            self._note_or_judge(known.called_again(func, args, kwargs, self._records, versions), known, result)
         return result
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Any other call."""
+        self._surroundings.check()
+        if func == DATA_GET:
+            func = Tensor.detach  # the same, but writes are counted
+        reading = Reading(self._records, values=func not in SIZED)
+        read = reading.read_call(args, kwargs, self.table.find)
+        call = WatchedCall(func, args, kwargs, reading, (func, read, self._surroundings.modes))
+        known = self._calls.find(call) if self._regions.is_outside() else None
+        self._calls.came(known)
+        return self._first(call) if known is None else self._again(call, known)
+
+    def _again(self, call: WatchedCall, known: KnownCall) -> Any:
+        """The same for a call that was not expected, or that draws or writes."""
+        states = None if known.after is None else self.generators.before(())
+        started = self.table.clock
+        result = self._run(call.func, call.args, call.kwargs)
+        if self.table.clock == started:
+            self._note_or_judge(call, known, result, states)
+        return result
+
+    def _note_or_judge(self, call: WatchedCall, known: KnownCall, result: Any, states: Any = None) -> None:
+        """Note what a known call made and wrote to; judge it again if that is not what was judged."""
+        made = [result] if type(result) is Tensor else tensors_of_result(result)
+        written = call.written(made)
+        draws = () if states is None else self.generators.read(states, call)
+        found = known.after_draws(draws)
+        if found is None or not found.made(made, written):
+            call.form.draws = call.form.draws or bool(draws)
+            self._judge(call, made, written, draws)
+        else:
+            self.generators.note(draws, found.origins)
+            self.table.put_all(made, found.origins, call.reading, written, call.versions)
 
     def _first(self, call: WatchedCall) -> Any:
         """A call that is not known, or that has to be looked at each time."""
         func, reading, form, table = call.func, call.reading, call.form, self.table
         self._numbers += reading.declared
         if func in SPECIAL:
-            self._prepare(func, reading)
+            refuse_out_of_sight(func, reading.tensors)
+            call.forget_what_is_filled()
         region = self._regions.calls_at(func) if call.mixed is None else None
         states = None if form.draws is False else self.generators.before(reading.generators)
-        versions, started = versions_of(reading.tensors), table.clock
-        result = self._run(call)
+        started = table.clock
+        result = self._run(func, call.args, call.kwargs)
         if table.clock != started:
+            self._calls.keep_apart(call)
             return result  # taken apart into calls that were watched
-        draws: Draws = ()
-        if states is not None:
-            draws = self.generators.read(states, form.digest, func, call.description, reading, line_of_the_call())
-            form.draws = form.draws or bool(draws)
+        draws = () if states is None else self.generators.read(states, call)
+        form.draws = form.draws or bool(draws)
         if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(call.args[1]):
-            table.tick()
-            table.note_write(*slice_written(call.args, table.find, self._records))
+            table.note_slice(*slice_written(call.args, table.find, self._records), call.versions[0])
             return result
         if func in TO_MEMORY and reading.tensors:
             table.export(reading.tensors[0])
         made = [result] if type(result) is Tensor else tensors_of_result(result)
-        self._judge(call, made, versions, draws, region)
+        self._judge(call, made, call.written(made), draws, region)
         return result
 
     def _judge(
-        self, call: WatchedCall, made: list[Tensor], versions: list[int], draws: Draws = (), region: Any = None
+        self, call: WatchedCall, made: list[Tensor], written: list[int], draws: Draws = (), region: Any = None
     ) -> None:
-        """Note what a call made and wrote to.
+        """Note what a call made, and the arguments that it wrote to, by their places.
 
-        versions       how often its arguments had been written to before
         draws, region  the random numbers that it drew; the calls of the checkpointed region that it is in
         """
-        form, reading, table = call.form, call.reading, self.table
-        tensors, now = reading.tensors, versions_of(reading.tensors)
-        written = [i for i, version in enumerate(versions) if now[i] != version]
-        if written:
-            made = made + [tensors[i] for i in written if not any(tensors[i] is one for one in made)]
-        elif not made:
+        form, reading = call.form, call.reading
+        if not made:
             return
-        table.tick()
         parents = tuple(reading.origins) + draws
         digest = hash((form.digest, *[origin.digest for origin in parents]))
         if region is not None:
@@ -367,29 +373,23 @@ class RecordWatch(TorchFunctionMode):
             Origin(place, digest + i, *made_by, found.blame if place is MIXED else None, where, row, output=i)
             for i, (place, row) in enumerate(zip(found.places, rows, strict=True))
         ]
-        table.put_all(made, origins, reading, written)
-        if not written and form.draws is False:
-            self._calls.keep(call, made, origins)
+        self.generators.note(draws, origins)
+        self.table.put_all(made, origins, reading, written, call.versions)
+        self._calls.keep(call, made, origins, written, draws)
 
-    def _run(self, call: WatchedCall) -> Any:
-        func, args, kwargs = call.func, call.args, call.kwargs
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             self._is_inside = func in RECURRENT
             return func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
         except Exception as error:
-            if self.kind is BatchKind.REHEARSAL:
-                error.add_note(REHEARSAL_FAILED)
+            self._explain(error)
             raise
         finally:
             self._is_inside = False
 
-    def _prepare(self, func: Any, reading: Reading) -> None:
-        """Refuse hooks and new memory. A tensor that is overwritten, every entry, holds nothing of before."""
-        refuse_out_of_sight(func, reading.tensors)
-        if func in FILLS and reading.origins and is_uninitialised(reading.origins[0]):
-            empty, rows = reading.origins[0], rows_of_memory(reading.tensors[0], self._records)
-            made_by = empty.digest, empty.func, empty.settings, empty.parents  # which part of the memory
-            reading.origins[0] = Origin(PUBLIC, *made_by, rows=rows)
+    def _explain(self, error: Exception) -> None:
+        if self.kind is BatchKind.REHEARSAL:
+            error.add_note(REHEARSAL_FAILED)
 
     def _check_scripted(self, args: Any) -> None:
         if self._is_paused or not self.is_open:

@@ -1,14 +1,15 @@
 """Which tensors hold the records of a dataset, so that they do not count as public in the training loop."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from types import GeneratorType, ModuleType
 from typing import Any, Final
 
 import numpy as np
 from torch import Tensor, nn
 
-from discreet.engine.proof.lineage import has_memory
+from discreet.engine.proof.lineage import addresses_of, has_memory, live_tensors, version_of
 
 _MOST: Final = 500_000  # objects that are looked at
 _PLAIN: Final = (str, bytes, int, float, complex, type(None), type, range, nn.Module, ModuleType)
@@ -37,6 +38,19 @@ def tensors_held_by(data: Any, live: Iterable[Tensor] = ()) -> list[Tensor]:
     return held + _inside(memory, live)
 
 
+@contextmanager
+def changed_tensors(tell: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call `tell` for the tensors that were made or written to inside the block, after it."""
+    before = {id(tensor): (tensor, version_of(tensor)) for tensor in live_tensors()}
+    try:
+        yield
+    finally:
+        for tensor in live_tensors():
+            known = before.get(id(tensor))
+            if known is None or known[1] != version_of(tensor):
+                tell(tensor)
+
+
 def _parts(one: Any) -> Iterator[Any]:
     """What an object holds: items, attributes and slots."""
     if isinstance(one, np.ndarray):
@@ -59,8 +73,8 @@ def _memory(tensor: Tensor) -> list[tuple[int, int]]:
     """The addresses of all the memory that a tensor is a view of."""
     if not has_memory(tensor) or tensor.device.type != "cpu":
         return []
-    storage = tensor.untyped_storage()
-    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes())] if storage.nbytes() else []
+    start, stop = addresses_of(tensor)
+    return [(start, stop)] if stop > start else []
 
 
 def _memory_of_array(array: np.ndarray[Any, Any]) -> list[tuple[int, int]]:

@@ -41,7 +41,6 @@ class Regions:
     def forget(self) -> None:
         self._known, self._repeated = {}, None
 
-    @property
     def is_outside(self) -> bool:
         """Whether a call is in no region, nor under another hook on saved tensors."""
         return self._repeated is None and saved_tensors_hooks(False) is None

@@ -8,7 +8,6 @@ like a tensor: a draw reads it, and makes the next one.
 """
 
 from collections.abc import Sequence
-from types import CodeType
 from typing import Any, Final, NoReturn, final
 
 import torch
@@ -19,17 +18,21 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from discreet.core.check import refuse
 from discreet.core.secret_draws import default_generators
-from discreet.engine.proof.blame import user_line
-from discreet.engine.proof.call_forms import Reading
-from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, layouts_of
+from discreet.engine.proof.blame import line_of_the_call, user_line
+from discreet.engine.proof.calls.judgement import WatchedCall
+from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, Layout, layouts_of
 from discreet.engine.proof.draws.read_draws import drawn_by, joined
 from discreet.engine.proof.draws.shared_draws import shared_draw
+from discreet.engine.proof.forbidden import compiler_at_work, refuse_transformed, transform_at_work
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin, PublicRows, ReadDraws
 from discreet.engine.proof.program import described
 
 count_function_modes: Final = torch._C._len_torch_function_stack
 count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 seed_of_torch: Final = torch.default_generator.initial_seed
+computes_gradients: Final = torch.is_grad_enabled
+casts: Final = torch._C._is_any_autocast_enabled
+hooks_on_saved_tensors: Final = torch._C._autograd._top_saved_tensors_default_hooks
 _SMALLEST = 5e-324
 
 
@@ -51,14 +54,38 @@ class Surroundings:
 
     def open(self) -> None:
         """A batch is about to be given; the watch is not on yet."""
-        self._look()
+        self._below = 0
+        if count_function_modes() or count_dispatch_modes():
+            self._look()
         if self._flushes is None:
             self._flushes = _SMALLEST == 0
         self._seed = seed_of_torch()
         self.check()
 
+    @property
+    def modes(self) -> tuple[str, str] | None:
+        """Modes that change what is computed and that are compared; None for none."""
+        if computes_gradients() and not casts():
+            return None
+        return f"gradients {computes_gradients()}", autocast_in_words()
+
+    def are_usual(self) -> bool:
+        """Inside a watched call: whether nothing is there that changes it, or that `check` would look at."""
+        return (
+            count_function_modes() == self._below
+            and not count_dispatch_modes()
+            and seed_of_torch() == self._seed
+            and (_SMALLEST == 0) is self._flushes
+            and transform_at_work() is None
+            and compiler_at_work() is None
+            and computes_gradients()
+            and not casts()
+            and hooks_on_saved_tensors(False) is None
+        )
+
     def check(self) -> None:
         """Inside a watched call: refuse unknown modes, and another seed than at the start of the batch."""
+        refuse_transformed()
         if count_function_modes() != self._below or count_dispatch_modes():
             self._look()
         if seed_of_torch() != self._seed:
@@ -88,6 +115,7 @@ _BY_VALUES: Final = frozenset([torch.poisson, torch.binomial, torch._standard_ga
 """Samplers that move the generator by the values of their arguments: they draw until a number is accepted."""
 
 States = list[tuple[torch.Generator, int]]
+_MOST_STATES: Final = 10_000  # whose origins are remembered
 
 
 @final
@@ -100,15 +128,21 @@ class Generators:
     made has one origin only if both read one state. So a choice among equal draws, a draw that is left out or repeated,
     and a generator that is set back show as another way to make the losses. A sampler that moves the generator by the
     values of records leads to no draw that the program can have seen before.
+
+    An origin stands for a state in every batch: the start, or what one call on tensors of known origins and layouts
+    left of another state. Which state a generator is in is looked at before and after every draw.
     """
 
     def __init__(self) -> None:
+        self._begins: dict[int, Origin] = {}  # of the states at the start of a batch
+        self._left: dict[tuple[Origin, Any, tuple[Layout, ...]], Origin] = {}  # of states that known calls leave
         self._starts: list[tuple[torch.Generator, Tensor]] = []  # states at the start of a batch without a draw so far
         self._origins: dict[tuple[int, int], Origin] = {}
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
         self._results: list[Origin] = []  # losses and gradients of the batch
         self._looks_for_shared = True
         self._shared: Origin | None = None  # a call that gives one draw to several records, in any batch so far
+        self._apart = set[Origin]()  # of known calls, which no such call reaches
         self._is_repeated = False  # whether different draws have read one state
         self._has_ways = False  # whether a draw has rows for records along several axes
         self._last: dict[int, int] = {}  # the state that the last draw from a generator left
@@ -120,6 +154,8 @@ class Generators:
         looks_for_shared  whether draws that records share are noted: rehearsals show them, and one record shares none
         """
         self._looks_for_shared = looks_for_shared
+        if len(self._left) > _MOST_STATES:
+            self._left, self._apart = {}, set()  # calls that draw are judged anew
         self._origins, self._readers, self._results, self._last = {}, {}, [], {}
         self._is_repeated = self._is_set_back = self._has_ways = False
         self._starts = [(generator, generator.get_state()) for generator in default_generators()]
@@ -127,8 +163,10 @@ class Generators:
     def before(self, given: Sequence[torch.Generator]) -> States:
         """The states that a call can read: of torch's generators. Those of the user's are refused."""
         for generator, start in self._starts:
-            origin = Origin(MIXED, hash(("generator", str(generator.device))))
-            self._origins[id(generator), _digest(start)] = origin
+            if id(generator) not in self._begins:
+                self._begins[id(generator)] = Origin(MIXED, hash(("generator", str(generator.device))))
+                self._begins[id(generator)].is_kept = True
+            self._origins[id(generator), _digest(start)] = self._begins[id(generator)]
         self._starts = []
         own = default_generators()
         for generator in given:
@@ -136,13 +174,8 @@ class Generators:
                 _refuse_own_generator()
         return [(generator, _state(generator)) for generator in given or own]
 
-    def read(
-        self, before: States, digest: int, func: Any, settings: Any, reading: Reading, where: tuple[CodeType, int]
-    ) -> tuple[Origin, ...]:
-        """The origins of the draws that a call has made: of the states that it left, if generators moved.
-
-        digest, func, settings, reading, where  the call
-        """
+    def read(self, before: States, call: WatchedCall) -> tuple[Origin, ...]:
+        """The origins of the draws that a call has made: of the states that it left, if generators moved."""
         found, layouts = [], None
         for generator, start in before:
             end = _state(generator)
@@ -154,24 +187,35 @@ class Generators:
             is_ahead = not self._results  # checkpointed regions draw again afterwards
             self._is_set_back |= is_ahead and start != self._last.get(id(generator), start)
             self._last[id(generator)] = end
-            layouts = layouts or layouts_of(reading)
-            made = hash((origin.digest, digest, layouts)), func, (settings, layouts), (origin,), None, where
-            drawn = Origin(MIXED, *made, output=GENERATOR_STATE)
-            self._origins[id(generator), end] = drawn
+            layouts = layouts_of(call.reading) if layouts is None else layouts
+            drawn = self._origins[id(generator), end] = self._drawn(origin, call, layouts)
             readers = self._readers.setdefault(origin.digest, set())
             readers.add(drawn.digest)
             self._is_repeated |= len(readers) > 1
             found.append(drawn)
         return tuple(found)
 
+    def _drawn(self, state: Origin, call: WatchedCall, layouts: tuple[Layout, ...]) -> Origin:
+        """The state that a call leaves of another one: one origin for all calls that are made alike."""
+        key = state, call.key, layouts
+        known = self._left.get(key)
+        if known is None:
+            made = hash((state.digest, call.form.digest, layouts)), call.func, (call.description, layouts), (state,)
+            known = Origin(MIXED, *made, where=line_of_the_call(), output=GENERATOR_STATE)
+            if state.is_kept and call.comes_again:
+                known.is_kept, self._left[key] = True, known
+        return known
+
     def rows_of(
         self, draws: tuple[Origin, ...], rows: Sequence[PublicRows | None] | None
     ) -> Sequence[PublicRows | None] | None:
         """The rows of what a call made, with the draws that it has made itself."""
-        if not draws or rows is None:
-            return rows
-        self._has_ways |= any(own is not None and len(own.axes) > 1 for own in rows)
-        return [own and drawn_by(own, draws[0]) for own in rows]
+        return rows if not draws or rows is None else [own and drawn_by(own, draws[0]) for own in rows]
+
+    def note(self, draws: tuple[Origin, ...], made: Sequence[Origin]) -> None:
+        """A call that drew these numbers, if any, made this."""
+        if draws:
+            self._has_ways |= any(own.rows is not None and len(own.rows.axes) > 1 for own in made)
 
     @property
     def shared_at(self) -> str | None:
@@ -186,8 +230,10 @@ class Generators:
         Refuse draws behind a sampler that goes by values, too, if a generator was set back: the program may have
         looked ahead, and a record may have chosen the numbers of others.
         """
-        if self._looks_for_shared:
-            self._shared = self._shared or shared_draw(made)
+        if self._looks_for_shared and self._shared is None and made not in self._apart:
+            self._shared = shared_draw(made)
+            if made.is_kept and self._shared is None:
+                self._apart.add(made)
         self._results.append(made)
         if not (self._is_repeated or self._is_set_back or self._has_ways):
             return

@@ -13,6 +13,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, final
@@ -237,6 +238,29 @@ def reopen(
             ledger.close()
         raise
     return ledger
+
+
+def resumed(
+    saved: Checkpoint,
+    ledger: Path,
+    plan: Plan,
+    parameters: Parameters,
+    schedulers: Sequence[LRScheduler],
+    keys: Mapping[str, str],
+    world: World,
+    fixed_rows: int | None,
+) -> tuple[Ledger, RunState]:
+    """Restore a checkpoint, and reopen the ledger, which determines the next step. If that fails, all is undone."""
+    saved.check_fits(plan, parameters, schedulers)
+    with ExitStack() as opened:
+        run = ledger, plan, saved, keys, world, fixed_rows
+        reopened = opened.enter_context(reopen(*run))  # one line: else the lock could stay
+        opened.callback(saved.restore(parameters, schedulers))
+        state = RunState(step=next_step(plan, reopened), scale=saved.scale, memory=dict(saved.memory))
+        parameters.updates = saved.updates
+        parameters.begin(state.memory, world)
+        opened.pop_all()
+    return reopened, state
 
 
 def _open_checked(path: Path, plan: Plan, saved: Checkpoint, keys: Mapping[str, str], fixed_rows: int | None) -> Ledger:

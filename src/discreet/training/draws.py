@@ -30,7 +30,7 @@ from discreet.stages.plan import Plan
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Poisson, TruncatedPoisson
 from discreet.stages.unit import SampledUsers
 from discreet.training.binding import SELDOM, as_dataset
-from discreet.training.owners import Owners
+from discreet.training.owners import OwnerOf, Owners, owners_of
 
 TESTS: Final = 2**48  # the sub-stream of batches that test updates; it must differ from all process ranks
 USERS: Final = 2**49  # the sub-stream that draws the records of users, likewise
@@ -276,6 +276,36 @@ def drawn(
         return
     for one, other in zip(batches(sampling), batches(testing), strict=True):
         yield from (one, other, other)
+
+
+@final
+class Sampler:
+    """Draws the batches of a run in this process.
+
+    stream  what draws batches; a resumed run whose noise is drawn again replaces it
+    slots   where the records of each batch are laid, in a run with fixed rows
+    """
+
+    def __init__(self, plan: Plan, world: World, streams: Streams) -> None:
+        check_processes(plan, world)
+        self._plan, self._world = plan, world
+        self.stream, self._testing, self._users = sampling_streams(streams, plan, world)
+        self._of: Population = Records(0)
+        self.slots: Slots | None = None
+
+    def take(self, data: Any, unit: OwnerOf | None) -> None:
+        """Draw from these records; `unit` names their owners."""
+        owners = owners_of(self._plan, data, unit, self._world)
+        self._of = population(self._plan, data, owners, self._users)
+
+    @property
+    def size(self) -> int:
+        """How many records, or users, there are."""
+        return self._of.size
+
+    def batches(self, start: int) -> Iterator[Draw]:
+        """What this process takes of each batch from step `start` on."""
+        return drawn(self._plan, self._of, self._world, self.stream, self._testing, start, self.slots)
 
 
 def slots_of(

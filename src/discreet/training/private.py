@@ -25,12 +25,12 @@ from discreet.stages.update import unpack
 from discreet.training import binding, checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
-from discreet.training.draws import Cuts, Draw, check_processes, drawn, population, sampling_streams, slots_of
+from discreet.training.draws import Cuts, Draw, Sampler, slots_of
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
-from discreet.training.owners import OwnerOf, owners_of
+from discreet.training.owners import OwnerOf
 from discreet.training.passes import Passes
 from discreet.training.payment import Payment
 from discreet.training.rehearsal import VacantRows, rehearsal_sizes
@@ -108,45 +108,71 @@ class Private:
         self._between, self._fixed_rows = ModelBetweenBatches(model), fixed_rows
         settings = {"views": views, "average": average, "resume": resume is not None, "fixed_rows": fixed_rows}
         check_agreement(self.world, plan, model, optimizer, self._schedulers, self.streams, settings)
-        check_processes(plan, self.world)
         binding.check_optimizer(optimizer, model)
         check_shards(self.world, data)
-        self._sampling, self._testing, users = sampling_streams(self.streams, plan, self.world)
-        used = checkpoint.keys_of(self.streams, self.world)
+        self._sampler = Sampler(plan, self.world, self.streams)
+        self._used = checkpoint.keys_of(self.streams, self.world)
         self._draws = SecretDraws(self.streams.draws)
         with ExitStack() as opened:  # if a step fails, the ones before it are undone
             opened.enter_context(binding.not_called(wrapped))
             self._engine = opened.enter_context(closing(Engine(model, in_double=fixed_rows is not None)))
-            self._slots = slots_of(plan, fixed_rows, micro_batch, data, self.streams, self._engine.sharding)
+            self._sampler.slots = slots_of(plan, fixed_rows, micro_batch, data, self.streams, self._engine.sharding)
             check_sharded(plan, data, self._engine.sharding)
             plan.mechanism.check(self._engine.layout)
             mean = None if average is None else Average(model, average)
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
-            with self._draws.keyed():
-                example = binding.dry_run(self._engine, data, collate_fn, inputs, self._device)
-            alike, given = example if collate_fn is None else None, fixed_rows or micro_batch
-            self.micro_batch = binding.micro_batch_of(plan, given, self._engine, alike, self.world.size, views)
-            self._cuts = Cuts(plan, self.micro_batch, self.world, self._slots)
+            self.micro_batch = self._fitting(fixed_rows or micro_batch, collate_fn, inputs)
+            self._cuts = Cuts(plan, self.micro_batch, self.world, self._sampler.slots)
             with self._engine.watch.reading_records():
-                self._population = population(plan, data, owners_of(plan, data, unit, self.world), users)
-            sizes = rehearsal_sizes(self.micro_batch, is_fixed=fixed_rows is not None)
-            self._rehearsals = binding.rehearsals(self._engine.watch, sizes, rehearsal, self._device)
-            self._loader = None if data is None else self._make_loader(data, collate_fn, num_workers)
-            self._turns = Turns(self._engine.sharding, self._rehearsals, self._make_loader(data, collate_fn, 0))
-            self._public, self._public_loader = public, self._make_loader(public, collate_fn, 0)
+                self._sampler.take(data, unit)
+            self._make_loaders(public, rehearsal, collate_fn, num_workers)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
-            opened.enter_context(checkpoint.UnusedRemoved(ledger if resume is None and self.world.is_first else None))
-            begun = self._begin(ledger) if resume is None else self._resume(resume, ledger, used)
-            self._ledger = opened.enter_context(begun)
-            self._pay = Payment(plan, self._ledger, self.streams, used, lambda: self._engine.watch.declared_at)
-            self._keys = recalled(plan, ledger, self._ledger, self.progress, self.streams, self._engine.layout.size)
-            if self._keys is not None:
-                self._sampling = self._keys.sampling
-            self._passes = Passes(plan, self.progress, self._ledger, self._keys)
+            self._open_ledger(opened, ledger, resume)
             self._opened = opened.pop_all()  # `close` undoes them
+
+    def _fitting(self, given: int | None, collate_fn: Any, inputs: Any) -> int:
+        """The size of micro-batches: as given, or as many records as fit. The model is tried out first."""
+        with self._draws.keyed():
+            example = binding.dry_run(self._engine, self._data, collate_fn, inputs, self._device)
+        alike = example if collate_fn is None else None
+        return binding.micro_batch_of(self.plan, given, self._engine, alike, self.world.size, self._views)
+
+    def _make_loaders(self, public: Any, rehearsal: Any, collate_fn: Any, num_workers: int) -> None:
+        """What loads the records, those of other processes' turns, and public ones; and the rehearsals before them."""
+        size, device, sharding = self.micro_batch, self._device, self._engine.sharding
+        sizes = rehearsal_sizes(size, is_fixed=self._fixed_rows is not None)
+        self._rehearsals = binding.rehearsals(self._engine.watch, sizes, rehearsal, device)
+
+        def loader(data: Any, workers: int) -> Loader:
+            given = data, self._draws, VacantRows(self._rehearsals)
+            return Loader(*given, micro_batch=size, collate_fn=collate_fn, num_workers=workers, device=device)
+
+        self._loader = None if self._data is None else loader(self._data, num_workers)
+        self._turns = Turns(sharding, self._rehearsals, loader(self._data, 0))
+        self._public, self._public_loader = public, loader(public, 0)
+
+    def _open_ledger(self, opened: ExitStack, ledger: str | Path | None, resume: str | Path | None) -> None:
+        """Begin or resume the run. This comes last, so that no file stays behind if anything fails."""
+        own = ledger if self.world.is_first else None
+        opened.enter_context(checkpoint.UnusedRemoved(own if resume is None else None))
+        if resume is None:
+            self._parameters.begin(self.progress.memory, self.world)
+            begun = checkpoint.new_ledger(own, self.plan, self.streams, fixed_rows=self._fixed_rows)
+        elif ledger is None:
+            check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
+        else:
+            saved = load(resume, self._parameters, self.world, self._engine.sharding)
+            run = self.plan, self._parameters, self._schedulers, self._used, self.world, self._fixed_rows
+            begun, self.progress = checkpoint.resumed(saved, Path(ledger), *run)
+        self._ledger = opened.enter_context(begun)
+        self._pay = Payment(self.plan, begun, self.streams, self._used, lambda: self._engine.watch.declared_at)
+        self._keys = recalled(self.plan, ledger, begun, self.progress, self.streams, self._engine.layout.size)
+        if self._keys is not None:
+            self._sampler.stream = self._keys.sampling
+        self._passes = Passes(self.plan, self.progress, begun, self._keys)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
@@ -157,9 +183,7 @@ class Private:
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader = self._sampled()
         loop = self._loop.new_loop(between_steps=self._step is None)
-        streams = self._sampling, self._testing
-        batches = drawn(self.plan, self._population, self.world, *streams, self.progress.step, self._slots)
-        for micro in loader.load(batches):
+        for micro in loader.load(self._sampler.batches(self.progress.step)):
             if self._step is None:
                 self._step = self._new_step()
                 yield from self._public_batches(loop)
@@ -223,7 +247,7 @@ class Private:
         """The public records that the bounder learns from before this step, if it needs any, as batches of the loop."""
         if self._public is None or self._step is None or not self._step.is_learning:
             return
-        drawn = self._step.draw_public(len(self._public))  # type: ignore[arg-type]
+        drawn = self._step.draw_public(len(self._public))
         for micro in self._public_loader.load(iter([Draw(drawn)])):
             yield from self._offered(MicroBatch(micro.batch, micro.records, is_last=False), BatchKind.FREE, loop)
         self._step.end_learning()
@@ -323,8 +347,9 @@ class Private:
 
     @property
     def settled(self) -> bool:
-        """Whether every update is either kept or rejected: none is being tested, and none waits for the optimizer."""
-        return not self._handover.is_due and (self._step is None or not self._step.is_testing)
+        """Whether every update is kept or rejected: none is tested, waits for the optimizer, or was cut off."""
+        is_testing = self._step is not None and self._step.is_testing
+        return not (self._handover.is_due or self._loop.is_cut_off or is_testing)
 
     def spent(self) -> Spent:
         """The privacy spent so far: certified, and for a finished run also claimed."""
@@ -353,7 +378,7 @@ class Private:
 
         with_model  False leaves out model, optimizer and schedulers, for a trainer that saves and restores them itself
         """
-        got, remedy = "one while an update is being tested or waits", "save when `private.settled` is true"
+        got, remedy = "one while an update is tested, waits or was cut off", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
         state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
         save(state if with_model else state.without_model(), path, self.world, self._engine.sharding)
@@ -366,35 +391,8 @@ class Private:
         self._draws.close()
         self._opened.close()
 
-    def _make_loader(self, data: Any, collate_fn: Any, num_workers: int) -> Loader:
-        size, where, draws = self.micro_batch, self._device, (self._draws, VacantRows(self._rehearsals))
-        return Loader(data, *draws, micro_batch=size, collate_fn=collate_fn, num_workers=num_workers, device=where)
-
     def _sampled(self) -> Loader:
         if self._loader is None or self._data is None or self.plan.sampling.is_own_loader:
             check.refuse("data to draw batches from", "a plan for your own loader", "iterate private.over(loader)")
-        self._guard.data(self._population.size)
+        self._guard.data(self._sampler.size)
         return self._loader
-
-    def _begin(self, ledger: str | Path | None) -> Ledger:
-        """Start a new run. The ledger comes last, so that no file stays behind if anything fails."""
-        self._parameters.begin(self.progress.memory, self.world)
-        own = ledger if self.world.is_first else None
-        return checkpoint.new_ledger(own, self.plan, self.streams, fixed_rows=self._fixed_rows)
-
-    def _resume(self, path: str | Path, ledger: str | Path | None, keys: dict[str, str]) -> Ledger:
-        """Restore a checkpoint and return the reopened ledger, which determines the next step."""
-        if ledger is None:
-            check.refuse("the ledger of the resumed run", "none", "pass ledger=, the file of the original run")
-        saved = load(path, self._parameters, self.world, self._engine.sharding)
-        saved.check_fits(self.plan, self._parameters, self._schedulers)
-        with ExitStack() as opened:
-            run = Path(ledger), self.plan, saved, keys, self.world, self._fixed_rows
-            reopened = opened.enter_context(checkpoint.reopen(*run))  # one line: else the lock could stay
-            opened.callback(saved.restore(self._parameters, self._schedulers))
-            step = checkpoint.next_step(self.plan, reopened)
-            self.progress = RunState(step=step, scale=saved.scale, memory=dict(saved.memory))
-            self._parameters.updates = saved.updates
-            self._parameters.begin(self.progress.memory, self.world)
-            opened.pop_all()
-        return reopened

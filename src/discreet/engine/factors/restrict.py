@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from discreet.engine.factors.groups import Joined
 from discreet.engine.factors.linear import OneHot, Outer, settle
 from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part, norms_by_chunks, row_norms
 from discreet.engine.layout import Lines, Mask
+
+_IN_CACHE: Final = 1 << 16  # numbers that are widened at a time
 
 
 def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
@@ -97,12 +99,12 @@ class _OnElements:
     def measure(self) -> tuple[Tensor, Tensor]:
         if not isinstance(self.part, Outer) or self.part.left_NPA.shape[1] > 1:
             return norms_by_chunks(self), self.part.measure()[1]
-        # One position: g_jk = l_j r_k, and the masked norm is a matrix product.
-        left, right = (values[:, 0].double() for values in (self.part.left_NPA, self.part.right_NPB))
-        sizes = [row_norms(values).clamp(min=1e-300) for values in (left, right)]
-        left, right = (values / size.unsqueeze(1) for values, size in zip((left, right), sizes, strict=True))
-        share = ((left.square() @ self.active.double().flatten(1)) * right.square()).sum(1).sqrt()
-        norms = share * sizes[0] * sizes[1]
+        left_NA, right_NB, active_AB = self.part.left_NPA[:, 0], self.part.right_NPB[:, 0], self.active.flatten(1)
+        if active_AB.shape[0] > active_AB.shape[1]:
+            left_NA, right_NB, active_AB = right_NB, left_NA, active_AB.T
+        some = max(1, _IN_CACHE // active_AB.shape[1])
+        pairs = zip(left_NA.split(some), right_NB.split(some), strict=True)
+        norms = torch.cat([_masked_norms(left, right, active_AB.double()) for left, right in pairs])
         return norms, norms  # every coordinate is one product: nothing cancels
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
@@ -115,3 +117,15 @@ class _OnElements:
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> _OnElements:
         return _OnElements(self.part.take(index_K, dtype), self.active)
+
+
+def _masked_norms(left_NA: Tensor, right_NB: Tensor, active_AB: Tensor) -> Tensor:
+    """Norms of the active coordinates of l_a r_b, by a matrix product over the longer factor."""
+    squares, scale = [], torch.ones(len(left_NA), dtype=torch.float64, device=left_NA.device)
+    for values in (left_NA, right_NB):
+        wide = values.double()
+        if values.dtype == torch.float64:  # the squares of narrower numbers always fit
+            size = row_norms(wide).clamp(min=1e-300)
+            wide, scale = wide / size.unsqueeze(1), scale * size
+        squares.append(wide.square())
+    return torch.einsum("na,na->n", squares[0], squares[1] @ active_AB.T).sqrt()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
+from discreet.engine.proof.lineage import MIXED, PUBLIC, UNPROVEN_ROWS, Geometry, Lineage, Origin, version_of
 from discreet.engine.proof.movement import changed, only
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import LARGE, SMALL
@@ -127,12 +129,30 @@ def overlaps(tensor: Tensor) -> bool:
     return False
 
 
-Geometry = tuple[torch.Size, tuple[int, ...], int]
-
-
 def geometry_of(tensor: Tensor) -> Geometry:
     """Which entries of its memory a tensor has."""
     return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+@dataclass(frozen=True)
+class Write:
+    """What was written into a memory, where and when; and how often it had been written to before and after."""
+
+    clock: int
+    versions: tuple[int, int]
+    geometry: Geometry
+    before: Lineage | RecordAxis
+    origin: Origin
+    dtype: torch.dtype
+
+
+def are_all(writes: Sequence[Write], version: int, tensor: Tensor) -> bool:
+    """Whether these are all the writes to a tensor since it had that version: others, as of a thread, are unseen."""
+    for write in writes:
+        if write.versions[0] != version:
+            return False
+        version = write.versions[1]
+    return version == version_of(tensor)
 
 
 def place_in_memory(
@@ -182,3 +202,16 @@ def place_by_owner(tensor: Tensor, owner: Tensor, records: int) -> Lineage | Rec
             if bool(((by_record < 0) | (by_record == numbers.unsqueeze(1))).all()):
                 return place
     return None
+
+
+def tells_places(tensor: Tensor, place: RecordAxis, write: Write, records: int) -> bool:
+    """Whether public values that were written into a tensor of records differ among these, or reach some alone."""
+    if write.dtype != tensor.dtype:
+        return True
+    owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
+    write_owner(owner, place, geometry_of(tensor), records)
+    seen, numbers = owner.as_strided(*write.geometry), torch.arange(records).unsqueeze(1)
+    equal = (write.origin.rows or UNPROVEN_ROWS).equal
+    by_record = [axis.split(seen, records).reshape(records, -1) for axis in equal]
+    is_alike = any(bool(((own == numbers).all(0) | (own == NOBODY).all(0)).all()) for own in by_record)
+    return not is_alike and bool((seen != NOBODY).any())

@@ -12,12 +12,13 @@ from types import CodeType, FrameType
 from typing import Any, Final, NoReturn
 
 import torch
+from torch import Tensor
 
-from discreet.core.check import refuse
-from discreet.engine.proof.lineage import Blame, Origin
+from discreet.core.check import refuse, require
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Blame, Origin
 from discreet.engine.proof.provable_call import CallVerdict
 from discreet.engine.proof.verdicts import readable
-from discreet.engine.trace.capture import name_of
+from discreet.engine.trace.capture import RecordAxis, name_of
 
 VALUES: Final = frozenset(
     [
@@ -92,7 +93,7 @@ def user_line() -> str:
 
 _BETWEEN: Final = (
     *("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py"),
-    "discreet/engine/record_watch.py",
+    *("discreet/engine/record_watch.py", "discreet/engine/surroundings.py"),
 )
 
 
@@ -166,19 +167,53 @@ def _is_scaling() -> bool:
     return frame is not None
 
 
+WRITTEN = Blame(
+    "a tensor that was written to through a view",
+    "",
+    "its records can no longer be told apart",
+    "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
+)
+
+
 def is_uninitialised(origin: Origin) -> bool:
     """Whether a tensor holds whatever its memory held before."""
     return origin.blame is not None and origin.blame.call == UNINITIALISED.call
 
 
-def refuse_losses(origin: Origin) -> NoReturn:
-    """Refuse losses that depend on several records."""
-    blame = origin.blame or UNKNOWN
+def check_losses(origin: Origin) -> None:
+    """Refuse losses that depend on several records, on none, or that come in another order."""
+    place = origin.lineage
+    if place is MIXED:
+        _refuse_losses(origin.blame or UNKNOWN)
+    require(
+        place is not PUBLIC,
+        "losses that are computed from the tensors of the batch",
+        "losses that depend on none of them",
+        "give the values of the records as tensors: encode strings and lists in the dataset or in collate_fn",
+    )
+    if isinstance(place, RecordAxis) and (place.axis != 0 or place.minor):
+        refuse(
+            "losses with one entry for each record, in the order of the batch",
+            "losses in another order",
+            "keep the record as the first axis",
+        )
+
+
+def _refuse_losses(blame: Blame) -> NoReturn:
     at = ", first used at " if blame.call == UNKNOWN.call else " at "
     refuse(
         "losses in which each record stands alone, call by call",
         f"{blame.call}{at + blame.where if blame.where else ''}: {blame.why}",
         blame.remedy,
+    )
+
+
+def refuse_trained(tensor: Tensor) -> NoReturn:
+    """Refuse a tensor that needs a gradient, and is no parameter of the model."""
+    refuse(
+        "gradients that go to the parameters of the model alone, where they are bounded and get noise",
+        f"a tensor of shape {list(tensor.shape)} that needs a gradient and is not in the model, at {user_line()}",
+        "make it a part of the model that you give to Private, or call requires_grad_(False) on it",
     )
 
 

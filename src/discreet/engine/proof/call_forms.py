@@ -26,7 +26,7 @@ from discreet.engine.trace.settings import ELEMENTWISE
 
 TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
 _MOST_CHOICES: Final = 8
-_PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
+PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...), torch.layout, torch.memory_format])
 
 
 _SHOWN: Final = frozenset([range, complex, type, type(torch.FloatTensor)])
@@ -111,7 +111,7 @@ class Reading:
                 return tree
             self.multiples = *self.multiples, tree
             return ("records", factor) if self.numbers.follow(len(self.multiples) - 1) else tree
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return tree
         if kind is bool:
             return "true" if tree else "false"

@@ -58,6 +58,7 @@ from discreet.engine.trace.capture import RecordAxis
 
 _SOURCE, _MOST_CHOICES, _SEEDED = ValueSource(), 32, torch.Generator().manual_seed(SEED).get_state()
 _SPECIAL: Final = (Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # values that gradients may go by
+_CONDITIONS: Final = (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE)  # random ones may all be false
 
 
 def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
@@ -197,7 +198,7 @@ class _Proof:
     def _look_at_shapes(self, records: int) -> None:
         """Whether the sizes of what comes out depend on values: equal values show it where random ones do not."""
         assert self.seen is not None
-        for pattern in (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE):
+        for pattern in _CONDITIONS:
             run = self._try([self._base(leaf, records, pattern) for leaf in self.call.leaves], records)
             for one, before, after in zip(self.seen, self.shapes[records], run.outputs if run else (), strict=False):
                 one.sized_by_values |= before != after.shape
@@ -233,8 +234,7 @@ class _Proof:
         """Whether a record gets the same in a batch of few records and in one of many."""
         if self.draws or len(self.shapes) == 1:
             return True
-        patterns = Pattern.MODERATE, Pattern.ZERO, Pattern.ONE  # random conditions may all be false
-        trials = [(FEW, pattern) for pattern in patterns] + [(few, Pattern.MODERATE) for few in FEWER]
+        trials = [(FEW, pattern) for pattern in _CONDITIONS] + [(few, Pattern.MODERATE) for few in FEWER]
         return all(self._same_for(few, pattern, places) for few, pattern in trials)
 
     def _same_for(self, few: int, pattern: Pattern, places: Sequence[Place]) -> bool:
@@ -244,7 +244,8 @@ class _Proof:
         if larger is None or smaller is None:
             return few < FEW or pattern is not Pattern.MODERATE
         trios = zip(larger.outputs, smaller.outputs, places, strict=True)
-        return all(agree(s, first(m, at, few) if isinstance(at, RecordAxis) else m) for m, s, at in trios)
+        pairs = [(s, first(m, at, few) if isinstance(at, RecordAxis) else m) for m, s, at in trios]
+        return all(agree(s, m) for s, m in pairs if few > 1 or s.shape == m.shape)  # an axis of size 1 may be lost
 
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
@@ -336,8 +337,7 @@ class _Proof:
         run = self._try(roots, records, keep_graph=True)
         if run is None:
             return None
-        free = Range(-(2**20), 2**20)
-        usual = pattern if pattern is Pattern.SPREAD else Pattern.MODERATE
+        free, usual = Range(-(2**20), 2**20), pattern if pattern is Pattern.SPREAD else Pattern.MODERATE
         if pulls is None or half is None:
             # Copies, as products round differently where memory is not aligned.
             pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, usual, free).clone() for tensor in run.outputs]

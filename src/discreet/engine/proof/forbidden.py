@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from discreet.core.check import refuse
 from discreet.engine.proof.blame import VALUES, user_line
 from discreet.engine.proof.watched_functions import DATA_SET, HOOKS
 from discreet.engine.trace.capture import name_of
+
+compiler_at_work: Final = get_eval_frame_callback
+transform_at_work: Final = peek_interpreter_stack
 
 
 def _no_training_batch_norm(*args: Any, training: bool = False, **_: Any) -> None:
@@ -138,14 +141,14 @@ def refuse_out_of_sight(func: Callable[..., Any], tensors: list[Tensor]) -> None
 
 def refuse_transformed() -> None:
     """Refuse a call inside torch.func.grad and the like, or inside a compiled function."""
-    transform = peek_interpreter_stack()
+    transform = transform_at_work()
     if transform is not None and transform.key() in (TransformType.Grad, TransformType.Jvp):
         refuse(
             "losses whose gradients autograd computes, call by call",
             f"a call inside torch.func.grad, or a function that uses it, at {user_line()}",
             "take differences, (model(x + h * v) - model(x)) / h: gradients inside a private step are not supported",
         )
-    if callable(get_eval_frame_callback()):
+    if callable(compiler_at_work()):
         refuse(
             "losses in which each record stands alone, call by call",
             f"a call inside a compiled function, at {user_line()}",

@@ -203,6 +203,23 @@ BY_SIZE: Final = ELEMENTWISE | named(
 )
 """Functions whose result depends on sizes and types of a record alone, or entry by entry on its values."""
 
+
+def _recurrent(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a look at the sizes of its state: beyond a state of others, torch reads foreign memory."""
+
+    def checked(*args: Any) -> Any:
+        is_packed = not isinstance(args[3], bool)
+        data, state, layers, is_twofold = args[0], args[1 + is_packed], args[4 + is_packed], args[7 + is_packed]
+        records = int(args[1][0]) if is_packed else data.shape[0 if args[8] else 1]
+        wanted = (layers * (1 + is_twofold), records)
+        for one in (state,) if isinstance(state, Tensor) else state:
+            if tuple(one.shape[:2]) != wanted:
+                raise ValueError(f"a state of sizes {wanted}")
+        return func(*args)
+
+    return checked
+
+
 STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch.poisson: _elementwise,
     torch._standard_gamma: _elementwise,
@@ -210,6 +227,7 @@ STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch.multinomial: _rows,
     Tensor.multinomial: _rows,
     torch._sample_dirichlet: _spread_over_the_last_axis,
+    **{func: _recurrent(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
 }
 """Functions that are proven by another of the same form.
 

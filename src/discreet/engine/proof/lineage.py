@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 import gc
+import operator
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import CodeType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,10 +87,14 @@ UNPROVEN_ROWS: Final = PublicRows()
 GENERATOR_STATE, CUSTOM_GRAPH = -1, -2
 
 
+Geometry = tuple[torch.Size, tuple[int, ...], int]
+"""Which entries of its memory a tensor has: its sizes, its strides and where it begins."""
+
+
 class Origin:
     """How a value was made. Two steps made their losses alike if and only if the digests agree (up to collisions).
 
-    It holds nothing of a batch: where a call comes again, what it makes has the same origin (judgement.py).
+    It holds nothing of a batch: where a call comes again, what it makes has the same origin (known_calls.py).
     """
 
     __slots__ = (
@@ -140,19 +145,18 @@ def is_of_records(origin: Origin) -> bool:
     return False
 
 
-class SeenTensor:
+class SeenTensor(NamedTuple):
     """One tensor object as it was last seen; `clock` says up to when its origin accounts for writes."""
 
-    __slots__ = ("clock", "node", "origin", "tensor", "version")
+    tensor: weakref.ref[Tensor]  # no tensor lives longer for being watched
+    version: int
+    node: type  # of its graph: an autograd.Function puts its own node on a view
+    origin: Origin
+    clock: int
 
-    def __init__(self, tensor: Tensor, origin: Origin, clock: int) -> None:
-        self.tensor = weakref.ref(tensor)  # no tensor lives longer for being watched
-        try:
-            self.version = tensor._version  # nearly always
-        except RuntimeError:
-            self.version = -1
-        self.node = type(tensor.grad_fn)  # an autograd.Function puts its own node on a view
-        self.origin, self.clock = origin, clock
+    @classmethod
+    def of(cls, tensor: Tensor, origin: Origin, clock: int) -> SeenTensor:
+        return cls(weakref.ref(tensor), version_of(tensor), type(tensor.grad_fn), origin, clock)
 
 
 class ExistingTensors:
@@ -177,15 +181,69 @@ class ExistingTensors:
         return found is not None and found[0]() is tensor
 
 
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """A parameter or buffer, its sizes and type, and its origins: while it is frozen, and while it is trained."""
+
+    tensor: Tensor
+    size: torch.Size
+    dtype: torch.dtype
+    frozen: Origin
+    trained: Origin
+
+    @classmethod
+    def of(cls, tensor: Tensor, number: int) -> HeldTensor:
+        """A tensor as it is now, by its place among those of the model."""
+        frozen, trained = (Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True))
+        frozen.is_kept = trained.is_kept = True
+        return cls(tensor, tensor.shape, tensor.dtype, frozen, trained)
+
+    def is_as_it_was(self, tensor: Tensor) -> bool:
+        return self.tensor is tensor and self.size == tensor.shape and self.dtype == tensor.dtype
+
+
+@dataclass(frozen=True)
+class ExportedMemory:
+    """A memory that others can write to unseen, and a digest of what it held.
+
+    counter  a tensor that shares torch's count of writes with the one that was exported
+    """
+
+    memory: torch.UntypedStorage
+    content: int
+    counter: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> ExportedMemory:
+        """The memory of a tensor as it is now."""
+        memory = tensor.untyped_storage()
+        with torch._C.DisableTorchFunction():
+            return cls(memory, _content_of(memory), tensor.detach())
+
+    def is_unchanged(self) -> bool:
+        return _content_of(self.memory) == self.content
+
+    def after(self, tensor: Tensor) -> ExportedMemory:
+        """The same after a watched write through a tensor, unless autograd counts that write for that tensor alone."""
+        return ExportedMemory.of(tensor) if version_of(tensor) == version_of(self.counter) else self
+
+
+def _content_of(memory: torch.UntypedStorage) -> int:
+    return _content(torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory))
+
+
 def _is_freed(tensor: Tensor) -> bool:
     """Whether a tensor has given its memory back, as the gathered parameters of a sharded model do."""
     return tensor.untyped_storage().nbytes() == 0 < tensor.numel()
 
 
+_VERSION: Final = operator.attrgetter("_version")
+
+
 def versions_of(tensors: list[Tensor]) -> list[int]:
     """How often each tensor was written to."""
     try:
-        return [tensor._version for tensor in tensors]  # nearly always
+        return list(map(_VERSION, tensors))  # nearly always
     except RuntimeError:
         return [version_of(tensor) for tensor in tensors]
 
@@ -212,9 +270,18 @@ def storage_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def memory_content(memory: torch.UntypedStorage) -> int:
-    """A digest of a memory."""
-    return _content(torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory))
+def addresses_of(tensor: Tensor) -> tuple[int, int]:
+    """Where all the memory that a tensor is a view of begins and ends."""
+    memory = tensor.untyped_storage()
+    return memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+
+
+def shares_memory(tensor: Tensor, stranger: Tensor) -> bool:
+    """Whether two tensors of different storages have memory in common."""
+    if not has_memory(tensor) or storage_of(tensor) == storage_of(stranger):
+        return False
+    (first, last), (start, stop) = addresses_of(tensor), addresses_of(stranger)
+    return first < stop and start < last
 
 
 def _content(tensor: Tensor) -> int:
@@ -239,10 +306,10 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
         if isinstance(tree, Tensor):
             is_row = tree.dim() > 0 and tree.shape[0] == rows
             found.append((tree, RecordAxis(0) if is_row else MIXED))
-        elif isinstance(tree, Mapping):
-            ahead += [*tree.values(), *getattr(tree, "__dict__", {}).values()]  # classes of dictionaries have both
         elif isinstance(tree, (tuple, list)):
             ahead += tree
+        elif isinstance(tree, Mapping):
+            ahead += [*tree.values(), *getattr(tree, "__dict__", {}).values()]  # classes of dictionaries have both
         elif is_dataclass(tree):
             ahead += [getattr(tree, one.name) for one in fields(tree)]
         elif hasattr(tree, "__dict__") and not isinstance(tree, type):
@@ -251,4 +318,11 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
 
 
 def live_tensors() -> list[Tensor]:
-    return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+    kinds: set[type] = set()
+    ahead: list[type] = [Tensor]
+    while ahead:
+        kind = ahead.pop()
+        if kind not in kinds:
+            kinds.add(kind)
+            ahead += type.__subclasses__(kind)
+    return [one for one in gc.get_objects() if type(one) in kinds]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -17,14 +16,24 @@ from torch import Tensor, nn
 from discreet.core.check import require
 from discreet.engine.proof.axes import (
     NOBODY,
-    Geometry,
+    Write,
+    are_all,
     geometry_of,
     overlaps,
     place_by_owner,
     place_in_memory,
+    tells_places,
     write_owner,
 )
-from discreet.engine.proof.blame import CHANGED, UNKNOWN, here, is_uninitialised, refuse_writing
+from discreet.engine.proof.blame import (
+    CHANGED,
+    UNKNOWN,
+    WRITTEN,
+    here,
+    is_uninitialised,
+    refuse_trained,
+    refuse_writing,
+)
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.draws.shared_draws import drawn_in
@@ -33,14 +42,15 @@ from discreet.engine.proof.lineage import (
     PUBLIC,
     SOLE,
     UNPROVEN_ROWS,
-    Blame,
     ExistingTensors,
+    ExportedMemory,
+    HeldTensor,
     Lineage,
     Origin,
     SeenTensor,
     has_memory,
     is_of_records,
-    memory_content,
+    shares_memory,
     storage_of,
     values_of,
     version_of,
@@ -48,44 +58,6 @@ from discreet.engine.proof.lineage import (
 from discreet.engine.proof.watched_functions import NEW_MEMORY, changes_graph
 from discreet.engine.support import tensors_of
 from discreet.engine.trace.capture import RecordAxis
-
-
-@dataclass(frozen=True)
-class _Write:
-    """What was written into a memory, where and when."""
-
-    clock: int
-    geometry: Geometry
-    before: Lineage | RecordAxis
-    origin: Origin
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Exported:
-    """A memory that NumPy or another library can write to, and a digest of what it held."""
-
-    memory: torch.UntypedStorage
-    content: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Exported:
-        memory = tensor.untyped_storage()
-        return cls(memory, memory_content(memory))
-
-    def is_unchanged(self) -> bool:
-        return memory_content(self.memory) == self.content
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A parameter or buffer, its sizes and type, and its origins: while it is frozen, and while it is trained."""
-
-    tensor: Tensor
-    kind: tuple[torch.Size, torch.dtype]
-    frozen: Origin
-    trained: Origin
-
 
 _MOST_LEAVES: Final = 10_000
 NoteBackward = Callable[[Tensor, Origin, Callable[[Tensor], Origin]], Origin]
@@ -98,13 +70,15 @@ class LineageTable:
         self._model, self._with_backward = model, with_backward
         self._wholes = wholes  # the gathered parameters of a sharded model
         self._existing: ExistingTensors | None = None
-        self._held: dict[int, _Held] = {}  # parameters and buffers
+        self._held: dict[int, HeldTensor] = {}  # parameters and buffers
+        self._in_order: list[HeldTensor] = []  # the same; one that is shared comes again
         self._held_storages: set[int] | None = None  # their memories, once a write asks for them
         self._leaves: dict[Any, Origin] = {}
+        self._after: dict[Any, Origin] = {}  # origins of tensors of which a part was written
         self._entries: dict[int, SeenTensor] = {}
-        self._writes: dict[int, list[_Write]] = {}
-        self._empties: dict[int, int] = {}  # memories of torch.empty, and when they were made
-        self._exported: dict[int, _Exported] = {}  # memories that something outside torch got hold of
+        self._writes: dict[int, list[Write]] = {}
+        self._empties: dict[int, tuple[int, int]] = {}  # memories of torch.empty: when they were made, their version
+        self._exported: dict[int, ExportedMemory] = {}  # memories that something outside torch got hold of
         self._used: list[Tensor] = []  # tensors of old that this step has used
         self._withheld: list[weakref.ref[Tensor]] = []
         self._records, self.clock = 0, 0
@@ -118,7 +92,7 @@ class LineageTable:
 
     def begin(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
         """Take stock before the first batch."""
-        held = {id(tensor) for tensor in self._tensors()}
+        held = {id(tensor) for tensor in [*tensors_of(self._model), *self._wholes]}
         withheld = [tensor for tensor in (found() for found in self._withheld) if tensor is not None]
         self._existing = ExistingTensors([one for one in live if id(one) not in held], [*private, *withheld])
 
@@ -128,15 +102,15 @@ class LineageTable:
 
     def new_step(self, records: int) -> None:
         self.forget()
-        self._records, held = records, dict[int, _Held]()
-        for number, tensor in enumerate(self._tensors()):
-            known = self._held.get(id(tensor))
-            if known is None or known.tensor is not tensor or known.kind != (tensor.shape, tensor.dtype):
-                frozen, trained = (Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True))
-                frozen.is_kept = trained.is_kept = True
-                known = _Held(tensor, (tensor.shape, tensor.dtype), frozen, trained)
-            held[id(tensor)] = known
-        self._held, self._held_storages = held, None  # what the model no longer holds may hold records
+        self._records, tensors, self._held_storages = records, [*tensors_of(self._model), *self._wholes], None
+        if len(tensors) == len(self._in_order) and all(map(HeldTensor.is_as_it_was, self._in_order, tensors)):
+            return
+        self._in_order = [self._newly_held(number, tensor) for number, tensor in enumerate(tensors)]
+        self._held = {id(one.tensor): one for one in self._in_order}  # what the model holds no longer may hold records
+
+    def _newly_held(self, number: int, tensor: Tensor) -> HeldTensor:
+        known = self._held.get(id(tensor))
+        return known if known is not None and known.is_as_it_was(tensor) else HeldTensor.of(tensor, number)
 
     def leaf(self, tensor: Tensor, lineage: Lineage | RecordAxis, digest: int) -> Origin:
         """The origin of a tensor that no call made: one for all tensors of its kind that stand in its place.
@@ -154,16 +128,9 @@ class LineageTable:
             known.is_kept = True
         return known
 
-    def _tensors(self) -> list[Tensor]:  # parameters and buffers
-        return [*tensors_of(self._model), *self._wholes]
-
     def forget(self) -> None:
         """Forget the tensors of a step: what is left of them is mixed in the next."""
         self._entries, self._writes, self._exported, self._used, self._empties = {}, {}, {}, [], {}
-
-    def tick(self) -> int:
-        self.clock += 1
-        return self.clock
 
     # -- finding ---------------------------------------------------------------------------------------
 
@@ -172,15 +139,14 @@ class LineageTable:
         entry = self._entries.get(id(tensor))
         if entry is not None and entry.tensor() is tensor:
             try:
-                is_as_seen = entry.version == tensor._version
+                is_as_seen = entry.version == tensor._version and entry.node is type(tensor.grad_fn)
             except RuntimeError:  # tensors of inference mode do not count writes
                 return Origin(MIXED, 0, blame=here(UNKNOWN))
-            is_quiet = not self._exported or storage_of(tensor) not in self._exported
-            if is_as_seen and is_quiet and type(tensor.grad_fn) is entry.node:
-                if self._empties and entry.origin.lineage is MIXED:
-                    return self._filled(tensor, entry.origin)
-                return entry.origin
-            return self._after_writes(tensor, entry)
+            if not is_as_seen or ((self._exported or self._writes) and not self._is_quiet(tensor, entry.clock)):
+                return self._after_writes(tensor, entry)
+            if self._empties and entry.origin.lineage is MIXED:
+                return self._filled(tensor, entry.origin)
+            return entry.origin
         held = self._held.get(id(tensor))
         if held is not None and held.tensor is tensor:
             exported = self._exported.get(storage_of(tensor)) if self._exported else None
@@ -188,6 +154,12 @@ class LineageTable:
             own = held.trained if tensor.requires_grad else held.frozen
             return own if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
         return self._unseen(tensor)
+
+    def _is_quiet(self, tensor: Tensor, clock: int) -> bool:
+        """Whether nothing was written to a memory since then, also through tensors whose writes torch counts apart."""
+        storage = storage_of(tensor) if has_memory(tensor) else 0
+        writes = self._writes.get(storage)
+        return storage not in self._exported and (writes is None or writes[-1].clock <= clock)
 
     def find_saved(self, tensor: Tensor) -> Origin:
         """Where a tensor comes from that autograd saved: a new one in the memory of one that was seen."""
@@ -205,10 +177,14 @@ class LineageTable:
         if not has_memory(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         if self._existing.has(tensor):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                refuse_trained(tensor)
             self._used.append(tensor)
             return self.put(tensor, self.leaf(tensor, PUBLIC, hash(("existing", id(tensor)))), 0)
         if self._existing.existed(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(CHANGED)))
+        if not tensor.untyped_storage().resizable():  # memory that torch did not take by itself
+            self._export_shared(tensor)
         return self.put(tensor, self._with_backward(tensor, self._alias(tensor), self.find_saved))
 
     def _alias(self, tensor: Tensor) -> Origin:
@@ -239,14 +215,30 @@ class LineageTable:
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         writes = self._writes.get(storage, [])
         since = [write for write in writes if write.clock > entry.clock]
-        if not since and entry.version != version_of(tensor):
+        if not are_all(since, entry.version, tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
         for write in since:
-            origin = self._written(tensor, origin, write)
+            origin = self._merged(tensor, origin, write)
         return self.put(tensor, origin, since[-1].clock if since else entry.clock)
 
-    def _written(self, tensor: Tensor, origin: Origin, write: _Write) -> Origin:
-        new = write.origin
+    def _merged(self, tensor: Tensor, origin: Origin, write: Write) -> Origin:
+        """The origin of a tensor of which another call wrote a part: one for all that were made and written alike.
+
+        `_written` reads nothing else, so that it gives the same; sizes and type of the tensor are those of the origin.
+        """
+        here_and_there = geometry_of(tensor), tensor.dtype, write.geometry, write.dtype
+        key = origin, write.origin, write.before, self._records, *here_and_there
+        known = self._after.get(key)
+        if known is None:
+            known = self._written(tensor, origin, write)
+            if origin.is_kept and write.origin.is_kept and known.lineage is not MIXED:
+                if len(self._after) >= _MOST_LEAVES:
+                    self._after.clear()
+                known.is_kept, self._after[key] = True, known
+        return known
+
+    def _written(self, tensor: Tensor, origin: Origin, write: Write) -> Origin:
+        new, records = write.origin, self._records
         digest, parents = hash((origin.digest, new.digest)), (origin, new)
         if MIXED in (origin.lineage, new.lineage):
             return Origin(MIXED, digest, new.func, new.settings, parents, origin.blame or new.blame)
@@ -255,17 +247,21 @@ class LineageTable:
             place = SOLE
         elif new.lineage is PUBLIC or (write.before == new.lineage and origin.lineage is not PUBLIC):
             place = origin.lineage  # every address keeps its record
-            if new.lineage is PUBLIC and isinstance(place, RecordAxis) and self._tells_places(tensor, place, write):
+            if (
+                new.lineage is PUBLIC
+                and isinstance(place, RecordAxis)
+                and tells_places(tensor, place, write, self._records)
+            ):
                 place = MIXED
         else:
-            place = place_in_memory(tensor, new.lineage, write.geometry, self._records, write.dtype)
+            place = place_in_memory(tensor, new.lineage, write.geometry, records, write.dtype)
             is_whole = geometry_of(tensor) == write.geometry
             equal = (origin.rows or UNPROVEN_ROWS).equal
             if origin.lineage is PUBLIC and not is_whole and place not in (PUBLIC, MIXED, *equal):
                 place = MIXED  # what is left of the public rows may go by the places of records
             if isinstance(origin.lineage, RecordAxis) and place != origin.lineage:
                 place = MIXED if place is not PUBLIC else origin.lineage
-        blame = here(_WRITTEN) if place is MIXED else None
+        blame = here(WRITTEN) if place is MIXED else None
         rows = None
         if place is PUBLIC and geometry_of(tensor) == write.geometry:
             rows = new.rows
@@ -273,25 +269,15 @@ class LineageTable:
             rows = UNPROVEN_ROWS
         return Origin(place, digest, new.func, new.settings, parents, blame, rows=rows)
 
-    def _tells_places(self, tensor: Tensor, place: RecordAxis, write: _Write) -> bool:
-        """Whether public values that were written into a tensor of records differ among these, or reach some alone."""
-        if write.dtype != tensor.dtype:
-            return True
-        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
-        write_owner(owner, place, geometry_of(tensor), self._records)
-        seen, numbers = owner.as_strided(*write.geometry), torch.arange(self._records).unsqueeze(1)
-        axes = (write.origin.rows or UNPROVEN_ROWS).equal
-        rows = [axis.split(seen, self._records).reshape(self._records, -1) for axis in axes]
-        is_alike = any(bool(((own == numbers).all(0) | (own == NOBODY).all(0)).all()) for own in rows)
-        return not is_alike and bool((seen != NOBODY).any())
-
     def _filled(self, tensor: Tensor, origin: Origin) -> Origin:
         """The lineage of a tensor of torch.empty: as it was, or that of what was written, if all of it was."""
         storage = storage_of(tensor) if has_memory(tensor) else 0
         if not is_uninitialised(origin) or storage not in self._empties or storage in self._exported:
             return origin
-        writes = [write for write in self._writes.get(storage, []) if write.clock > self._empties[storage]]
-        if not writes or any(write.dtype != tensor.dtype or write.origin.lineage is MIXED for write in writes):
+        made, version = self._empties[storage]
+        writes = [write for write in self._writes.get(storage, []) if write.clock > made]
+        is_odd = any(write.dtype != tensor.dtype or write.origin.lineage is MIXED for write in writes)
+        if not writes or is_odd or not are_all(writes, version, tensor):
             return origin
         owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
         for write in writes:
@@ -300,15 +286,14 @@ class LineageTable:
         if place is None or bool((owner.as_strided(*geometry_of(tensor)) == NOBODY).any()):
             return origin
         public = [write for write in writes if write.origin.lineage is PUBLIC]
-        if isinstance(place, RecordAxis) and any(self._tells_places(tensor, place, write) for write in public):
+        if isinstance(place, RecordAxis) and any(tells_places(tensor, place, write, self._records) for write in public):
             return origin
         if any(write.origin.lineage is SOLE for write in writes):
             place = SOLE
         last, parents = writes[-1].origin, tuple(write.origin for write in writes)
         digest = hash((origin.digest, last.func, *[parent.digest for parent in parents]))
-        rows = None
-        if place is PUBLIC:
-            rows = last.rows if writes[-1].geometry == geometry_of(tensor) else UNPROVEN_ROWS
+        rows = last.rows if writes[-1].geometry == geometry_of(tensor) else UNPROVEN_ROWS
+        rows = rows if place is PUBLIC else None
         filled = Origin(place, digest, last.func, last.settings, parents, rows=rows)
         return self.put(tensor, filled, writes[-1].clock)
 
@@ -316,51 +301,65 @@ class LineageTable:
 
     def put(self, tensor: Tensor, origin: Origin, clock: int | None = None) -> Origin:
         """Note where a tensor comes from, with all writes up to then: now, unless `clock` says otherwise."""
-        self._entries[id(tensor)] = SeenTensor(tensor, origin, self.clock if clock is None else clock)
+        self._entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock if clock is None else clock)
         return origin
 
-    def put_again(self, made: Sequence[Tensor], origins: Sequence[Origin], given: Sequence[Tensor]) -> None:
+    def put_again(self, made: Tensor, origin: Origin, given: Sequence[Tensor]) -> None:
         """What a known call made of what was given to it, unless it gave that back; it changes no graph in place."""
         self.clock += 1
-        handed = list(map(id, given))
-        for tensor, origin in zip(made, origins, strict=True):
-            if id(tensor) not in handed:
-                self._entries[id(tensor)] = SeenTensor(tensor, origin, self.clock)
+        for one in given:
+            if one is made:
+                return
+        seen = weakref.ref(made), made._version, type(made.grad_fn), origin, self.clock
+        self._entries[id(made)] = tuple.__new__(SeenTensor, seen)  # much faster than SeenTensor.of
 
     def put_all(
-        self, made: Sequence[Tensor], origins: Sequence[Origin], reading: Reading, written: Sequence[int]
+        self,
+        made: Sequence[Tensor],
+        origins: Sequence[Origin],
+        reading: Reading,
+        written: Sequence[int],
+        versions: Sequence[int],
     ) -> None:
-        """What a call made, and what it wrote to."""
+        """What a call made, and what it wrote to; `versions` are those of its arguments before."""
+        self.clock += 1
         entries, given = self._entries, reading.tensors
         handed = () if written else list(map(id, given))
+        if any(tensor.layout is not torch.strided for tensor in made):
+            for tensor in given:
+                self.export(tensor)  # a sparse tensor writes to its values without a count
         for tensor, origin in zip(made, origins, strict=False):
             if id(tensor) in handed and not changes_graph(origin.func):
                 continue  # the call gave back what it got
-            entries[id(tensor)] = SeenTensor(tensor, origin, self.clock)
+            entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock)
             if origin.func in NEW_MEMORY and has_memory(tensor):
-                self._empties[storage_of(tensor)] = self.clock
+                self._empties[storage_of(tensor)] = self.clock, version_of(tensor)
         for index in written:
             tensor = given[index]
             origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
             storage = storage_of(tensor)
             if origin.lineage is not PUBLIC and overlaps(tensor):
-                origin = Origin(MIXED, origin.digest, blame=here(_WRITTEN))
-                entries[id(tensor)] = SeenTensor(tensor, origin, self.clock)
+                origin = Origin(MIXED, origin.digest, blame=here(WRITTEN))
+                entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock)
             if origin.lineage is not PUBLIC and (self._is_held(storage) or DECLARED.owns_memory(storage)):
                 refuse_writing(origin)
-            write = _Write(self.clock, geometry_of(tensor), reading.origins[index].lineage, origin, tensor.dtype)
-            self._writes.setdefault(storage, []).append(write)
+            self._note_write(tensor, versions[index], reading.origins[index].lineage, origin)
             if storage in self._exported:
-                self._exported[storage] = _Exported.of(tensor)
+                self._exported[storage] = self._exported[storage].after(tensor)
 
     def _is_held(self, storage: int) -> bool:
         if self._held_storages is None:
             self._held_storages = {storage_of(held.tensor) for held in self._held.values()}
         return storage in self._held_storages
 
-    def note_write(self, view: Tensor, origin: Origin) -> None:
-        """A part of a memory of torch.empty was written."""
-        write = _Write(self.clock, geometry_of(view), PUBLIC, origin, view.dtype)
+    def note_slice(self, view: Tensor, origin: Origin, version: int) -> None:
+        """A part of a memory of torch.empty was written, which had that version before."""
+        self.clock += 1
+        self._note_write(view, version, PUBLIC, origin)
+
+    def _note_write(self, view: Tensor, version: int, before: Lineage | RecordAxis, origin: Origin) -> None:
+        versions = version, version_of(view)
+        write = Write(self.clock, versions, geometry_of(view), before, origin, view.dtype)
         self._writes.setdefault(storage_of(view), []).append(write)
 
     def declare(self, tensor: Tensor) -> None:
@@ -380,7 +379,14 @@ class LineageTable:
     def export(self, tensor: Tensor) -> None:
         """Something outside torch got hold of the memory, and may write to it unseen."""
         if has_memory(tensor) and not tensor.is_meta:
-            self._exported.setdefault(storage_of(tensor), _Exported.of(tensor))
+            self._exported.setdefault(storage_of(tensor), ExportedMemory.of(tensor))
+
+    def _export_shared(self, stranger: Tensor) -> None:
+        """Export the tensors whose memory a tensor from outside (DLPack) shares: it would write to them unseen."""
+        for entry in list(self._entries.values()):
+            own = entry.tensor()
+            if own is not None and shares_memory(own, stranger):
+                self.export(own)
 
     def is_memory_unchanged(self) -> bool:
         """Whether memory that others can write to holds what it held, unless watched calls changed it."""
@@ -390,11 +396,3 @@ class LineageTable:
         """Whether the tensors of old that this step used hold what they held, unless watched calls changed them."""
         assert self._existing is not None
         return all(self._existing.has(t) or storage_of(t) in self._writes for t in self._used)
-
-
-_WRITTEN = Blame(
-    "a tensor that was written to through a view",
-    "",
-    "its records can no longer be told apart",
-    "compute a new tensor (torch.cat, torch.stack, torch.where on the record's own values) instead of writing into one",
-)

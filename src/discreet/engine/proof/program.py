@@ -24,7 +24,9 @@ from torch import Tensor
 from discreet.core.check import refuse
 from discreet.engine.proof.draws.layouts import Layout
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, Origin
+from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import readable
+from discreet.engine.trace.settings import ELEMENTWISE
 
 _MOST_CHOICES: Final = 1000  # declared choices whose losses are remembered
 
@@ -40,6 +42,7 @@ class ProgramComparison:
 
     sizes: tuple[int, int]
     difference: str = ""
+    _lost: set[int] = field(default_factory=set)  # axes of records that tensors of the call have lost, for one record
     _compared: set[tuple[int, int]] = field(default_factory=set)
 
     def same(self, first: Origin, second: Origin) -> bool:
@@ -60,8 +63,15 @@ class ProgramComparison:
             if one.func is None and one.digest != other.digest:
                 self.difference = "another tensor than before"
                 return False
+            self._lost.clear()
             if not self.alike(one.settings, other.settings):
                 self.difference = f"{self.difference} in {_name(other)}{_at(other)}"
+                return False
+            if self._lost and not _goes_by_no_axis(one, self._lost):
+                self.difference = (
+                    f"{_name(other)}{_at(other)} on a tensor that has lost the axis of its one record, so that other "
+                    "axes have taken its place (write squeeze(-1), or the like, for squeeze())"
+                )
                 return False
             if self.sizes[0] != self.sizes[1] and not self._is_the_same_for_every_size(one, other):
                 self.difference = f"{_name(other)} that depends on the number of records{_at(other)}"
@@ -99,13 +109,10 @@ class ProgramComparison:
             self.difference = f"{other[0]} where it was {one[0]}"
             return False
         if len(one) == len(other) == 4 and not isinstance(one[1], tuple) and not isinstance(other[1], tuple):
+            if one[1] is None or other[1] is None:
+                return self._same_for_one_record(one, other)
             shapes = one[3], other[3]
-            if one[1] is None or other[1] is None:  # one record, whose axis may be gone
-                shapes = _of_one_record(one[3]), _of_one_record(other[3])
-                if len(shapes[0]) != len(shapes[1]):
-                    self.difference = f"sizes {shapes[1]} where they were {shapes[0]}, for one record"
-                    return False
-            elif len(shapes[0]) != len(shapes[1]):
+            if len(shapes[0]) != len(shapes[1]):
                 self.difference = f"{len(shapes[1])} axes where there were {len(shapes[0])}"
                 return False
             for a, b in zip(*shapes, strict=False):
@@ -113,6 +120,22 @@ class ProgramComparison:
                     self.difference = f"an axis of size {b} where it was {a}"
                     return False
         return True
+
+    def _same_for_one_record(self, one: Any, other: Any) -> bool:
+        """Whether the tensor of one record has all axes of the other, or all but that of the record, in their order.
+
+        Other axes of size 1 are told apart as well: softmax(-1) of sizes (K, 1) is not that of (1, K).
+        """
+        several, single = (other, one) if one[1] is None else (one, other)
+        sizes, alone = _plain(several[3]), _plain(single[3])
+        axis = several[1]
+        if sizes == alone:
+            return True
+        if axis is not None and sizes[axis] == 1 and sizes[:axis] + sizes[axis + 1 :] == alone:
+            self._lost.add(axis)
+            return True
+        self.difference = f"sizes {_plain(other[3])} where they were {_plain(one[3])}, for one record,"
+        return False
 
     def _same_layout(self, one: Layout, other: Layout) -> bool:
         """Whether two draws give their numbers to entries in one order."""
@@ -166,10 +189,35 @@ class ProgramComparison:
         return int(size if isinstance(size, int) else size[1] * self.sizes[which])
 
 
-def _of_one_record(sizes: tuple[Any, ...]) -> tuple[int, ...]:
-    """All sizes but 1 of a tensor that holds one record."""
-    found = [size[0] if isinstance(size, tuple) else size for size in sizes]
-    return tuple(size for size in found if size != 1)
+def _plain(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """The sizes of a tensor for one record."""
+    return tuple(size[0] if isinstance(size, tuple) else size for size in sizes)
+
+
+_BY_ENTRIES: Final = ELEMENTWISE | named(
+    *("view", "reshape", "squeeze", "unsqueeze", "linear", "clone", "detach", "contiguous", "to", "float", "dropout"),
+    *("relu", "gelu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "square", "abs", "neg", "softplus"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "leaky_relu"),
+    *("poisson_nll_loss", "layer_norm"),  # whose axes are the last ones, behind that of the record
+)
+_FROM_THE_END: Final = named("sum", "mean", "amax", "amin", "softmax", "log_softmax", "logsumexp", "norm", "var", "std")
+
+
+def _goes_by_no_axis(origin: Origin, lost: set[int]) -> bool:
+    """Whether a call gives the same if its tensors have no axis for their one record.
+
+    lost  where that axis would be; axes may count from the end if it would be the first
+    """
+    return origin.func in _BY_ENTRIES or (
+        origin.func in _FROM_THE_END and lost == {0} and not _has_place(origin.settings)
+    )
+
+
+def _has_place(part: Any) -> bool:
+    """Whether settings hold a whole number that is not negative, outside of the sizes of tensors."""
+    if type(part) is tuple and not _is_form(part):
+        return any(map(_has_place, part))
+    return type(part) is int and part >= 0
 
 
 def _bare(origin: Origin) -> Origin:

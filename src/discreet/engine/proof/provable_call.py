@@ -17,7 +17,7 @@ from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
 from discreet.engine.trace.capture import RecordAxis
 
 FEW, MANY = 5, 67
-FEWER: Final = (3, 2)  # `torch.cross` without an axis takes the first one of size 3, which may be that of the records
+FEWER: Final = (3, 2, 1)  # `torch.cross` without an axis takes the first one of size 3, maybe that of the records
 
 Place = Lineage | RecordAxis
 

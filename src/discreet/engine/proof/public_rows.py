@@ -35,6 +35,8 @@ _DRAWS: Final = _SIZED_DRAWS | named(
 )
 """Functions that draw every entry by itself."""
 
+_SAMPLES: Final = named("multinomial")
+
 _Reading = tuple[
     frozenset[tuple[int, int]], frozenset[int]
 ]  # the tensors, and the numbers, that follow the number of records
@@ -53,9 +55,10 @@ def public_rows(
 
 def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]) -> list[PublicRows]:
     growing = {i: origin.rows for i, origin in enumerate(reading.origins) if origin.rows is not None}
-    if func in _DRAWS:
+    is_sampled = _samples_one_row(func, args, kwargs, reading)
+    if func in _DRAWS or is_sampled:
         is_placed = any(rows.placed or not rows.equal for rows in growing.values())
-        proven = None if func in _SIZED_DRAWS else _readings_of_a_draw(args, reading, list(growing))
+        proven = None if func in _SIZED_DRAWS or is_sampled else _readings_of_a_draw(args, reading, list(growing))
         axes, none = [frozenset(_axes(tensor, reading.records)) for tensor in made], frozenset[RecordAxis]()
         pairs = [(none, own) if is_placed else (own, none) for own in axes]
         ways = [_ways_of_a_draw(one, own, reading, growing) for one, own in zip(made, axes, strict=True)]
@@ -70,6 +73,15 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
     for chosen in itertools.islice(readings, _MOST_READINGS):
         proof.read({i: axis for i, axis in zip(growing, chosen, strict=True) if axis is not None})
     return proof.rows()
+
+
+def _samples_one_row(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> bool:
+    """Whether `multinomial` draws every entry by itself, from one row of public weights: its number is a size then."""
+    if func not in _SAMPLES or kwargs.keys() - {"replacement", "num_samples"} or len(reading.tensors) != 1:
+        return False
+    replaces = kwargs.get("replacement", args[2] if len(args) > 2 else False)
+    weights, origin = reading.tensors[0], reading.origins[0]
+    return replaces is True and weights.shape[:-1].numel() == 1 and origin.rows is None
 
 
 def _ways_of_a_draw(made: Tensor, axes: Iterable[RecordAxis], reading: Reading, growing: Iterable[int]) -> Ways:

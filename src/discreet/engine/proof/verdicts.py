@@ -57,7 +57,7 @@ SIZED: Final = named(
         "eye",
     ),
     *("arange", "linspace", "rand", "randn", "randint", "randperm", "normal", "bernoulli", "tril_indices"),
-    *("new_zeros", "new_ones", "new_full", "new_empty", "new"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "new", "multinomial", "affine_grid"),
 )
 """Functions whose whole numbers may be sizes and follow the number of records; those of others are values."""
 
@@ -66,7 +66,8 @@ _SLIDING: Final = named(
     *(f"adaptive_{name}_pool{n}d" for n in (1, 2, 3) for name in ("max", "avg")),
     *("unfold", "fold", "interpolate", "grid_sample", "conv_tbc", "convolution"),
 )
-_BY_MEMORY: Final = ("as_strided", "set_", "resize_", "resize", "resize_as", "set_source")
+_BY_MEMORY: Final = ("as_strided", "reshape_alias", "set_", "resize_", "resize", "resize_as", "set_source")
+READS_MEMORY: Final = "it reads memory by address, whatever lies there"
 _DRAWS_BY_VALUES: Final = ("poisson", "binomial")  # none for a rate or a count of zero
 _SHIFTS: Final = named("roll", "tril", "triu", "diagonal", "diag")
 _FAR: Final = 60
@@ -303,8 +304,8 @@ def _whole_numbers(tree: Any) -> list[int]:
 
 def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
     """Why generic values would prove nothing about this function; None if they do."""
-    if name_of(func).strip("_").startswith(_BY_MEMORY):
-        return "it reads memory by address, whatever lies there"
+    if reads_memory(func):
+        return READS_MEMORY
     places = [origin.lineage for origin in reading.origins if isinstance(origin.lineage, RecordAxis)]
     if func in _SLIDING and any(place.axis != 0 for place in places):
         return "it may slide over the records, which are not along the first axis"
@@ -314,11 +315,9 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
         return f"it takes {reading.opaque.value}, which may do anything"
     if any(type(tensor) not in TENSORS or tensor.layout != torch.strided for tensor in reading.tensors):
         return "it takes a tensor that is not dense, or of a class of its own"
-    module = _module_of(func)
-    is_operator = module.startswith("torch._ops.") and module not in ("torch._ops.aten", "torch._ops.prims")
-    if not is_of_torch(func) or is_operator:
+    if not is_of_torch(func):
         return "it is an operator of its own, which values of ours prove nothing about"
-    if module.startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
+    if _module_of(func).startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
         return "it runs functions that are not watched"
     return None
 
@@ -328,9 +327,19 @@ def _module_of(func: Callable[..., Any]) -> str:
 
 
 def is_of_torch(func: Callable[..., Any]) -> bool:
-    """Whether a function is torch's: one of the user's (`handle_torch_function`) can read more than its arguments."""
+    """Whether a function is torch's: one of the user's can read more than its arguments.
+
+    These come from `handle_torch_function`, or from torch.library, as operators of a name of their own.
+    """
     module = _module_of(func)
+    if module.startswith("torch._ops."):
+        return module in ("torch._ops.aten", "torch._ops.prims")
     return module == "torch" or module.startswith("torch.")
+
+
+def reads_memory(func: Callable[..., Any]) -> bool:
+    """Whether a function reads the memory of a tensor by address, also beside the tensor."""
+    return name_of(func).strip("_").startswith(_BY_MEMORY)
 
 
 def readable(func: Callable[..., Any]) -> str:

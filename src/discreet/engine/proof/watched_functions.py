@@ -36,15 +36,16 @@ QUIET: Final = frozenset(
 )
 """Calls that tell sizes and types, and no values."""
 
+HOOKS_SET: Final = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
 HOOKS: Final = {
     Tensor.register_hook: "a hook changes gradients out of sight",
     Tensor.register_post_accumulate_grad_hook: "a hook changes gradients out of sight",
     getattr(Tensor, "grad_fn").__get__: "a hook on the graph changes gradients out of sight",  # noqa: B009
     Tensor.retain_grad: "",
+    HOOKS_SET: "a hook changes gradients out of sight",
 }
 
 
-DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
 DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
 TO_MEMORY: Final = frozenset(
     [
@@ -54,20 +55,43 @@ TO_MEMORY: Final = frozenset(
 )
 
 
-HIDDEN: Final[dict[Any, Any]] = {
-    torch.from_file: UNKNOWN,
+_HIDDEN: Final[dict[Any, Any]] = {
     getattr(Tensor, "grad").__get__: GRADIENTS,  # noqa: B009
+    getattr(Tensor, "_base").__get__: UNKNOWN,  # noqa: B009, other parts of the memory
 }
-"""Functions whose results hold what their arguments do not show."""
+
+
+def hidden_by(func: Any) -> Any:
+    """Why the results of a function hold what its arguments do not show: who is to blame; None if they do not."""
+    is_file = str(getattr(func, "__name__", "")).startswith("from_file")  # also of torch.ops
+    return UNKNOWN if is_file else _HIDDEN.get(func)
 
 
 NEW_MEMORY: Final = frozenset(
     [
         *(torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted),
-        *(Tensor.new_empty, Tensor.new_empty_strided),
+        *(Tensor.new_empty, Tensor.new_empty_strided, Tensor.new),
     ]
 )
 """Functions whose results share their memory with no other tensor, and are known once every entry is written."""
+
+
+def is_given_values(func: Any, args: Any) -> bool:
+    """Whether `tensor.new` is called with a list of numbers; other sequences and numbers are sizes."""
+    return func is Tensor.new and len(args) == 2 and type(args[1]) in (list, tuple)
+
+
+def is_constant(func: Any, args: Any) -> bool:
+    """Whether a method takes the type and device of its tensor alone: `x.new_ones(3)` is torch.ones(3)."""
+    return func in _CONSTANTS or is_given_values(func, args)
+
+
+_CONSTANTS: Final = frozenset([Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_tensor])
+
+
+def is_given_sizes(args: Any) -> bool:
+    """Whether `tensor.new` is called with sizes, and not with memory of another tensor."""
+    return all(type(arg) is int for arg in args[1:]) or [type(arg) for arg in args[1:]] == [torch.Size]
 
 
 @cache
@@ -100,10 +124,26 @@ SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS | {DATA_SET}
 saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+def is_quiet(func: Any, args: Any) -> bool:
+    """Whether a call tells and changes no values. Torch removes hooks itself while it changes a graph: to look at the
+    graph at that moment would never end."""
+    return func in QUIET or (func == HOOKS_SET and args[1] is None)
+
+
 def changes_graph(func: Any) -> bool:
     """Whether a function that gives its argument back may have changed it without a write, as `detach_` does."""
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__") and func not in _HARMLESS
+
+
+_AUGMENTED: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_IN_PLACE: Final = frozenset([Tensor.__setitem__, *(getattr(Tensor, f"__i{name}__", None) for name in _AUGMENTED)])
+
+
+def writes_in_place(func: Any) -> bool:
+    """Whether a function writes to its first argument, and to no other."""
+    name = getattr(func, "__name__", "")
+    return func in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
 def is_slice(index: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -174,6 +174,7 @@ class Marks:
         return reference is not None and reference() is tensor
 
 
+DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
 _BRANCHES = (Tensor, tuple, list, dict)
 
 
@@ -240,6 +241,8 @@ class CallWatch(TorchFunctionMode):
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one call of the pass."""
+        if func == DATA_GET:
+            func = Tensor.detach  # the same, but writes are counted
         answer = public_answer(func)
         if answer is not None and any(map(self._follower.has_records, tensors_in(args))):
             return answer  # public tensors have an answer of their own

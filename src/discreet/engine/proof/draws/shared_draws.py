@@ -23,7 +23,7 @@ def shared_draw(made: Origin) -> Origin | None:
             continue
         seen.add(id(origin))
         for parent in origin.parents:
-            if parent.output == GENERATOR_STATE and not draws_by_row(origin.func, origin.lineage):
+            if parent.output == GENERATOR_STATE and not draws_by_row(origin.func, origin.settings, origin.lineage):
                 return origin
             if parent.lineage is not PUBLIC:
                 ahead.append(parent)
