@@ -8,25 +8,26 @@ folder to continue after a stop.
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from torch import Tensor, nn
+from torch import nn
 
 import discreet
 from discreet import methods
 from discreet.integrations.flower import PrivateStrategy, bounded_update
 
 CLIENTS, EACH, SHARDS = 1000, 60, 2  # public numbers
+IMAGES, LABELS = "images.npy", "labels.npy"
 RECIPE = methods.dp_sgd(clip=1.0).using(unit=discreet.SampledUsers(per_user=EACH, name="client"))
 
 
@@ -42,32 +43,37 @@ def network() -> nn.Module:
     )
 
 
-@functools.cache  # each worker of the simulation reads the files once
-def everything() -> tuple[Tensor, Tensor, Tensor]:
-    """Images, labels, and the records of each client: two shards of one label."""
+def share_out(folder: Path) -> None:
+    """Give each client two shards of one label, in files of which a client reads its own rows alone."""
     x, y = discreet.data.load("fashion-mnist").train.tensors
     generator = torch.Generator().manual_seed(0)
     order = torch.argsort(y + torch.rand(len(y), generator=generator))
     shards = order.view(CLIENTS * SHARDS, -1)[torch.randperm(CLIENTS * SHARDS, generator=generator)]
-    return x, y, shards.view(CLIENTS, -1)
+    clients = shards.view(CLIENTS, -1)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / IMAGES, x[clients].numpy())
+    np.save(folder / LABELS, y[clients].numpy())
 
 
-client_app = ClientApp(mods=[bounded_update(RECIPE)])
+def client(folder: Path) -> ClientApp:
+    app = ClientApp(mods=[bounded_update(RECIPE)])
 
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """One client: one pass over its records. Nothing in it knows about privacy."""
+        torch.set_num_threads(1)
+        number = int(context.node_config["partition-id"])
+        x, y = (torch.from_numpy(np.load(folder / name, mmap_mode="r")[number].copy()) for name in (IMAGES, LABELS))
+        model = network()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        for some in torch.arange(EACH).view(SHARDS, -1).T.flatten().chunk(3):  # both labels in every batch
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[some]), y[some]).backward()
+            optimizer.step()
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
 
-@client_app.train()
-def train(message: Message, context: Context) -> Message:
-    """One client: one pass over its records. Nothing in it knows about privacy."""
-    torch.set_num_threads(1)
-    x, y, parts = everything()
-    own, model = parts[int(context.node_config["partition-id"])], network()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    for some in own.view(SHARDS, -1).T.flatten().chunk(3):  # both labels in every batch
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[some]), y[some]).backward()
-        optimizer.step()
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
+    return app
 
 
 def server(folder: Path, rounds: int) -> ServerApp:
@@ -104,7 +110,10 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
 
 def main(folder: Path = Path("runs/fashion-clients"), rounds: int = 100) -> None:
     resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"include_dashboard": False}}
-    run_simulation(server(folder, rounds), client_app, num_supernodes=CLIENTS, backend_config=resources)
+    records = folder.absolute() / "clients"
+    if not (records / LABELS).exists():
+        share_out(records)
+    run_simulation(server(folder, rounds), client(records), num_supernodes=CLIENTS, backend_config=resources)
 
 
 if __name__ == "__main__":

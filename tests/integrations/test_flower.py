@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("flwr", reason="flwr is not installed here: run make test-flower")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import discreet
 from discreet import Horizon, methods
 from discreet.accounting.ledger import read
+from discreet.integrations import flower
 from discreet.integrations.flower import UPDATE, PrivateStrategy, bounded_update
 from research.federated.grid import InProcessGrid, bytes_of
 
@@ -115,6 +116,17 @@ def test_a_round_is_the_average_of_bounded_updates() -> None:
     for reply in grid.replies:  # no metric, no buffer, no name of a parameter
         assert list(reply.content.keys()) == [UPDATE]
         assert [array.shape for array in reply.content[UPDATE].values()] == [(14,)]
+
+
+def test_the_log_of_the_server_tells_of_clients_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise clients that all fail would train the model on noise alone, unnoticed."""
+    said: list[str] = []
+    monkeypatch.setattr(flower, "log", lambda level, text, *values: said.append(text % values if values else text))
+    released(Spy(app(), lies={2: Error(code=0, reason="no such file")}, lost=[5]))
+    assert "2 of 8 clients sent no usable update: no such file" in said
+    said.clear()
+    released(Spy(app()))
+    assert not [line for line in said if "usable" in line]
 
 
 def test_statistics_of_clients_do_not_reach_the_server() -> None:
@@ -291,4 +303,5 @@ def simulated(name: str, folder: Path, *, rounds: int) -> str:
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "no usable update" not in done.stdout + done.stderr
     return done.stdout

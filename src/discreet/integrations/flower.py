@@ -19,7 +19,7 @@ Several local steps are DP-FedAvg; one step of SGD with lr=1 on all records of t
 
 import time
 from collections.abc import Callable, Iterable
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,10 +102,14 @@ class PrivateStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Release the sum of the replies with noise, also if there are none. Returns the model and public numbers."""
+        used, errors = 0, list[str]()
         for reply in replies:
             place, sent = self._places.get(reply.metadata.src_node_id), _sent_in(reply)
             if place is not None and sent is not None:
-                self.rounds.add(place, *sent)
+                used += self.rounds.add(place, *sent)
+            elif reply.has_error():
+                errors.append(f": {reply.error.reason}")
+        self._warn(used, *errors[:1])
         self.rounds.release()
         self._save()
         return self.arrays, MetricRecord({"rounds-charged": self.rounds.progress.step})
@@ -127,6 +131,11 @@ class PrivateStrategy(Strategy):
     def close(self) -> None:
         """Close the ledger."""
         self.rounds.close()
+
+    def _warn(self, used: int, error: str = "") -> None:
+        """Tell the server, which is trusted, that clients fail: else a broken client trains on noise unnoticed."""
+        if used < len(self._places):
+            log(WARNING, "%s of %s clients sent no usable update%s", len(self._places) - used, len(self._places), error)
 
     def _save(self) -> None:
         if self._checkpoint is not None:
