@@ -7,6 +7,7 @@ from discreet.runs.comparison.values import Comparison, Estimate, MethodResult
 BASELINE = "dp-sgd"
 WITHOUT_PRIVACY = "without privacy"  # the reference row of plain training; the other is a constant answer
 TOP = 3
+AS_GOOD = 0.01  # how far below the best a baseline may be that suffices
 HOLDING = ("holds", "claim not tested")  # verdicts that break nothing
 
 
@@ -42,13 +43,13 @@ def reference(of: Comparison, name: str) -> float | None:
 def verdict(of: Comparison) -> str:
     """What the comparison found, in one sentence.
 
-    If the baseline cannot be told apart from the best row, it suffices.
+    If the baseline is within a point of the best row and cannot be told apart from it, it suffices.
     """
     best = of.best
     if best is None or best.accuracy is None:
         return "No run finished."
     near = of.close_to_best
-    usual = next((entry for entry in (best, *near) if entry.method == BASELINE), None)
+    usual = next((entry for entry in (best, *near) if entry.method == BASELINE and _gap(best, entry) <= AS_GOOD), None)
     shown = best if usual is None or of.repeats == 1 else usual  # one run decides nothing
     parts = [f"{shown.name} {_praise(of, shown)}: {_named(of)}{_percent(shown.accuracy)} at epsilon {of.epsilon:g}"]
     plain = reference(of, WITHOUT_PRIVACY)
@@ -72,8 +73,13 @@ def _praise(of: Comparison, shown: MethodResult) -> str:
     base = next((entry for entry in of.finished if entry.method == BASELINE), None)
     if base is None or base.accuracy is None or shown.accuracy is None:
         return "is best"
-    gain = shown.accuracy.mean - base.accuracy.mean
-    return f"is best, {wording.points(gain)} points above {base.name}"
+    apart = f"{wording.points(_gap(shown, base))} points above {base.name}"
+    return f"came first, {apart}" if base in of.close_to_best else f"is best, {apart}"
+
+
+def _gap(best: MethodResult, other: MethodResult) -> float:
+    """How far the mean of a row is below that of the best."""
+    return 0.0 if best.accuracy is None or other.accuracy is None else best.accuracy.mean - other.accuracy.mean
 
 
 def _named(of: Comparison) -> str:

@@ -95,6 +95,7 @@ def _head(
     batch: int = 8192,
     steps: int = 240,
     public: str | None = None,
+    adam_rate: float = 0.002,
     average: float = 0.0,
 ) -> Defaults:
     """A linear head on public features, with momentum and a learning rate that falls to zero."""
@@ -107,7 +108,7 @@ def _head(
         clip=clip,
         reach=reach,
         momentum=0.9,
-        adam_rate=0.002,
+        adam_rate=adam_rate,
         schedule="linear",
         average=average,
     )
@@ -131,8 +132,8 @@ PRESETS: Final = (
         data="fashion-mnist",
         about="linear head on scattering coefficients and patches",
         budgets=(
-            (1.0, _head(*_BOTH, clip=0.05, reach=25.0, public="cifar10")),
-            (3.0, _head(*_BOTH, clip=0.1, reach=35.0, public="cifar10")),
+            (1.0, _head(*_BOTH, clip=0.05, reach=25.0, public="cifar10", adam_rate=0.2)),
+            (3.0, _head(*_BOTH, clip=0.1, reach=35.0, public="cifar10", adam_rate=0.2)),
         ),
     ),
     Preset(
@@ -140,15 +141,15 @@ PRESETS: Final = (
         data="fashion-mnist",
         about="linear head on scattering coefficients",
         budgets=(
-            (1.0, _head("scattering", clip=0.05, reach=25.0, public="cifar10")),
-            (3.0, _head("scattering", clip=0.1, reach=35.0, public="cifar10")),
+            (1.0, _head("scattering", clip=0.05, reach=25.0, public="cifar10", adam_rate=0.2)),
+            (3.0, _head("scattering", clip=0.1, reach=35.0, public="cifar10", adam_rate=0.2)),
         ),
     ),
     Preset(
         name="best",
         data="mnist",
         about="linear head on scattering coefficients",
-        budgets=((1.0, _head("scattering", clip=0.05, reach=30.0, public="cifar10")),),
+        budgets=((1.0, _head("scattering", clip=0.05, reach=30.0, public="cifar10", adam_rate=0.2)),),
     ),
     Preset(
         name="best",
@@ -179,8 +180,8 @@ PRESETS: Final = (
         data="",
         about="images: linear head on scattering coefficients",
         budgets=(
-            (1.0, _head("scattering", clip=0.05, reach=25.0, batch=0, public="cifar10")),
-            (3.0, _head("scattering", clip=0.1, reach=35.0, batch=0, public="cifar10")),
+            (1.0, _head("scattering", clip=0.05, reach=25.0, batch=0, public="cifar10", adam_rate=0.2)),
+            (3.0, _head("scattering", clip=0.1, reach=35.0, batch=0, public="cifar10", adam_rate=0.2)),
         ),
         slower=HEAD_SLOWER,
     ),

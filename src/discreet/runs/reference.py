@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RATES: Final = (0.001, 0.005, 0.02)  # of Adam; the best on a fifth of the training records is taken
 BATCH: Final = 256
 MOST_EPOCHS: Final = 10
-LEAST_STEPS: Final = 500  # for few records
+LEAST_STEPS: Final = 250  # for few records
 
 
 def reference_rows(config: RunConfig, task: Task, *, passes: float) -> tuple[Reference, ...]:
@@ -45,7 +45,7 @@ def majority(task: Task) -> float:
 def without_privacy(config: RunConfig, task: Task, *, passes: float) -> float:
     """The test accuracy of the same model after plain training with Adam, for as many passes as the private run makes.
 
-    Three learning rates are tried on four fifths of the training records. There are at most 10 passes, or 500 steps.
+    Three learning rates are tried on four fifths of the training records. There are at most 10 passes, or 250 steps.
 
     Guarantee: none, so private records are refused.
     """
