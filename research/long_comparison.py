@@ -7,12 +7,12 @@ form keeps page, values and figures in results/long-comparison/PART and fills it
 
 Two parts, each a `discreet compare` of its own, at epsilon 1, 3 and 8:
 
-features   every certified method with a linear head on scattering features, 120 steps of batch 4096
+features   every certified method with a linear head on scattering features, 240 steps of batch 8192
 cnn-small  six methods with a small network for 10 epochs of batch 2048
 
 Every method gets four trials on MNIST, which stands in for the private records, and five seeds at epsilon 3 (one at the
-others). `--six` gives the first part the six methods of the second; rerun without it to add the others. `--quick` takes
-minutes: two methods, few steps, two seeds.
+others). `--methods` gives the first part fewer methods; rerun without it to add the others. `--quick` takes minutes:
+two methods, few steps, two seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARED: Final = (
     "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1 --tune-on mnist --trials 4"
 )
 PARTS: Final = {
-    "features": "--preset fast --batch 4096 --steps 120 --micro-batch 1024 --eval-every 40",
+    "features": "--preset fast --eval-every 80",
     "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --methods {SIX}",
 }
 QUICK: Final = {
@@ -67,17 +67,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m research.long_comparison")
     parser.add_argument("--quick", action="store_true", help="minutes: two methods, few steps, two seeds")
     parser.add_argument("--finished", action="store_true", help="train nothing: the pages of the finished runs")
-    parser.add_argument("--six", action="store_true", help="six methods in the first part, too")
+    parser.add_argument("--methods", help="methods of the first part")
+    parser.add_argument("--seeds", type=int, help=f"seeds at epsilon 3 (default: {SEEDS})")
     parser.add_argument("--only", choices=tuple(PARTS), help="one part alone")
     parser.add_argument("--workers", type=int, help="runs that are trained at once")
     parser.add_argument("--out", type=Path, help="where runs are kept")
     given = parser.parse_args()
     out = given.out or Path("runs/long-comparison-quick" if given.quick else "runs/long-comparison")
     more = "--finished-only " * given.finished + (f"--workers {given.workers}" if given.workers else "")
-    seeds = QUICK_SEEDS if given.quick else SEEDS
+    seeds = given.seeds or (QUICK_SEEDS if given.quick else SEEDS)
     for name in PARTS if given.only is None else (given.only,):
         for repeats in (seeds,) if given.finished else (1, seeds):
-            fewer = f" --methods {SIX}" if given.six and name == "features" and not given.quick else ""
+            fewer = f" --methods {given.methods}" if given.methods and name == "features" else ""
             words = commands(out, quick=given.quick, seeds=repeats, more=more + fewer)[name]
             print("discreet " + shlex.join(words), flush=True)
             sys.argv = ["discreet", *words]  # the page names this command

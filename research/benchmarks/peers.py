@@ -109,7 +109,7 @@ class JaxStep:
 
     def __init__(self, task: Task) -> None:
         library, self._jax = _module("jax_privacy"), _module("jax")
-        models = importlib.import_module("research.benchmarks.jax_models")
+        models = importlib.import_module("research.benchmarks.models.in_jax")
         forward = models.forward_of(task.model)
 
         def loss(parameters: Any, inputs: Any, labels: Any) -> Any:

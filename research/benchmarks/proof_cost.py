@@ -1,9 +1,13 @@
 """What the proof that records are kept apart costs: once for a model, and in every step.
 
-python -m research.benchmarks.proof_cost                       the speed table of README and BERT, one process each
-python -m research.benchmarks.proof_cost --out results/proof-cost.json
-python -m research.benchmarks.proof_cost mlp text --out results/proof-cost.json        renew two models of the file
-python -m research.benchmarks.proof_cost gpt2-512              one model, in this process
+python -m research.benchmarks.proof_cost --out results/proof-cost.json     the speed table of README, BERT, single calls
+python -m research.benchmarks.proof_cost mlp text --out results/proof-cost.json     renew two of the file
+python -m research.benchmarks.proof_cost gpt2-512                                   one model, in this process
+
+The watch costs as much for few records as for hundreds: it looks at calls, not at values. So its cost is the difference
+of steps with and without it on FEW records, which are short, in turns; steps of the whole batch vary by more than the
+watch costs. `share` relates it to a step of the whole batch. Single calls (`calls`) are measured on two models that
+differ by MORE calls alone, so that what a step costs once does not count.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,13 +32,16 @@ from discreet.data.features.vision_operators import declare_vision_operators
 from discreet.engine.engine import Engine
 from research.benchmarks.models import CLASSES, MODELS, Task
 
-ROUNDS, PATIENCE = 200, 8.0  # steps of each kind, and seconds for all of them
-BERT: Final = "bert-12"
+FEW: Final = 7  # records on which the watch is measured
+SOME, MORE = 10, 100  # cheap calls of the smaller model for single calls, and how many more the larger one makes
+ROUNDS, PATIENCE = 200, 3.0  # steps of the whole batch, and seconds for all of them
+PAIRS: Final = 4  # with and without the watch, on few records, after each of these
+BERT, CALLS = "bert-12", "calls"
 TABLE: Final = (
     *("mlp", "mlp-2048", "cnn-d2p2", "cnn-550k", "resnet20", "transformer", "transformer-384", "lstm", "text"),
-    BERT,
+    *(BERT, CALLS),
 )
-"""Models that are measured unless others are named."""
+"""What is measured unless models are named."""
 
 
 class Bert(nn.Module):
@@ -59,30 +68,86 @@ def task_of(name: str) -> Task:
 
 
 def measure(name: str) -> dict[str, float]:
-    """Processor seconds of the proof, and of steps with and without the watch, in turns."""
+    """Processor seconds of the proof, and what the watch costs in a step, or in a call."""
     torch.set_num_threads(1)
+    if name == CALLS:
+        return measure_calls()
     task = task_of(name)
     F.cross_entropy(task.model(task.inputs), task.labels).backward()  # memory that any first step asks for
     task.model.zero_grad(set_to_none=True)
-    engine = Engine(task.model)
-    watched, plain = [], []
-    first = _step(engine, task, is_watched=True)
-    calls = engine.watch.table.clock
-    until = time.monotonic() + PATIENCE
-    while len(plain) < ROUNDS and (time.monotonic() < until or len(plain) < 3):
-        for is_watched in (True, False) if len(plain) % 2 else (False, True):  # so that neither always comes first
-            (watched if is_watched else plain).append(_step(engine, task, is_watched=is_watched))
-    engine.close()
-    alone = statistics.median(plain)
-    both = alone + statistics.median(one - other for one, other in zip(watched, plain, strict=True))
+    few, alone, costs = Task(task.model, task.inputs[:FEW], task.labels[:FEW]), list[float](), list[float]()
+    with closing(Engine(task.model)) as engine:
+        first, calls = _step(engine, task, is_watched=True), engine.watch.table.clock
+        watched = _step(engine, task, is_watched=True)
+        _warm(engine, few)
+        until = time.monotonic() + PATIENCE
+        while len(alone) < ROUNDS and (time.monotonic() < until or len(alone) < 3):
+            alone.append(_step(engine, task, is_watched=False))
+            costs += [_cost(engine, few, is_even=number % 2 == 0) for number in range(PAIRS)]
+    step, cost = statistics.median(alone), statistics.median(costs)
     return {
-        "proof_s": round(first - both, 2),
-        "step_ms": round(1e3 * alone, 2),
-        "share": round(both / alone - 1, 4),
+        "proof_s": round(first - watched, 2),
+        "step_ms": round(1e3 * step, 2),
+        "watch_ms": round(1e3 * cost, 3),
+        "share": round(cost / step, 4),
         "calls": calls,
-        "us_per_call": round(1e6 * (both - alone) / calls, 1),
-        "steps": len(plain),
+        "steps": len(alone),
+        "pairs": len(costs),
+        "few": FEW,
     }
+
+
+def _warm(engine: Engine, task: Task) -> None:
+    for is_watched in (True, False, True):  # known from here on
+        _step(engine, task, is_watched=is_watched)
+
+
+def _cost(engine: Engine, task: Task, *, is_even: bool) -> float:
+    """Processor seconds that the watch takes in one step: the difference of two, of which neither always is first."""
+    order = (True, False) if is_even else (False, True)
+    taken = {is_watched: _step(engine, task, is_watched=is_watched) for is_watched in order}
+    return taken[True] - taken[False]
+
+
+class Repeated(nn.Module):
+    """A cheap call, so many times, between two layers."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor], times: int) -> None:
+        super().__init__()
+        self.first, self.last, self._call, self._times = nn.Linear(8, 8), nn.Linear(8, CLASSES), call, times
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        for _ in range(self._times):
+            hidden = self._call(hidden)
+        outputs: Tensor = self.last(hidden)
+        return outputs
+
+
+_CHEAP: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "plain": lambda hidden: hidden + 1.0,
+    "draw": lambda hidden: F.dropout(hidden, 1e-4),
+    "written": lambda hidden: hidden.mul_(1.0),
+}
+
+
+def measure_calls() -> dict[str, float]:
+    """Microseconds for one watched call of each kind, and for a step without any."""
+    found: dict[str, float] = {}
+    for kind, call in _CHEAP.items():
+        with ExitStack() as opened:
+            runs = []
+            for times in (SOME, SOME + MORE):  # in turns, because the speed of a machine changes
+                torch.manual_seed(0)
+                task = Task(Repeated(call, times), torch.randn(16, 8), torch.randint(0, CLASSES, (16,)))
+                runs.append((opened.enter_context(closing(Engine(task.model))), task))
+                _warm(*runs[-1])
+            pairs = [[_cost(*run, is_even=number % 2 == 0) for run in runs] for number in range(ROUNDS)]
+        each = statistics.median(more - some for some, more in pairs) / MORE
+        found[f"us_{kind}"] = round(1e6 * each, 1)
+        if kind == "plain":
+            found["us_step"] = round(1e6 * (statistics.median(some for some, _ in pairs) - SOME * each), 1)
+    return found
 
 
 def _step(engine: Engine, task: Task, *, is_watched: bool) -> float:
@@ -100,10 +165,10 @@ def _step(engine: Engine, task: Task, *, is_watched: bool) -> float:
 def main() -> None:
     """Measure the models that are named, or those of the table."""
     parser = argparse.ArgumentParser(prog="python -m research.benchmarks.proof_cost", description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join((*MODELS, BERT))}")
+    parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join((*MODELS, BERT, CALLS))}")
     parser.add_argument("--out", type=Path, help="a JSON file to write or to update")
     given = parser.parse_args()
-    unknown = sorted(set(given.models) - {*MODELS, BERT})
+    unknown = sorted(set(given.models) - {*MODELS, BERT, CALLS})
     if unknown:
         parser.error(f"unknown models: {', '.join(unknown)}")
     if len(given.models) == 1 and given.out is None:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from discreet.methods import METHODS
-from research.benchmarks import jax_models, page, peak, peers, rows, scaling, table, timing
+from research.benchmarks import page, peak, peers, rows, scaling, table, timing
 from research.benchmarks.__main__ import main
 from research.benchmarks.methods import compare_methods
-from research.benchmarks.models import MODELS, Model, Task, images, perceptron, transformer
+from research.benchmarks.models import MODELS, Model, Task, images, in_jax, perceptron, transformer
 
 HAS_JAX = importlib.util.find_spec("jax_privacy") is not None
 needs_jax = pytest.mark.skipif(
@@ -83,13 +83,13 @@ def test_the_plain_row_does_not_clip(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jax_scores_are_those_of_torch(name: str) -> None:
     task = MODELS[name].make()
     try:
-        few, forward = task.inputs[:3], jax_models.forward_of(task.model)
+        few, forward = task.inputs[:3], in_jax.forward_of(task.model)
     except rows.AbsentError as absent:
         pytest.skip(str(absent))
     with torch.no_grad():
         truth = task.model(few)
     jax = importlib.import_module("jax")
-    found = jax.jit(forward)(jax_models.parameters_of(task.model), jax_models.batch_of(few))
+    found = jax.jit(forward)(in_jax.parameters_of(task.model), in_jax.batch_of(few))
     assert torch.allclose(torch.tensor(np.asarray(found)), truth, rtol=0, atol=1e-4)
     assert float((truth - truth.flip(0)).abs().max()) > 5e-4  # control: the scores tell records apart
 
@@ -111,7 +111,7 @@ def jax_step(task: Task) -> peers.JaxStep:
 
 def gap(step: peers.JaxStep, model: torch.nn.Module) -> float:
     """The largest difference between a parameter of the step and of the model."""
-    wanted = jax_models.parameters_of(model)
+    wanted = in_jax.parameters_of(model)
     return max(float(abs(value - wanted[name]).max()) for name, value in step.parameters.items())
 
 
@@ -142,7 +142,7 @@ def test_the_jax_row_adds_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "CLIP", 1e-6)
     monkeypatch.setattr(peers, "NOISE", 1e6)  # the gradients cannot be seen beside it
     task = perceptron(8, 64, 64, 10)
-    step, weights = jax_step(task), [jax_models.parameters_of(task.model)]
+    step, weights = jax_step(task), [in_jax.parameters_of(task.model)]
     for _ in range(2):
         step()
         weights.append({name: np.array(value) for name, value in step.parameters.items()})
@@ -158,7 +158,7 @@ def test_the_jax_row_adds_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_written_for_jax_says_so() -> None:
     for model in (torch.nn.GELU(), torch.nn.Sequential(torch.nn.GELU()), torch.nn.Sequential(torch.nn.MaxPool2d(3))):
         with pytest.raises(rows.AbsentError, match="not written for JAX"):
-            jax_models.forward_of(model)
+            in_jax.forward_of(model)
 
 
 def test_every_model_of_the_table_is_there() -> None:

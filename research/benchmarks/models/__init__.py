@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.models import build
-from research.benchmarks import library_models as library
+from research.benchmarks.models import library
 
 CLASSES = 10
 
