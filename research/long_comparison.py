@@ -11,8 +11,8 @@ features   every certified method with a linear head on scattering features, 240
 cnn-small  six methods with a small network for 10 epochs of batch 2048
 
 Every method gets four trials on MNIST, which stands in for the private records, and five seeds at epsilon 3 (one at the
-others). `--methods` gives the first part fewer methods; rerun without it to add the others. `--quick` takes minutes:
-two methods, few steps, two seeds.
+others). `--tuned-in` takes the settings of an earlier search in place of trials. `--methods` gives the first part fewer
+methods; rerun without it to add the others. `--quick` takes minutes: two methods, few steps, two seeds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from discreet.cli import main as discreet
 from research.readme import rewrite
 
 SIX: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,per-layer"
-SHARED: Final = (
-    "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1 --tune-on mnist --trials 4"
-)
+SHARED: Final = "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1"
+SEARCH: Final = "--tune-on mnist --trials 4"
 PARTS: Final = {
     "features": "--preset fast --eval-every 80",
     "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --methods {SIX}",
@@ -44,13 +43,16 @@ KEPT: Final = Path("results/long-comparison")
 PAGE: Final = Path("docs/comparison.md")
 
 
-def commands(out: Path, *, quick: bool, seeds: int, more: str = "") -> dict[str, list[str]]:
+def commands(
+    out: Path, *, quick: bool, seeds: int, more: str = "", tuned_in: Path | None = None
+) -> dict[str, list[str]]:
     """The arguments of `discreet` for each part.
 
     >>> commands(Path("runs/x"), quick=True, seeds=2)["features"][-1]
     'runs/x/features'
     """
-    rest = f"--repeats {seeds} --truth results/truth-table.json {more}"
+    search = SEARCH if tuned_in is None else f"--tuned-in {tuned_in}"
+    rest = f"{search} --repeats {seeds} --truth results/truth-table.json {more}"
     chosen = QUICK if quick else PARTS
     return {name: shlex.split(f"compare {SHARED} {own} {rest} --out {out / name}") for name, own in chosen.items()}
 
@@ -70,6 +72,7 @@ def main() -> int:
     parser.add_argument("--methods", help="methods of the first part")
     parser.add_argument("--seeds", type=int, help=f"seeds at epsilon 3 (default: {SEEDS})")
     parser.add_argument("--only", choices=tuple(PARTS), help="one part alone")
+    parser.add_argument("--tuned-in", type=Path, help="the report.json of an earlier search, in place of trials")
     parser.add_argument("--workers", type=int, help="runs that are trained at once")
     parser.add_argument("--out", type=Path, help="where runs are kept")
     given = parser.parse_args()
@@ -79,7 +82,7 @@ def main() -> int:
     for name in PARTS if given.only is None else (given.only,):
         for repeats in (seeds,) if given.finished else (1, seeds):
             fewer = f" --methods {given.methods}" if given.methods and name == "features" else ""
-            words = commands(out, quick=given.quick, seeds=repeats, more=more + fewer)[name]
+            words = commands(out, quick=given.quick, seeds=repeats, more=more + fewer, tuned_in=given.tuned_in)[name]
             print("discreet " + shlex.join(words), flush=True)
             sys.argv = ["discreet", *words]  # the page names this command
             if code := discreet(words):

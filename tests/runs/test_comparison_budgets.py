@@ -12,7 +12,7 @@ import pytest
 from discreet import Refused, runs
 from discreet.core import check
 from discreet.methods import METHODS
-from discreet.report.page import render
+from discreet.report.page import render, write
 from discreet.runs.audit_rows import read_audit
 from discreet.runs.comparison import runner, searching
 from discreet.runs.comparison.compare import Candidate, CompareSettings, ComparisonProgress, Phase, candidates, compare
@@ -136,6 +136,44 @@ def test_a_tuned_comparison_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found.tuned is not None
     assert "searched on digits, declared public: 1 trials" in render(found)
     assert (tmp_path / "tuning" / "dp-sgd.1" / "20000" / "ledger.jsonl").is_file()
+
+
+def test_an_earlier_search_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "RATES", (1e-6, 1.0))
+    monkeypatch.setattr(searching, "CLIPS", (1.0,))
+    first = compare(small(tmp_path / "first", seeds=(0,), tune_on="digits", steps=6))
+    report = write(first, tmp_path / "first").data
+    again = compare(small(tmp_path / "again", seeds=(0, 1), tuned_in=report, steps=6))
+    assert again.tuned == first.tuned
+    assert not (tmp_path / "again" / "tuning").exists()
+    (before,), (entry,) = first.entries, again.entries
+    assert (entry.parameters, entry.learning_rate) == (before.parameters, before.learning_rate)
+    assert entry.runs[0].accuracy == before.runs[0].accuracy
+    with pytest.raises(Refused, match="settings for auto-s"):
+        compare(small(tmp_path / "more", rows=ROWS, seeds=(0,), tuned_in=report))
+    with pytest.raises(Refused, match="--tune-on or --tuned-in"):
+        small(tmp_path / "both", tune_on="digits", tuned_in=report)
+
+
+def test_a_report_without_a_search_is_refused(tmp_path: Path) -> None:
+    found = compare(small(tmp_path / "first", seeds=(0,)))
+    report = write(found, tmp_path / "first").data
+    with pytest.raises(Refused, match="a comparison that searched its settings"):
+        compare(small(tmp_path / "again", tuned_in=report))
+    report.write_text("{}", encoding="utf-8")
+    with pytest.raises(Refused, match="a report of format"):
+        compare(small(tmp_path / "again", tuned_in=report))
+
+
+def test_an_earlier_search_on_the_private_records_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "RATES", (1.0,))
+    monkeypatch.setattr(searching, "CLIPS", (1.0,))
+    private = own_file(tmp_path)
+    own = {"data": str(private), "classes": 10, "records": 40, "batch": 10, "tune_on": str(private)}
+    found = compare(small(tmp_path / "public", **own, public_data=True, accept_large_delta=True))
+    report = write(found, tmp_path / "public").data
+    with pytest.raises(Refused, match="the private records"):
+        compare(small(tmp_path / "out", **{**own, "tune_on": None}, tuned_in=report, accept_large_delta=True))
 
 
 def own_file(place: Path) -> Path:

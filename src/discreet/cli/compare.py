@@ -31,6 +31,9 @@ class CompareFlags:
     other_repeats: Annotated[int | None, flag("Runs of each method at the other budgets.", rare=True)] = None
     tune_on: Annotated[str | None, flag("First search learning rate and clip on this public data.")] = None
     trials: Annotated[int | None, flag("Trials of each method in that search (default: 6).", rare=True)] = None
+    tuned_in: Annotated[
+        Path | None, flag("Take the settings that an earlier search chose, from its report.json.", rare=True)
+    ] = None
     release: Annotated[
         Literal["all", "best"] | None,
         flag("best: show only the best of --methods, within one --epsilon for the whole search (see tune)."),

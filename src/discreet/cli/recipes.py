@@ -47,7 +47,7 @@ RESERVED = frozenset(
         *("finished_only", "numbers", "schema", "spend", "task", "test", "unit", "per_user", "sample", "users"),
         *("record_shape", "records", "relation", "repeats", "run", "sampling", "schedule", "schedule_per"),
         *("seed", "seeds", "solve", "steps", "truth", "tune_on", "version", "weight_decay", "workers"),
-        *("fixed_rows", "trials"),
+        *("fixed_rows", "trials", "tuned_in"),
     }
 )
 """The words that the commands use themselves: the same flag never means two things."""

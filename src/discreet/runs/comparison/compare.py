@@ -116,6 +116,7 @@ class CompareSettings:
                          None: `repeats` runs of each row with randomness of the operating system
     tune_on              public stand-in data on which learning rate and clip are searched first
     trials               the trials of that search, for each method
+    tuned_in             the report.json of an earlier comparison, whose search chose the settings
     eval_every           steps between evaluations; None: about twenty in a run
     accept_large_delta   delta may be 1/records or more, which protects no single record
     budget               the budget file of the records: all runs together are one charge, before a record is read
@@ -159,6 +160,7 @@ class CompareSettings:
     repeats: int = 3
     tune_on: str | None = None
     trials: int = MOST_TRIALS
+    tuned_in: Path | None = None
     accept_large_delta: bool = False
     budget: str | None = None
     truth: Path | None = None
@@ -178,6 +180,9 @@ class CompareSettings:
         check.count("how many trials a search gives each method", trials=self.trials)
         remedy = f"the grid of a search has {MOST_TRIALS} settings"
         check.require(self.trials <= MOST_TRIALS, f"trials <= {MOST_TRIALS}", f"{self.trials}", remedy)
+        both = self.tune_on is not None and self.tuned_in is not None
+        remedy = "drop one of them: the second takes the settings of an earlier search"
+        check.require(not both, "--tune-on or --tuned-in", "both", remedy)
         if self.workers is not None:
             check.count("how many runs are trained at once", workers=self.workers)
         for seed in self.seeds or ():
@@ -271,13 +276,15 @@ def compare(settings: CompareSettings, on_progress: Listener | None = None) -> C
     Guarantee: every finished run of a row has a certified epsilon of at most its budget.
     """
     from discreet.runs.comparison.runner import ComparisonRunner, charge_runs, together  # imports torch
-    from discreet.runs.comparison.searching import search
+    from discreet.runs.comparison.searching import found_before, search
 
     listener = on_progress or (lambda progress: None)
     truth, source = _truth(settings)  # a bad file is refused before anything is trained
     tuned = None
     if settings.tune_on is not None:
         settings, tuned = search(settings, _staged(listener, f"tuning on {settings.tune_on}"))
+    elif settings.tuned_in is not None:
+        settings, tuned = found_before(settings)
     if settings.budget is not None:
         charge_runs(settings)
     ledgers: list[Path] = []

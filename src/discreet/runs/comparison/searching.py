@@ -6,6 +6,7 @@ the rest. Test records are not used. So trials can be resumed, run in parallel, 
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from discreet import runs
 from discreet.core import check
 from discreet.core.files import replace_file
 from discreet.core.own_files import is_own, require_classes
+from discreet.core.plain import from_plain
 from discreet.data import DATASETS, Task
 from discreet.methods import METHODS
 from discreet.runs.comparison.compare import Candidate, CompareSettings, Listener
 from discreet.runs.comparison.runner import ComparisonRunner
-from discreet.runs.comparison.values import MethodResult, TunedSetting, TuningSummary, settings_in_words
+from discreet.runs.comparison.values import FORMAT, MethodResult, TunedSetting, TuningSummary, settings_in_words
 from discreet.runs.defaults import features_of, load_task, public_of, usual_learning_rate
+from discreet.runs.folder import read_json
 from discreet.runs.presets import defaults_for, usual
 
 FOLDER, STAND_IN = "tuning", "stand-in.npz"
@@ -65,6 +68,37 @@ def search(settings: CompareSettings, listener: Listener) -> tuple[CompareSettin
         ),
     )
     return dataclasses.replace(settings, rows=chosen), summary
+
+
+def found_before(settings: CompareSettings) -> tuple[CompareSettings, TuningSummary]:
+    """The settings that the search of an earlier comparison chose, by its report, and the summary of its trials.
+
+    Guarantee: like `search`, it reads no record; a search on the private records is refused.
+    """
+    assert settings.tuned_in is not None
+    report = read_json(settings.tuned_in)
+    held, remedy = report.get("tuned"), "name the report.json of a comparison with --tune-on"
+    check.require(report.get("format") == FORMAT, f"a report of format {FORMAT}", f"{settings.tuned_in}", remedy)
+    check.require(bool(held), "a comparison that searched its settings", f"none in {settings.tuned_in}", remedy)
+    tuned: TuningSummary = from_plain(TuningSummary, held)
+    check_stand_in(dataclasses.replace(settings, tune_on=tuned.data, tuned_in=None))
+    entries = {entry["name"]: entry for entry in report["entries"]}
+    known = {choice.name for choice in tuned.choices} & entries.keys()
+    missing = [row.name for row in settings.chosen if row.name not in known]
+    remedy = "name the others with --methods, or search anew with --tune-on"
+    check.require(not missing, f"settings for {', '.join(missing)}", f"none in {settings.tuned_in}", remedy)
+    rows = tuple(_as_before(row, entries[row.name]) for row in settings.chosen)
+    return dataclasses.replace(settings, rows=rows), tuned
+
+
+def _as_before(row: Candidate, entry: Mapping[str, Any]) -> Candidate:
+    parameters = tuple((str(name), _setting(value)) for name, value in entry["parameters"])
+    return dataclasses.replace(row, parameters=parameters, learning_rate=float(entry["learning_rate"]))
+
+
+def _setting(value: Any) -> Any:
+    """A setting as it was before it was written: JSON has no tuples."""
+    return tuple(map(_setting, value)) if isinstance(value, list) else value
 
 
 def _tuned(row: Candidate, best: MethodResult | None) -> Candidate:
