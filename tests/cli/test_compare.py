@@ -100,6 +100,7 @@ def test_several_budgets_from_the_command_line(tmp_path: Path, monkeypatch: pyte
         ({"other_repeats": "2"}, ["several budgets"]),
         ({"truth": "nowhere.json"}, ["a truth table"]),
         ({"tune_on": "digit"}, ["digits"]),
+        ({"tuned_in": "nowhere.json"}, ["nowhere.json"]),
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )

@@ -95,7 +95,7 @@ def _charges(out: Path) -> int:
 def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSettings:
     task.require(epsilon=flags.epsilon)
     epsilon, others = _budgets(flags)
-    settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth", "release"))
+    settings = shared.given(flags, leave_out=("epsilon", "main", "methods", "seeds", "truth", "tuned_in", "release"))
     data = task.data or "digits"
     if flags.methods is not None:
         settings["rows"] = comparison.candidates(data, recipes.methods_called(flags.methods))
@@ -106,6 +106,7 @@ def _settings(task: TaskFlags, flags: CompareFlags) -> comparison.CompareSetting
         epsilon=epsilon,
         others=others,
         truth=flags.truth,
+        tuned_in=flags.tuned_in,
         seeds=_seeds(flags, data),
         command=command_line(),
     )
