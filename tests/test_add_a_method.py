@@ -83,6 +83,7 @@ def test_it_is_listed_and_priced(copy: Path, commands: dict[str, str]) -> None:
     assert answer["certified"] == json.loads(discreet(copy, dp_sgd))["certified"]
 
 
+@pytest.mark.slow
 def test_it_is_compared_and_has_a_page(copy: Path, commands: dict[str, str]) -> None:
     assert commands["compare"].count("--steps 60") == 1
     discreet(copy, commands["compare"].replace("--steps 60", "--steps 6 --seeds 0"))

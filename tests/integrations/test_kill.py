@@ -85,7 +85,8 @@ assert status == 0, "the last stretch failed"
 """
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow  # training/test_kill.py kills runs of `discreet train` in every run of the tests
+@pytest.mark.parametrize("kills", [20])
 def test_no_charge_is_lost_and_none_repeated(kills: int, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     helpers = Path(__file__).resolve().parents[1] / "helpers"
