@@ -42,6 +42,12 @@ def roles(model: Any, x: Tensor, late: bool) -> Tensor:
     return doubled - (shifted if not late else doubled)
 
 
+def another_place(model: Any, x: Tensor, late: bool) -> Tensor:
+    """Signs around the mean of the batch in place of signs: one record moved the sum by 8 clips."""
+    own, centred = x.sign(), (x - x.mean(0)).sign()
+    return (centred if late else own) * 2.0
+
+
 def writes_the_mean(model: Any, x: Tensor, late: bool) -> Tensor:
     hidden = x * 2
     first = hidden.relu()
@@ -224,7 +230,7 @@ def a_failed_call(model: Any, x: Tensor, late: bool) -> Tensor:
 
 
 ATTACKS: list[Hidden] = [
-    *(roles, writes_the_mean, writes_a_view, writes_by_numpy, writes_by_out, other_memory, other_number),
+    *(roles, another_place, writes_the_mean, writes_a_view, writes_by_numpy, writes_by_out, other_memory, other_number),
     *(
         other_kind_of_number,
         zero_of_another_sign,
