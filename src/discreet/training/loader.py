@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from discreet.core.secret_draws import KeyedWorker, SecretDraws
 from discreet.engine.factors.groups import UnitRows
+from discreet.engine.proof.lineage import PER_RECORD
 from discreet.engine.trace.capture import replace
 from discreet.training.collate import (
     CollateEach,
@@ -154,7 +155,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def with_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A batch with every tensor changed, also in dataclasses."""
-    if type(batch) in (tuple, list):
+    if type(batch) in (tuple, list, *PER_RECORD):
         return type(batch)([with_tensors(part, change) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, dict):
         return with_fields(batch, {name: with_tensors(part, change) for name, part in fields_of(batch).items()})
