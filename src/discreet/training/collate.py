@@ -37,23 +37,23 @@ class CollateEach:
         if not self._is_checked and len(records) > 1:
             check_apart(self._collate_fn, records[:_POOL], "collate_fn")
             self._is_checked = True
-        alone = [_kept(self._collate_fn([record])) for record in records]
+        alone = [kept(self._collate_fn([record])) for record in records]
         two = self._collate_fn([copy.deepcopy(records[0]), copy.deepcopy(records[0])])
         return _joined(alone, two)
 
 
-def _kept(batch: Any) -> Any:
-    """A batch with memory of its own: a collate_fn may use a buffer again, which the next record overwrites."""
+def kept(batch: Any) -> Any:
+    """A record or a batch with memory of its own: code of the user's may fill one buffer again and again."""
     if isinstance(batch, Tensor):
         return batch.clone()
     if isinstance(batch, np.ndarray):
         return batch.copy()
     if type(batch) in (tuple, list):
-        return type(batch)([_kept(part) for part in batch])
+        return type(batch)([kept(part) for part in batch])
     if isinstance(batch, (dict, UserDict)):
-        return with_entries(batch, {key: _kept(part) for key, part in batch.items()})
+        return with_entries(batch, {key: kept(part) for key, part in batch.items()})
     if is_dataclass(batch):
-        return with_fields(batch, {name: _kept(part) for name, part in fields_of(batch).items()})
+        return with_fields(batch, {name: kept(part) for name, part in fields_of(batch).items()})
     return batch
 
 
@@ -304,4 +304,4 @@ class OneByOne(Dataset[Any]):
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
-        return self._data[index]
+        return kept(self._data[index])

@@ -20,6 +20,7 @@ from discreet.training.collate import (
     OneByOne,
     attributes_of,
     fields_of,
+    kept,
     with_attributes,
     with_entries,
     with_fields,
@@ -111,7 +112,7 @@ class Loader:
         if self._rows is not None:
             return self._rows.take(torch.from_numpy(indices))
         with self._draws.keyed():
-            return self._collate_fn([self._dataset[int(index)] for index in indices])
+            return self._collate_fn([kept(self._dataset[int(index)]) for index in indices])
 
     def _micro(self, batch: Any, part: Draw, is_last: bool) -> MicroBatch:
         units = UnitRows(part.sizes) if part.sizes else None
