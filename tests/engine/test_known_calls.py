@@ -47,6 +47,12 @@ def takes_the_mean(model: Any, x: Tensor, late: bool) -> Tensor:
     return doubled - (x if not late else mean)  # the same call, on a tensor that mixes records
 
 
+def another_place(model: Any, x: Tensor, late: bool) -> Tensor:
+    """Signs around the mean of the batch in place of signs: one record moved the sum by 8 clips."""
+    own, centred = x.sign(), (x - x.mean(0)).sign()
+    return (centred if late else own) * 2.0
+
+
 def writes_the_mean(model: Any, x: Tensor, late: bool) -> Tensor:
     hidden = x * 2
     first = hidden.relu()
@@ -232,6 +238,7 @@ ATTACKS: list[Hidden] = [
     *(
         roles,
         takes_the_mean,
+        another_place,
         writes_the_mean,
         writes_a_view,
         writes_by_numpy,

@@ -38,6 +38,8 @@ ATTACKS: dict[str, Make] = {
     "masked product": lambda x, model: torch.masked.prod(model(x), 1),
     "distances": lambda x, model: torch.cdist(x, POINTS).sum(1),
     "distances to records": lambda x, model: torch.cdist(POINTS, x, 2.0).sum(0),
+    "distances by an operator": lambda x, model: torch.ops.aten.cdist(x, POINTS, 2.0, None).sum(1),
+    "distances by its kernel": lambda x, model: torch.ops.aten._cdist_forward(x, POINTS, 2.0, None).sum(1),
     "memory by new": lambda x, model: next(model.parameters()).new(1),
     "memory by resize": lambda x, model: torch.zeros(0).resize_(1),
     "memory by resize_as": lambda x, model: torch.zeros(0).resize_as_(torch.ones(1)),

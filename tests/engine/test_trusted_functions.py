@@ -128,6 +128,37 @@ PLACES: dict[str, Run] = {
         0, torch.arange(len(x)), torch.linspace(0, 1, len(x)).unsqueeze(1).expand(-1, 6)
     ),
 }
+
+
+def rest_of(part: Run) -> Run:
+    """Adds what lies beyond the batches of a proof to every record, in one call: `part` gives it."""
+    return lambda x: x + torch.einsum("nd,md->n", x * 0 + 1, part(x)).unsqueeze(1)
+
+
+def far_ones(x: Tensor) -> Tensor:
+    columns: Tensor = torch._C._nn.im2col(x.t().reshape(1, 6, -1, 1), [3, 1], [80, 1], [80, 0], [1, 1])
+    return columns.view(6, 3, -1).sum(1).t()
+
+
+THIRDS = torch.ones(1, 1, 3)
+# Nothing happens in the batches of a proof, which have at most 67 records.
+FAR: dict[str, Run] = {
+    "roll": lambda x: x.roll(2010, 0),
+    "roll by an operator": lambda x: torch.ops.aten.roll(x, [2010], [0]),
+    "roll by an overload": lambda x: torch.ops.aten.roll.default(x, [2010], [0]),
+    "triu by an operator": lambda x: torch.ops.aten.triu(x, -70),
+    "convolution by an operator": lambda x: torch.ops.aten.conv1d(x.t().unsqueeze(1), THIRDS, None, [1], [80], [80])[
+        :, 0
+    ].t(),
+    "convolution by its kernel": lambda x: torch._convolution(
+        x.t().unsqueeze(1), THIRDS, None, [1], [80], [80], False, [0], 1, False, False, False, False
+    )[:, 0].t(),
+    "windows by their kernel": far_ones,
+    "the second part": rest_of(lambda x: torch.tensor_split(x, [70])[1]),
+    "the lower part": rest_of(lambda x: x.vsplit([70])[1]),
+    "a copied slice": rest_of(lambda x: torch.slice_copy(x, 0, 70, 2**60)),
+    "high differences": rest_of(lambda x: x.diff(n=70, dim=0)),
+}
 ATTEMPTS = MOVES | REDUCTIONS | ELEMENTWISE | SIZES | PLACES
 
 INNOCENT: dict[str, Run] = {
@@ -142,6 +173,7 @@ INNOCENT: dict[str, Run] = {
     "dropout": lambda x: F.dropout(x, 0.3),
     "rows of a token": lambda x: torch.cat([torch.linspace(0, 1, 6).expand(len(x), 1, 6), x.unsqueeze(1)], 1).mean(1),
     "out=": lambda x: torch.add(x, 1, out=torch.zeros_like(x)),
+    "operators": lambda x: torch.ops.aten.mul(torch.ops.aten.slice(x, 1, 0, 2**63 - 1), 100),
 }
 
 
@@ -165,6 +197,13 @@ def watched(run: Run, sizes: tuple[int, ...] = (7, 5, 12)) -> None:
 def test_no_attempt_is_accepted(run: Run) -> None:
     with pytest.raises(Refused):
         watched(run)
+
+
+@pytest.mark.parametrize("run", FAR.values(), ids=FAR.keys())
+def test_no_attempt_on_records_far_away_is_accepted(run: Run) -> None:
+    """One record moved the sum by up to 184 clips."""
+    with pytest.raises(Refused):
+        watched(run, (14, 9, 170))
 
 
 @pytest.mark.parametrize("sizes", [(7, 5, 12), (6, 3, 2, 1)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import re
 from collections import UserDict
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 import loop
-from discreet import Private
+from discreet import Private, methods
 from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
+from discreet.stages.sampling import FixedSize
 from discreet.training.collate import CollateEach, _joined, check_apart
 
 RECORDS = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 2) for i in range(loop.RECORDS)]
@@ -299,3 +302,57 @@ def test_a_batched_fetch_that_mixes_is_refused() -> None:
     with pytest.raises(Refused, match=r"__getitems__ at .*test_collate\.py:\d+"):
         loop.private(dataset=Fetched())
     loop.private(dataset=Subset(Rows(), range(50)))  # torch's own batched fetch
+
+
+class Buffered:
+    """A collate_fn that writes every batch to one array."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros((64, 4), dtype=np.float32)
+
+    def __call__(self, records: list[Any]) -> Any:
+        for row, (x, _) in zip(self._rows, records, strict=False):
+            row[:] = x.numpy()
+        return {"x": torch.from_numpy(self._rows[: len(records)]), "y": torch.tensor([y for _, y in records])}
+
+
+def test_a_buffer_that_is_used_again_holds_no_other_record() -> None:
+    """All rows were those of the first record, which moved the sum by 17 clips."""
+    batch = CollateEach(Buffered())(RECORDS[:5])
+    torch.testing.assert_close(batch["x"], torch.stack([x for x, _ in RECORDS[:5]]))
+
+
+class Sequences(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randn(12, 4, generator=torch.Generator().manual_seed(index))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_records_as_long_as_the_batch_are_no_columns(kind: Any) -> None:
+    """The mean over all records passed for that over columns, and one record moved the sum by 13 clips."""
+    recipe = replace(methods.dp_sgd(clip=0.5), sampling=FixedSize(), relation=Neighbouring.REPLACE_ONE)
+    options: Any = {"collate_fn": kind, "inputs": lambda batch: (torch.stack(list(batch)).mean(1),)}
+    run = loop.private(which=loop.plan(recipe, records=12, batch=12), dataset=Sequences(), **options)
+
+    def train() -> None:
+        for batch in run:
+            assert all(record.shape == (12, 4) for record in batch)
+            run.step(run.model(torch.stack(list(batch)).mean(0))[:, 0])
+
+    with closing(run), pytest.raises(Refused):
+        train()
+
+
+def test_lists_that_losses_do_not_use_are_accepted() -> None:
+    def collate(records: list[Any]) -> Any:
+        return (*stacked(records), [x.unsqueeze(1) for x, _ in records])
+
+    run = loop.private(dataset=Rows(), collate_fn=collate)
+    with closing(run):
+        for x, y, columns in run:
+            assert len(columns) == len(x)
+            run.step(loop.losses(run.model, x, y))
+    assert run.updates == loop.STEPS

@@ -113,6 +113,26 @@ def test_a_collate_function_is_used() -> None:
     assert [m.batch.shape for m in loaded(loader(Rows("tuple"), collate=stacked), [[1, 2]])] == [(2, 2)]
 
 
+class OneBuffer(Dataset[Any]):
+    """A dataset that writes every record to one tensor."""
+
+    def __init__(self) -> None:
+        self._row = torch.zeros(2)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._row.fill_(float(index))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_buffer_that_a_dataset_uses_again_holds_no_other_record(workers: int) -> None:
+    """All rows were those of the last record, which moved the sum by 15 clips."""
+    (micro,) = loaded(loader(OneBuffer(), workers=workers), [[1, 2, 4]])
+    assert micro.batch[:, 0].tolist() == [1.0, 2.0, 4.0]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_torchs_own_generator_is_not_touched(workers: int) -> None:
     before = torch.get_rng_state()

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from discreet.core.check import Refused, refuse
+from discreet.engine.proof.lineage import RecordList, RecordTuple
 
 _PAD = "pad every record to one public length in collate_fn (or in the dataset), and mask"
 
@@ -36,9 +37,24 @@ class CollateEach:
         if not self._is_checked and len(records) > 1:
             check_apart(self._collate_fn, records[:_POOL], "collate_fn")
             self._is_checked = True
-        alone = [self._collate_fn([record]) for record in records]
+        alone = [kept(self._collate_fn([record])) for record in records]
         two = self._collate_fn([copy.deepcopy(records[0]), copy.deepcopy(records[0])])
         return _joined(alone, two)
+
+
+def kept(batch: Any) -> Any:
+    """A record or a batch with memory of its own: code of the user's may fill one buffer again and again."""
+    if isinstance(batch, Tensor):
+        return batch.clone()
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if type(batch) in (tuple, list):
+        return type(batch)([kept(part) for part in batch])
+    if isinstance(batch, (dict, UserDict)):
+        return with_entries(batch, {key: kept(part) for key, part in batch.items()})
+    if is_dataclass(batch):
+        return with_fields(batch, {name: kept(part) for name, part in fields_of(batch).items()})
+    return batch
 
 
 def _joined(alone: Sequence[Any], two: Any) -> Any:
@@ -62,7 +78,8 @@ def _joined(alone: Sequence[Any], two: Any) -> Any:
         return with_fields(with_attributes(two, _joined_notes(alone, two)), joined)
     if isinstance(first, (tuple, list)):
         if len(two) == 2 * len(first):  # one entry per record
-            return type(first)(entry for one in alone for entry in one)
+            kind = {list: RecordList, tuple: RecordTuple}.get(type(first), type(first))
+            return kind(entry for one in alone for entry in one)
         if any(len(one) != len(first) for one in alone) or len(two) != len(first):
             _refuse("a list whose length is neither constant nor the number of records")
         branches = [_joined([one[i] for one in alone], two[i]) for i in range(len(first))]
@@ -287,4 +304,4 @@ class OneByOne(Dataset[Any]):
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
-        return self._data[index]
+        return kept(self._data[index])

@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from discreet.core.secret_draws import KeyedWorker, SecretDraws
 from discreet.engine.factors.groups import UnitRows
+from discreet.engine.proof.lineage import PER_RECORD
 from discreet.engine.trace.capture import replace
 from discreet.training.collate import (
     CollateEach,
     OneByOne,
     attributes_of,
     fields_of,
+    kept,
     with_attributes,
     with_entries,
     with_fields,
@@ -110,7 +112,7 @@ class Loader:
         if self._rows is not None:
             return self._rows.take(torch.from_numpy(indices))
         with self._draws.keyed():
-            return self._collate_fn([self._dataset[int(index)] for index in indices])
+            return self._collate_fn([kept(self._dataset[int(index)]) for index in indices])
 
     def _micro(self, batch: Any, part: Draw, is_last: bool) -> MicroBatch:
         units = UnitRows(part.sizes) if part.sizes else None
@@ -154,7 +156,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def with_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A batch with every tensor changed, also in dataclasses."""
-    if type(batch) in (tuple, list):
+    if type(batch) in (tuple, list, *PER_RECORD):
         return type(batch)([with_tensors(part, change) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, dict):
         return with_fields(batch, {name: with_tensors(part, change) for name, part in fields_of(batch).items()})

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import Refused, refuse, require
-from discreet.engine.proof.lineage import places_in
+from discreet.engine.proof.lineage import PER_RECORD, places_in
 from discreet.training.collate import fields_of, with_fields
 
 _SIZES: Final = (14, 9)  # even and odd, without a common factor, and seldom another size of a model
 _SEED: Final = 7
+_NONE: Final = -1  # no axis has as many rows
 _SAME_FORM: Final = "give Private(rehearsal=...) a batch of the form in which the loop gets them"
 _VALUES: Final = (str, bytes, int, float, complex, type(None))
 _SETTINGS: Final = (torch.device, torch.dtype, torch.layout, torch.memory_format)
@@ -109,7 +110,7 @@ def _chosen(batch: Any, other: Any, from_other: Tensor) -> Any:
     def both(one: Any, second: Any) -> Any:
         return _chosen(one, second, from_other)
 
-    require(type(other) is kind, f"a {kind.__name__} in the rehearsal", type(other).__name__, _SAME_FORM)
+    require(isinstance(batch, type(other)), f"a {kind.__name__} in the rehearsal", type(other).__name__, _SAME_FORM)
     if isinstance(batch, (Tensor, np.ndarray)):
         if batch.ndim == 0 or batch.shape[0] != rows:
             return batch
@@ -119,7 +120,7 @@ def _chosen(batch: Any, other: Any, from_other: Tensor) -> Any:
             return np.where(at.numpy(), other, batch)
         return torch.where(at.to(batch.device), other.to(batch), batch)
     if isinstance(batch, (tuple, list)):
-        if len(batch) == rows and not any(map(has_rows, batch)):
+        if isinstance(batch, PER_RECORD) or (len(batch) == rows and not any(map(has_rows, batch))):
             return kind([second if take else one for one, second, take in zip(batch, other, from_other, strict=True)])
         parts = [both(one, second) for one, second in zip(batch, other, strict=True)]
         is_named = isinstance(batch, tuple) and kind not in (tuple, torch.Size)
@@ -217,9 +218,9 @@ class _MakingUp:
     def _sequence(self, tree: Any, of_record: bool) -> Any:
         kind = type(tree)
         is_by_record = len(tree) == self._records
-        if is_by_record and not any(map(self.has_rows, tree)):
-            branches = [self.walk(tree[0], of_record=True)] * self._size
-            return kind(branches) if kind in (tuple, list) else tuple(branches)
+        if isinstance(tree, PER_RECORD) or (is_by_record and not any(map(self.has_rows, tree))):
+            branches = [_MakingUp(_NONE, self._size).walk(tree[0], of_record=True)] * self._size
+            return kind(branches) if kind in (tuple, list, *PER_RECORD) else tuple(branches)
         branches = [self.walk(branch, of_record=of_record or is_by_record) for branch in tree]
         named = isinstance(tree, tuple) and kind not in (tuple, torch.Size)
         return kind(*branches) if named else kind(branches)

@@ -294,6 +294,17 @@ def _content(tensor: Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
+class RecordList(list[Any]):
+    """A list with an entry for each record: its tensors have no row for each, even if they have as many rows."""
+
+
+class RecordTuple(tuple[Any, ...]):
+    """The same as a tuple."""
+
+
+PER_RECORD: Final = (RecordList, RecordTuple)
+
+
 def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]]:
     """The tensors of a batch; the first axis is the record, and a tensor without one row per record is mixed."""
     found: list[tuple[Tensor, RecordAxis | Lineage]] = []
@@ -306,6 +317,8 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
         if isinstance(tree, Tensor):
             is_row = tree.dim() > 0 and tree.shape[0] == rows
             found.append((tree, RecordAxis(0) if is_row else MIXED))
+        elif isinstance(tree, PER_RECORD):
+            found += [(tensor, MIXED) for tensor, _ in places_in(list(tree), rows)]
         elif isinstance(tree, (tuple, list)):
             ahead += tree
         elif isinstance(tree, Mapping):

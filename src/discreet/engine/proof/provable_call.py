@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
-from discreet.engine.trace.capture import RecordAxis
+from discreet.engine.trace.capture import RecordAxis, bare_name
 
 FEW, MANY = 5, 67
 FEWER: Final = (3, 2, 1)  # `torch.cross` without an axis takes the first one of size 3, maybe that of the records
@@ -226,14 +226,14 @@ def _frozen(tree: Any) -> Any:
     return type(tree), repr(tree) if isinstance(tree, float) else tree
 
 
-_BY_ROWS: Final = "use_mm_for_euclid_dist_if_necessary"  # torch.cdist's default
+_BY_ROWS: Final = ("use_mm_for_euclid_dist_if_necessary", None, 0)  # torch.cdist's default, and that of torch.ops
 
 
 def switches_formula(call: ProvableCall) -> bool:
     """Whether the number of records decides how torch.cdist computes distances: far apart, both formulas agree."""
     has_rows = any(leaf.place == RecordAxis(len(leaf.sizes) - 2) for leaf in call.leaves)
-    if call.func is not torch.cdist or not has_rows:
+    if not bare_name(call.func).startswith("cdist") or not has_rows:
         return False
     args, kwargs = call.rebuild([leaf.like for leaf in call.leaves], 1)
     given = dict(zip(("x1", "x2", "p", "compute_mode"), args, strict=False)) | kwargs
-    return bool(given.get("compute_mode", _BY_ROWS) == _BY_ROWS)
+    return given.get("compute_mode") in _BY_ROWS

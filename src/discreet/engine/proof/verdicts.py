@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -27,7 +28,7 @@ from discreet.engine.proof.provable_call import (
     factor_of,
 )
 from discreet.engine.proof.small_sizes import named
-from discreet.engine.trace.capture import RecordAxis, name_of
+from discreet.engine.trace.capture import RecordAxis, bare_name, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 
 SIZED: Final = named(
@@ -61,15 +62,12 @@ SIZED: Final = named(
 )
 """Functions whose whole numbers may be sizes and follow the number of records; those of others are values."""
 
-_SLIDING: Final = named(
-    *(f"{name}{n}d" for n in (1, 2, 3) for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool")),
-    *(f"adaptive_{name}_pool{n}d" for n in (1, 2, 3) for name in ("max", "avg")),
-    *("unfold", "fold", "interpolate", "grid_sample", "conv_tbc", "convolution"),
-)
+# By name, as operators of torch.ops and torch._C._nn are other objects than the functions of torch.
+_SLIDING: Final = re.compile("conv(?!ert)|pool|fold|im2col|col2im|interpolate|upsample|grid_sample")
 _BY_MEMORY: Final = ("as_strided", "reshape_alias", "set_", "resize_", "resize", "resize_as", "set_source")
 READS_MEMORY: Final = "it reads memory by address, whatever lies there"
 _DRAWS_BY_VALUES: Final = ("poisson", "binomial")  # none for a rate or a count of zero
-_SHIFTS: Final = named("roll", "tril", "triu", "diagonal", "diag")
+_SHIFTS: Final = ("roll", "tril", "triu", "diag")
 _FAR: Final = 60
 
 
@@ -99,7 +97,7 @@ def form_of(func: Callable[..., Any], description: Any, declared: tuple[Any, ...
             _FORMS.clear()
         # Python's hash does not tell -1 from -2.
         digest = hashlib.blake2b(repr(key[:2]).encode(), digest_size=7).digest()
-        draws = True if name_of(func).strip("_") in _DRAWS_BY_VALUES else None
+        draws = True if bare_name(func) in _DRAWS_BY_VALUES else None
         form = _FORMS[key] = Form(int.from_bytes(digest), follows=_follows(description), draws=draws)
     return form
 
@@ -199,7 +197,8 @@ def _proven(
             if found is None or verdict.sized_by_values:
                 found, is_general = verdict, numbers == ALL_FOLLOW
         is_plain = not (reading.multiples or any(other.rows) or contents(reading))
-        if is_plain and found is not None and len(found.outputs) == len(outputs) and "fails" not in found.why:
+        is_mixed = found is not None and not found.keeps_apart and len(found.outputs) == len(outputs)
+        if is_plain and is_mixed and found is not None and "fails" not in found.why:
             return found, is_general
     try:
         exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), exact=True)
@@ -260,7 +259,7 @@ def mixed(outputs: list[Tensor], why: str) -> CallVerdict:
 def needs_the_very_size(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> bool:
     """Numbers that are larger than the batches of a proof: a shift by 60 records is none in a batch of 60, and
     `losses[:-60] = 0` writes nothing there. A slice up to a multiple of the number of records follows it."""
-    if func in _SHIFTS:
+    if bare_name(func).startswith(_SHIFTS) or _is_operator(func):
         return any(abs(number) >= _FAR for number in _whole_numbers((args[1:], kwargs)))
     if func in (Tensor.__getitem__, Tensor.__setitem__):
         slices = _slices_of_records(args[1], args[0].dim(), reading.origins[0])
@@ -307,7 +306,7 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
     if reads_memory(func):
         return READS_MEMORY
     places = [origin.lineage for origin in reading.origins if isinstance(origin.lineage, RecordAxis)]
-    if func in _SLIDING and any(place.axis != 0 for place in places):
+    if any(place.axis != 0 for place in places) and _SLIDING.search(bare_name(func)):
         return "it may slide over the records, which are not along the first axis"
     if reading.opaque is Opaque.ARRAY:
         return "it takes values from NumPy, which are not watched"
@@ -326,20 +325,25 @@ def _module_of(func: Callable[..., Any]) -> str:
     return getattr(func, "__module__", None) or "torch"
 
 
+def _is_operator(func: Callable[..., Any]) -> bool:
+    """Whether a function is one of torch.ops, which takes all of its settings as numbers, bounds of slices too."""
+    return _module_of(func).startswith("torch._ops.")
+
+
 def is_of_torch(func: Callable[..., Any]) -> bool:
     """Whether a function is torch's: one of the user's can read more than its arguments.
 
     These come from `handle_torch_function`, or from torch.library, as operators of a name of their own.
     """
     module = _module_of(func)
-    if module.startswith("torch._ops."):
+    if _is_operator(func):
         return module in ("torch._ops.aten", "torch._ops.prims")
     return module == "torch" or module.startswith("torch.")
 
 
 def reads_memory(func: Callable[..., Any]) -> bool:
     """Whether a function reads the memory of a tensor by address, also beside the tensor."""
-    return name_of(func).strip("_").startswith(_BY_MEMORY)
+    return bare_name(func).startswith(_BY_MEMORY)
 
 
 def readable(func: Callable[..., Any]) -> str:

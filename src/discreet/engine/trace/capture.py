@@ -284,6 +284,15 @@ def name_of(func: Callable[..., Any]) -> str:
     return str(name)
 
 
+def bare_name(func: Callable[..., Any]) -> str:
+    """The name of a torch function without the marks of its forms: `roll` for torch.ops.aten.roll.default and roll_.
+
+    >>> bare_name(torch.ops.aten.roll.default), bare_name(Tensor.add_)
+    ('roll', 'add')
+    """
+    return name_of(func).partition(".")[0].strip("_")
+
+
 def _refuse_other_in_place(func: Callable[..., Any], args: Any, found: list[Tracked]) -> None:
     name = name_of(func)
     if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
