@@ -25,6 +25,7 @@ from discreet.stages.update import unpack
 from discreet.training import binding, checkpoint
 from discreet.training.agreement import check_agreement, check_shards
 from discreet.training.averaging import Average
+from discreet.training.collate import kept
 from discreet.training.draws import Cuts, Draw, Sampler, slots_of
 from discreet.training.handover import check_handover
 from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
@@ -207,9 +208,9 @@ class Private:
 
         With correlated noise a call is one pass over the records: call it once an epoch.
         """
-        own, got = self.plan.sampling.is_own_loader, type(self.plan.sampling).__name__
+        is_own, got = self.plan.sampling.is_own_loader, type(self.plan.sampling).__name__
         remedy = "iterate `private` itself, which draws the batches of the plan"
-        check.require(own, "a plan for your own loader, such as sampling=discreet.OwnLoader()", got, remedy)
+        check.require(is_own, "a plan for your own loader, such as sampling=discreet.OwnLoader()", got, remedy)
         self._engine.watch.take_stock(batches)  # before a record is read
         loop = self._loop.new_loop(between_steps=self._step is None)
         for batch in self._passes.of(batches):
@@ -221,7 +222,8 @@ class Private:
             if records == 0:
                 self._end_empty_sample()
                 continue
-            yield from self._given(MicroBatch(to_device(batch, self._device), records, is_last=True), loop)
+            own = to_device(kept(batch), self._device)  # what the loop writes must not come back in the next epoch
+            yield from self._given(MicroBatch(own, records, is_last=True), loop)
 
     def _given(self, micro: MicroBatch, loop: object) -> Iterator[Any]:
         """Yield a micro-batch; if its losses are made in a way that is new, after rehearsals."""
