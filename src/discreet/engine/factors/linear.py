@@ -175,6 +175,8 @@ def convolution(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry:
 
 def joined(parts: Sequence[Leaf], shape: Sequence[int]) -> Part:
     """One part for all uses of a parameter."""
+    if len(parts) == 1:
+        return parts[0]
     outers = [part for part in parts if isinstance(part, Outer)]
     hots = [part for part in parts if isinstance(part, OneHot)]
     if len(outers) > 1:
