@@ -267,7 +267,7 @@ class FormedGradients:
 
     def __init__(self, grads_N: Tensor, norms: Tensor | None = None) -> None:
         self.grads_N = widen(grads_N)
-        self.records, self.dtype, self.shape = len(grads_N), self.grads_N.dtype, tuple(grads_N.shape[1:])
+        self.records, self.dtype, self.shape = grads_N.shape[0], self.grads_N.dtype, tuple(grads_N.shape[1:])
         self._norms, self._seal = norms, VersionGuard(self.grads_N)
 
     @property
